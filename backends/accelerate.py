@@ -1,0 +1,122 @@
+"""Hugging Face Accelerate (https://huggingface.co/docs/accelerate), with the loop kept in our hands.
+
+Accelerate can own accumulation, the data loader and the schedule. Here it owns none of them:
+its accumulation divides every window by the configured length, also a short last one, a prepared
+loader pads with repeated samples, and a prepared scheduler steps once per rank. What remains is
+`prepare(model, optimizer)`, `backward`, `clip_grad_norm_` and `step`.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from accelerate.utils import (
+    DistributedDataParallelKwargs,
+    GradScalerKwargs,
+    InitProcessGroupKwargs,
+    broadcast,
+)
+
+from backends.interface import Backend, BackendOptions, StepResult, UnsupportedError
+from backends.registry import BACKENDS
+from backends.torch_group import all_reduce_in_group
+
+_MIXED_PRECISION = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
+
+
+class AccelerateBackend(Backend):
+    name = "accelerate"
+    capabilities = BACKENDS["accelerate"].capabilities
+
+    def __init__(self, options: BackendOptions) -> None:
+        self.accelerator = Accelerator(
+            cpu=options.device == "cpu",
+            mixed_precision=_MIXED_PRECISION[options.precision],
+            gradient_accumulation_steps=1,
+            kwargs_handlers=[
+                InitProcessGroupKwargs(timeout=timedelta(seconds=options.timeout_seconds)),
+                GradScalerKwargs(init_scale=options.init_loss_scale),
+                DistributedDataParallelKwargs(
+                    broadcast_buffers=False,
+                    gradient_as_bucket_view=True,
+                    find_unused_parameters=options.find_unused_parameters,
+                ),
+            ],
+        )
+        # ACCELERATE_GRADIENT_ACCUMULATION_STEPS in the environment beats the argument above.
+        if self.accelerator.gradient_accumulation_steps != 1:
+            raise UnsupportedError(
+                f"Accelerate was told from outside to divide by {self.accelerator.gradient_accumulation_steps} "
+                "accumulation steps; unset ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
+            )
+        self.rank = self.accelerator.process_index
+        self.local_rank = self.accelerator.local_process_index
+        self.world_size = self.accelerator.num_processes
+        self.device = self.accelerator.device
+
+    def setup(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+    ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        # With broadcast_buffers=False the wrapper leaves buffers alone at the start, too.
+        for buffer in model.buffers():
+            buffer.copy_(broadcast(buffer, from_process=0))
+        self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
+        return self.model, self.optimizer
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        return self.accelerator.autocast()
+
+    def no_sync(self) -> AbstractContextManager[Any]:
+        return self.accelerator.no_sync(self.model)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        self.accelerator.backward(loss)
+
+    def step(self, max_grad_norm: float) -> StepResult:
+        # It unscales first; an infinite threshold only measures.
+        grad_norm = self.accelerator.clip_grad_norm_(self.model.parameters(), max_grad_norm or math.inf)
+        self.optimizer.step()
+        skipped = self.accelerator.optimizer_step_was_skipped
+        self.optimizer.zero_grad()
+        return StepResult(cast(torch.Tensor, grad_norm), skipped)
+
+    def all_reduce(self, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
+        # Accelerator.reduce knows no minimum or maximum, so this goes to the group it made.
+        return all_reduce_in_group(tensor, op) if self.world_size > 1 else tensor
+
+    def barrier(self) -> None:
+        self.accelerator.wait_for_everyone()
+
+    def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
+        return cast(torch.nn.Module, self.accelerator.unwrap_model(model))
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.accelerator.scaler.state_dict() if self.accelerator.scaler is not None else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.accelerator.scaler is not None:
+            self.accelerator.scaler.load_state_dict(state)
+
+    def effective_settings(self) -> dict[str, Any]:
+        settings = {
+            "transport": dist.get_backend() if self.world_size > 1 else "none",
+            "distributed_type": str(self.accelerator.distributed_type.value),
+            "mixed_precision": self.accelerator.mixed_precision,
+        }
+        if self.world_size > 1:
+            settings["bucket_bytes"] = self.model.bucket_bytes_cap
+            settings["gradient_as_bucket_view"] = self.model.gradient_as_bucket_view
+            settings["find_unused_parameters"] = self.model.find_unused_parameters
+        return settings
+
+    def shutdown(self) -> None:
+        self.model = self.optimizer = None
+        self.accelerator.free_memory()
+        self.barrier()
+        self.accelerator.end_training()

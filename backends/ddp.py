@@ -1,0 +1,63 @@
+"""Native PyTorch: torch.nn.parallel.DistributedDataParallel.
+
+Idioms from https://docs.pytorch.org/docs/stable/notes/ddp.html. Started by torchrun or by
+torch.multiprocessing, which both describe the world in RANK, LOCAL_RANK and WORLD_SIZE.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from backends.interface import BackendOptions
+from backends.registry import BACKENDS
+from backends.torch_amp import TorchAmpBackend
+from backends.torch_group import TorchGroupBackend
+
+
+class DDPBackend(TorchGroupBackend, TorchAmpBackend):
+    name = "ddp"
+    capabilities = BACKENDS["ddp"].capabilities
+
+    def __init__(self, options: BackendOptions) -> None:
+        self.options = options
+        self.join_group(options)
+
+    def setup(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+    ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        wrapped = DistributedDataParallel(
+            model,
+            device_ids=[self.device.index] if self.device.type == "cuda" else None,
+            # Parameters and buffers are made equal here. Buffers again in every forward, the
+            # default, costs traffic and deadlocks as soon as one rank runs a forward alone.
+            forward_sync_buffers=False,
+            gradient_as_bucket_view=True,
+            find_unused_parameters=self.options.find_unused_parameters,
+        )
+        self.prepare_amp(wrapped, optimizer)
+        return wrapped, optimizer
+
+    def no_sync(self) -> AbstractContextManager[Any]:
+        # DDP decides in the forward whether the backward will reduce, so it must run inside too.
+        return cast(DistributedDataParallel, self.model).no_sync()
+
+    def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
+        return cast(torch.nn.Module, model.module)
+
+    def effective_settings(self) -> dict[str, Any]:
+        wrapped = cast(DistributedDataParallel, self.model)
+        return {
+            "transport": dist.get_backend(),
+            "bucket_bytes": wrapped.bucket_bytes_cap,
+            "gradient_as_bucket_view": wrapped.gradient_as_bucket_view,
+            "find_unused_parameters": wrapped.find_unused_parameters,
+        }
+
+    def shutdown(self) -> None:
+        self.release()
+        self.leave_group()

@@ -1,0 +1,108 @@
+"""Horovod: ring all-reduce behind a wrapped optimizer (https://horovod.readthedocs.io/en/stable/pytorch.html).
+
+Horovod reduces from hooks on the gradients, in the background. Everything that reads a reduced
+gradient must therefore come after `synchronize()`, and the optimizer must then be told not to
+synchronise again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+
+from backends.interface import BackendOptions, StepResult, UnsupportedError
+from backends.registry import BACKENDS
+from backends.torch_amp import TorchAmpBackend, clip_gradients
+
+_REDUCE_OPS = {"sum": hvd.Sum, "min": hvd.Min, "max": hvd.Max}
+
+
+class HorovodBackend(TorchAmpBackend):
+    name = "horovod"
+    capabilities = BACKENDS["horovod"].capabilities
+
+    def __init__(self, options: BackendOptions) -> None:
+        self.options = options
+        hvd.init()
+        self.rank, self.local_rank, self.world_size = hvd.rank(), hvd.local_rank(), hvd.size()
+        self.device = torch.device(options.device)
+        if options.device == "cuda":
+            self.device = torch.device("cuda", self.local_rank % torch.cuda.device_count())
+            torch.cuda.set_device(self.device)
+
+    def setup(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+    ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        for name, parameter in model.named_parameters():
+            if parameter.dtype == torch.bfloat16:
+                raise UnsupportedError(
+                    f"parameter {name} is bfloat16, which Horovod cannot reduce; keep parameters in float32 "
+                    "and use --precision bf16 for autocast"
+                )
+        # Not state_dict(): it leaves out the non-persistent buffers. Not broadcast_optimizer_state():
+        # on a fresh optimizer it takes a real step with zero gradients, which decays every weight.
+        hvd.broadcast_parameters([*model.named_parameters(), *model.named_buffers()], root_rank=0)
+        wrapped = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), op=hvd.Average)
+        self.prepare_amp(model, wrapped)
+        return model, wrapped
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        # Two passes from here: this one, which stays local, and at least one more.
+        self.optimizer.set_backward_passes_per_step(2)
+        yield
+
+    def step(self, max_grad_norm: float) -> StepResult:
+        unused = self._parameters_unused_everywhere() if self.options.find_unused_parameters else []
+        self.optimizer.synchronize()
+        self.optimizer.set_backward_passes_per_step(1)
+        for parameter in unused:
+            parameter.grad = None
+        self.scaler.unscale_(self.optimizer)
+        grad_norm = clip_gradients(self.model.parameters(), max_grad_norm)
+        with self.optimizer.skip_synchronize():
+            skipped = self.update()
+        self.optimizer.zero_grad()
+        return StepResult(grad_norm, skipped)
+
+    def _parameters_unused_everywhere(self) -> list[torch.nn.Parameter]:
+        """Finds those without a gradient on any rank.
+
+        Horovod reduces zeros for them, and weight decay and momentum would act on the zeros.
+        """
+        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        used = torch.tensor([float(parameter.grad is not None) for parameter in parameters])
+        return [parameter for parameter, count in zip(parameters, self.all_reduce(used), strict=True) if count == 0]
+
+    def all_reduce(self, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
+        return hvd.allreduce(tensor, op=_REDUCE_OPS[op])
+
+    def barrier(self) -> None:
+        hvd.barrier()
+
+    def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
+        return model
+
+    def _transport(self) -> str:
+        if self.device.type == "cuda" and hvd.nccl_built():
+            return "nccl"
+        return "mpi" if hvd.mpi_enabled() else "gloo"
+
+    def effective_settings(self) -> dict[str, Any]:
+        return {
+            "transport": self._transport(),
+            # Horovod has no call that tells these: it reads the variables and has these defaults.
+            "fusion_threshold_bytes": int(os.environ.get("HOROVOD_FUSION_THRESHOLD", 128 * 1024 * 1024)),
+            "cycle_time_ms": float(os.environ.get("HOROVOD_CYCLE_TIME", 1.0)),
+            "find_unused_parameters": self.options.find_unused_parameters,
+        }
+
+    def shutdown(self) -> None:
+        self.release()
+        hvd.barrier()
+        hvd.shutdown()

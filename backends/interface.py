@@ -1,0 +1,184 @@
+"""The interface every backend adapter implements.
+
+The training loop owns the mathematics: which samples make a global batch, how they are split,
+how the loss is normalised, the clipping threshold, the learning rate. An adapter owns the
+communication and the loss scaling: wrapping, when gradients move, what an overflow does, and the
+order of synchronise, unscale, clip, step and update. It never divides by accumulation steps and
+never changes a hyper-parameter.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+PRECISIONS = ("fp32", "bf16", "fp16")
+
+
+class UnsupportedError(ValueError):
+    """A request that a backend declares it cannot serve; the text names the value and a remedy."""
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a backend can do, declared so that everything else is refused before any work starts.
+
+    Attributes:
+        precisions: For each device type ("cpu", "cuda"), the precisions it really computes in.
+        start_methods: How its ranks are started on CPU, the default first.
+        cuda_start_methods: The same on GPUs, where it differs.
+        max_world_size: The largest number of ranks, None when unlimited.
+    """
+
+    precisions: Mapping[str, tuple[str, ...]]
+    start_methods: tuple[str, ...]
+    cuda_start_methods: tuple[str, ...] | None = None
+    max_world_size: int | None = None
+
+    def start_methods_on(self, device: str) -> tuple[str, ...]:
+        return self.cuda_start_methods or self.start_methods if device == "cuda" else self.start_methods
+
+    def check(self, *, name: str, device: str, precision: str, world_size: int) -> None:
+        """Refuses what is not declared.
+
+        Raises:
+            UnsupportedError: The backend `name` cannot run with these settings.
+        """
+        if device not in self.precisions:
+            raise UnsupportedError(
+                f"{name} does not run on {device} (it runs on {', '.join(self.precisions)}); choose another backend"
+            )
+        if precision not in self.precisions[device]:
+            raise UnsupportedError(
+                f"--precision {precision}: {name} cannot compute in {precision} on {device}; "
+                f"choose {' or '.join(self.precisions[device])}"
+            )
+        if self.max_world_size is not None and world_size > self.max_world_size:
+            raise UnsupportedError(
+                f"--num-processes {world_size}: {name} runs at most {self.max_world_size} process(es); "
+                "choose another backend for more"
+            )
+
+
+@dataclass(frozen=True)
+class BackendOptions:
+    """What the launcher tells an adapter; the same for all of them.
+
+    Attributes:
+        precision: "fp32" (no autocast: parameters keep their own dtype), "bf16" or "fp16" autocast.
+        device: "cpu" or "cuda".
+        timeout_seconds: After how long a collective that some rank never enters becomes an error.
+        init_loss_scale: First loss scale under fp16.
+        find_unused_parameters: Whether some parameters may get no gradient in a step.
+    """
+
+    precision: str = "fp32"
+    device: str = "cpu"
+    timeout_seconds: float = 300.0
+    init_loss_scale: float = 65536.0
+    find_unused_parameters: bool = False
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one optimizer step did.
+
+    Attributes:
+        grad_norm: Global 2-norm of the averaged, unscaled gradient before clipping, 0-d, on the
+            device: reading it is left to the logging interval.
+        skipped: Whether all ranks skipped the update because a gradient overflowed.
+    """
+
+    grad_norm: torch.Tensor
+    skipped: bool
+
+
+class Backend(ABC):
+    """One process's view of a data-parallel library.
+
+    Constructing an adapter joins the group of ranks that its launcher started.
+
+    Attributes:
+        rank: This process's number among all processes, from 0.
+        local_rank: This process's number among those on its machine.
+        world_size: The number of processes.
+        device: Where this process computes.
+    """
+
+    name: ClassVar[str]
+    capabilities: ClassVar[Capabilities]
+
+    rank: int
+    local_rank: int
+    world_size: int
+    device: torch.device
+
+    @classmethod
+    def unavailable_reason(cls) -> str | None:
+        """Says in one line why this machine cannot run the backend and what to install, or None."""
+        return None
+
+    @abstractmethod
+    def __init__(self, options: BackendOptions) -> None: ...
+
+    @abstractmethod
+    def setup(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """Prepares training and returns what the loop is to call instead of its arguments.
+
+        `model` already lies on `device` (an optimizer must be built on the parameters it will
+        update). Afterwards all parameters and buffers equal those of rank 0; no weight of rank 0,
+        no hyper-parameter and no optimizer state has changed.
+        """
+
+    @abstractmethod
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Computes a forward pass in the chosen precision."""
+
+    @abstractmethod
+    def no_sync(self) -> AbstractContextManager[Any]:
+        """Keeps the gradients of the forward and backward inside local; for all but the last micro-batch."""
+
+    @abstractmethod
+    def backward(self, loss: torch.Tensor) -> None:
+        """Back-propagates `loss`, scaled for the precision; gradients add up until `step`."""
+
+    @abstractmethod
+    def step(self, max_grad_norm: float) -> StepResult:
+        """Finishes the averaging over ranks, clips to `max_grad_norm` (0: not at all), updates, zeroes gradients."""
+
+    @abstractmethod
+    def all_reduce(self, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
+        """Reduces `tensor` over all ranks with "sum", "min" or "max" and returns the result to each."""
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Returns once every rank has called it."""
+
+    @abstractmethod
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """Returns the task's own module behind what `setup` returned."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the adapter's own state, which is that of its loss scaler."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what `state_dict` returned; to be called after `setup`."""
+
+    @abstractmethod
+    def effective_settings(self) -> dict[str, Any]:
+        """Reads back from the library what is in force: versions, transport, bucket sizes."""
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """Leaves the group: drops wrappers, waits for all ranks, destroys, in that order."""

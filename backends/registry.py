@@ -1,0 +1,145 @@
+"""The table of backends: where each adapter lives, what it can do, and whether it can run here.
+
+Reading this table imports no library, so that a wrong request is refused before any work.
+A backend of your own needs no row: name it as ``package.module:Class``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from backends.devices import count_gpus
+from backends.interface import PRECISIONS, Backend, Capabilities, UnsupportedError
+
+
+def _nothing_missing() -> str | None:
+    return None
+
+
+def _horovod_missing() -> str | None:
+    build = "run launch/run.sh horovod, which builds 0.28.1 (about 2 minutes; needs g++ and CMake)"
+    package = _package_directory("horovod")
+    if package is None:
+        return f"horovod is not built; {build}"
+    if not any((package / "torch").glob("mpi_lib*.so")):
+        return f"horovod was built without its PyTorch extension; uninstall it and {build}"
+    return None
+
+
+def _accelerate_missing() -> str | None:
+    if _package_directory("accelerate") is None:
+        return "accelerate is not installed; run launch/run.sh accelerate, or pip install 'accelerate>=1.15,<2'"
+    return None
+
+
+def _apex_missing() -> str | None:
+    source = "use NVIDIA's image nvcr.io/nvidia/pytorch:25.04-py3 or conda-forge's nvidia-apex 25.04"
+    package = _package_directory("apex")
+    if package is None:
+        return f"apex is not installed (PyPI's apex is another program); {source}"
+    if not (package / "multi_tensor_apply").is_dir():
+        return f"the installed apex is PyPI's Pyramid toolkit, not NVIDIA's; pip uninstall apex, then {source}"
+    if not ((package / "amp").is_dir() and (package / "parallel").is_dir()):
+        return f"this apex has no amp or parallel, which were removed after tag 25.04; {source}"
+    if count_gpus() == 0:
+        return "apex needs a CUDA GPU and none is visible; run it on a machine with one, or use ddp"
+    return None
+
+
+def _package_directory(name: str) -> Path | None:
+    spec = find_spec(name)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+@dataclass(frozen=True)
+class BackendRow:
+    """One backend's static facts.
+
+    Attributes:
+        adapter: Its class, as "module:Class".
+        summary: What it is, in a few words.
+        capabilities: What it can do.
+        unavailable_reason: Says in one line why it cannot run here and what to install, or None.
+    """
+
+    adapter: str
+    summary: str
+    capabilities: Capabilities
+    unavailable_reason: Callable[[], str | None] = _nothing_missing
+
+
+BACKENDS = {
+    "single": BackendRow(
+        "backends.single:SingleBackend",
+        "one process, the reference",
+        Capabilities({"cpu": PRECISIONS, "cuda": PRECISIONS}, start_methods=("python",), max_world_size=1),
+    ),
+    "ddp": BackendRow(
+        "backends.ddp:DDPBackend",
+        "torch DistributedDataParallel",
+        Capabilities({"cpu": PRECISIONS, "cuda": PRECISIONS}, start_methods=("torchrun", "spawn")),
+    ),
+    "apex": BackendRow(
+        "backends.apex:ApexBackend",
+        "NVIDIA Apex: DistributedDataParallel and amp",
+        # bf16 gradients are dropped from Apex's delayed reduction without a word.
+        Capabilities({"cuda": ("fp32", "fp16")}, start_methods=("torchrun",)),
+        _apex_missing,
+    ),
+    "horovod": BackendRow(
+        "backends.horovod:HorovodBackend",
+        "Horovod, ring all-reduce",
+        Capabilities({"cpu": PRECISIONS, "cuda": PRECISIONS}, start_methods=("horovodrun", "mpirun")),
+        _horovod_missing,
+    ),
+    "accelerate": BackendRow(
+        "backends.accelerate:AccelerateBackend",
+        "Hugging Face Accelerate",
+        # Asked for fp16 on CPU, Accelerate reports fp16 and computes in fp32.
+        Capabilities(
+            {"cpu": ("fp32", "bf16"), "cuda": PRECISIONS},
+            start_methods=("torchrun",),
+            cuda_start_methods=("accelerate", "torchrun"),
+        ),
+        _accelerate_missing,
+    ),
+}
+
+
+def find_backend(name: str) -> BackendRow:
+    """Looks up a backend by its name in the table or as "module:Class".
+
+    Raises:
+        UnsupportedError: There is no such backend.
+    """
+    if name in BACKENDS:
+        return BACKENDS[name]
+    if ":" not in name:
+        raise UnsupportedError(
+            f"there is no backend {name!r}; choose {', '.join(BACKENDS)}, or name your own as package.module:Class"
+        )
+    adapter = load_backend(name)
+    return BackendRow(name, adapter.__doc__ or name, adapter.capabilities, adapter.unavailable_reason)
+
+
+def load_backend(name: str) -> type[Backend]:
+    """Imports the adapter class of a backend, and with it the library it adapts.
+
+    Raises:
+        UnsupportedError: A name of the form "module:Class" does not lead to an adapter.
+    """
+    path = BACKENDS[name].adapter if name in BACKENDS else name
+    module_name, _, class_name = path.partition(":")
+    try:
+        adapter = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError) as error:
+        raise UnsupportedError(f"backend {name!r} cannot be imported ({error}); is it on PYTHONPATH?") from error
+    if not (isinstance(adapter, type) and issubclass(adapter, Backend)):
+        raise UnsupportedError(f"{name!r} is not a subclass of backends.interface.Backend")
+    return adapter

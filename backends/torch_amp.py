@@ -1,0 +1,77 @@
+"""Mixed precision as torch.amp does it, shared by the adapters that leave precision to torch.
+
+Autocast and loss scaling follow https://docs.pytorch.org/docs/stable/notes/amp_examples.html:
+the scaler multiplies the loss, gradients are unscaled before they are clipped, and a step whose
+gradients are not finite is skipped and halves the scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from backends.interface import Backend, BackendOptions, StepResult
+
+_AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def clip_gradients(parameters: Iterable[torch.Tensor], max_grad_norm: float) -> torch.Tensor:
+    """Clips gradients in place by their global 2-norm (0: only measures it) and returns that norm, 0-d."""
+    with_gradient = [parameter for parameter in parameters if parameter.grad is not None]
+    gradients = [parameter.grad for parameter in with_gradient if parameter.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    if max_grad_norm > 0:
+        torch.nn.utils.clip_grads_with_norm_(with_gradient, max_grad_norm, norm)
+    return norm
+
+
+class TorchAmpBackend(Backend):
+    """The part of an adapter that is about precision; subclasses add the communication."""
+
+    options: BackendOptions
+
+    def prepare_amp(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Remembers what `setup` made and starts a fresh loss scaler (inert unless fp16)."""
+        self.model = model
+        self.optimizer = optimizer
+        self.scaler = torch.amp.GradScaler(
+            self.device.type, init_scale=self.options.init_loss_scale, enabled=self.options.precision == "fp16"
+        )
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        dtype = _AUTOCAST_DTYPES.get(self.options.precision)
+        return torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        self.scaler.scale(loss).backward()
+
+    def step(self, max_grad_norm: float) -> StepResult:
+        self.scaler.unscale_(self.optimizer)
+        grad_norm = clip_gradients(self.model.parameters(), max_grad_norm)
+        skipped = self.update()
+        self.optimizer.zero_grad()
+        return StepResult(grad_norm, skipped)
+
+    def update(self) -> bool:
+        """Steps the optimizer unless gradients overflowed, then adapts the scale; returns whether it skipped.
+
+        The scale falls exactly when a step was skipped. Averaged gradients carry one rank's
+        overflow to all of them, so every rank sees it fall in the same step.
+        """
+        scale = self.scaler.get_scale()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return self.scaler.get_scale() < scale
+
+    def release(self) -> None:
+        """Drops the wrappers, which must not outlive the group they communicate through."""
+        del self.model, self.optimizer, self.scaler
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.scaler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.scaler.load_state_dict(state)

@@ -1,0 +1,48 @@
+"""Membership in a torch.distributed process group, shared by the adapters that communicate through one."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from backends.interface import Backend, BackendOptions
+
+_REDUCE_OPS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
+
+
+def all_reduce_in_group(tensor: torch.Tensor, op: str) -> torch.Tensor:
+    """Reduces a copy of `tensor` over the default group, which must exist."""
+    reduced = tensor.clone()
+    dist.all_reduce(reduced, op=_REDUCE_OPS[op])
+    return reduced
+
+
+class TorchGroupBackend(Backend):
+    """The part of an adapter that joins and leaves the group which RANK, LOCAL_RANK and WORLD_SIZE describe."""
+
+    def join_group(self, options: BackendOptions) -> None:
+        self.local_rank = int(os.environ["LOCAL_RANK"])
+        self.device = torch.device(options.device)
+        transport = "gloo"
+        if options.device == "cuda":
+            num_gpus = torch.cuda.device_count()
+            self.device = torch.device("cuda", self.local_rank % num_gpus)
+            torch.cuda.set_device(self.device)
+            # NCCL refuses two ranks on one GPU; gloo carries CUDA tensors too, slowly.
+            transport = "nccl" if int(os.environ["LOCAL_WORLD_SIZE"]) <= num_gpus else "gloo"
+        dist.init_process_group(transport, timeout=timedelta(seconds=options.timeout_seconds))
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+
+    def all_reduce(self, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
+        return all_reduce_in_group(tensor, op)
+
+    def barrier(self) -> None:
+        dist.barrier()
+
+    def leave_group(self) -> None:
+        """To be called once no wrapper is left: one that outlives its group aborts the process now and then."""
+        dist.barrier()
+        dist.destroy_process_group()

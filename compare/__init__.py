@@ -1,0 +1,1 @@
+"""Reading run records: what they say, side by side."""

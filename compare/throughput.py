@@ -1,0 +1,18 @@
+"""Throughput of a run, derived from its raw counts and seconds."""
+
+from __future__ import annotations
+
+from launch.record import RunRecord
+
+NUM_WARMUP_STEPS = 5
+
+
+def samples_per_second(record: RunRecord) -> float | None:
+    """Samples of all ranks over the slowest rank's training time, warm-up left out; None if nothing is left.
+
+    Evaluation is not training time. Step times of one rank are summed before ranks are compared,
+    since single steps end at different times on different ranks.
+    """
+    samples = sum(sum(rank.samples[NUM_WARMUP_STEPS:]) for rank in record.ranks)
+    seconds = max((sum(rank.step_seconds[NUM_WARMUP_STEPS:]) for rank in record.ranks), default=0.0)
+    return samples / seconds if seconds > 0 else None

@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Builds Horovod's wheel for the torch of one interpreter and prints the directory that holds it:
+#   launch/build_horovod.sh PYTHON
+# PyPI has Horovod's source only, and it does not compile against torch 2.1 or later as it is: torch's
+# headers need C++17. The wheel is kept in the cache, one for each Python, torch and set of transports.
+set -euo pipefail
+python=$1
+version=0.28.1
+cache=${LOCKSTEP_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/lockstep}
+
+transports=gloo
+mpi=(HOROVOD_WITHOUT_MPI=1)
+if command -v mpicxx >/dev/null; then
+  transports=gloo-mpi
+  mpi=(HOROVOD_WITH_MPI=1)
+fi
+tags=$("$python" -c 'import sys, torch; print(f"cp{sys.version_info[0]}{sys.version_info[1]}-torch{torch.__version__}")')
+wheels=$cache/wheels/horovod-$version-$tags-$transports
+if compgen -G "$wheels/*.whl" >/dev/null; then
+  echo "$wheels"
+  exit
+fi
+
+for tool in g++ cmake; do
+  command -v $tool >/dev/null || { echo "building Horovod needs $tool; install it (Debian: apt-get install g++ cmake)" >&2; exit 2; }
+done
+mkdir -p "$cache/wheels"
+work=$(mktemp -d "$cache/wheels/.build.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+{
+  "$python" -m pip install --disable-pip-version-check "setuptools<81" wheel packaging cffi cloudpickle psutil pyyaml
+  (cd "$work" && "$python" -m pip download --disable-pip-version-check --no-deps --no-build-isolation \
+    --no-binary :all: "horovod==$version" && tar xf "horovod-$version.tar.gz")
+  source=$work/horovod-$version
+  sed -i 's/set(CMAKE_CXX_STANDARD 14)/set(CMAKE_CXX_STANDARD 17)/' "$source/CMakeLists.txt" "$source/horovod/torch/CMakeLists.txt"
+  # Without debug information the library has 2 MB instead of 62.
+  sed -i 's/RelWithDebInfo/Release/' "$source/setup.py"
+  # gcc 13 and later: headers no longer include each other, and a const member forbids assignment.
+  sed -i 's/const size_type count_;/size_type count_;/' \
+    "$source/third_party/flatbuffers/include/flatbuffers/stl_emulation.h"
+  env -u MAKEFLAGS "${mpi[@]}" HOROVOD_WITH_GLOO=1 HOROVOD_WITH_PYTORCH=1 HOROVOD_WITHOUT_TENSORFLOW=1 \
+    HOROVOD_WITHOUT_MXNET=1 CMAKE_POLICY_VERSION_MINIMUM=3.5 \
+    CXXFLAGS="-include string -include stdexcept -include cstdint" \
+    "$python" -m pip wheel --disable-pip-version-check --no-build-isolation --no-deps -w "$work/wheel" "$source"
+} >&2
+mv -T "$work/wheel" "$wheels" 2>/dev/null || compgen -G "$wheels/*.whl" >/dev/null
+echo "$wheels"

@@ -1,0 +1,137 @@
+"""The command line: ``BACKEND [options]`` trains, ``doctor`` tells what can run here.
+
+Everything is checked before anything is created. Bad input ends with one line and exit code 2,
+a failed run with 1, an interrupted one with 128 plus the signal's number.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+
+from backends.interface import UnsupportedError
+from backends.registry import BACKENDS, find_backend
+from launch.config import RunConfig, UsageError
+from launch.engines import PROJECT_DIRECTORY, Ranks, engine_command, engine_environment
+from launch.options import read_options
+from launch.rank import CONFIG_NAME
+from launch.rank_files import LOGS_NAME
+from launch.record import (
+    RECORD_NAME,
+    RunRecord,
+    describe_environment,
+    read_record,
+    write_atomically,
+    write_record,
+)
+from launch.resolve import resolve
+from launch.supervisor import Interrupted, run_job
+from tasks.interface import TaskInputError
+
+
+def main() -> None:
+    """Entry point of the `lockstep` command, which launch/run.sh calls."""
+    try:
+        sys.exit(_dispatch(sys.argv[1:]))
+    except (UsageError, UnsupportedError, TaskInputError) as error:
+        print(f"lockstep: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_overview())
+        return 0 if arguments else 2
+    if arguments[0] == "doctor":
+        if len(arguments) > 1:
+            raise UsageError(f"doctor takes no options, but got {arguments[1]}")
+        from launch.doctor import examine
+
+        return examine()
+    return train(arguments[0], arguments[1:])
+
+
+def _overview() -> str:
+    backends = "\n".join(f"  {name:12}{row.summary}" for name, row in BACKENDS.items())
+    return (
+        "usage: launch/run.sh BACKEND [options]    train; BACKEND --help lists the options\n"
+        "       launch/run.sh doctor               which backends run here\n\n"
+        f"backends (or your own, as package.module:Class):\n{backends}"
+    )
+
+
+def train(backend: str, arguments: list[str]) -> int:
+    """Runs one training job from the command line; returns the exit code."""
+    started_at = float(os.environ.get("LOCKSTEP_STARTED_AT") or time.time())
+    row = find_backend(backend)
+    options, task_class, settings = read_options(backend, arguments)
+    config = resolve(backend, row, options, task_class, settings, started_at=started_at)
+    ranks = Ranks(
+        num_processes=config.num_processes,
+        module=("launch.rank", str(config.output_dir)),
+        device=config.device,
+        num_threads=config.threads_per_rank,
+        master_port=config.master_port,
+        timeout_seconds=config.timeout,
+    )
+    command = engine_command(config.start_method, ranks)
+    _create_run_directory(config)
+
+    from launch.display import RunDisplay, console, show_start, show_summary
+
+    terminal = console()
+    show_start(config, terminal)
+    try:
+        with RunDisplay(config, terminal) as display:
+            failure = run_job(
+                command,
+                environment=engine_environment(ranks),
+                working_directory=PROJECT_DIRECTORY,
+                run_directory=config.output_dir,
+                num_processes=config.num_processes,
+                on_poll=display.refresh,
+            )
+    except Interrupted as interruption:
+        _record_failure(config, f"interrupted by {interruption}")
+        print(f"lockstep: interrupted by {interruption}; all ranks have been ended", file=sys.stderr)
+        return 128 + interruption.signal_number
+    if failure is not None:
+        _record_failure(config, str(failure))
+        print(f"lockstep: {backend} failed: {failure}\n  more in {failure.log}", file=sys.stderr)
+        return 1
+    show_summary(read_record(config.output_dir / RECORD_NAME), config.output_dir, terminal)
+    return 0
+
+
+def _create_run_directory(config: RunConfig) -> None:
+    """Makes room for the run; with --overwrite, the run that was there is removed."""
+    if config.output_dir.exists() and any(config.output_dir.iterdir()):
+        shutil.rmtree(config.output_dir)
+    (config.output_dir / LOGS_NAME).mkdir(parents=True)
+    write_atomically(config.output_dir / CONFIG_NAME, config.model_dump_json(indent=1))
+
+
+def _record_failure(config: RunConfig, error: str) -> None:
+    if (config.output_dir / RECORD_NAME).exists():
+        return
+    write_record(
+        RunRecord(
+            status="failed",
+            error=error,
+            config=config.model_dump(mode="json"),
+            gradient_accumulation_steps=config.gradient_accumulation_steps,
+            task={},
+            environment=describe_environment(with_torch=False),
+            seconds_to_first_step=None,
+            seconds=time.time() - config.started_at,
+            steps=[],
+            evaluations=[],
+            quality={},
+            ranks=[],
+        ),
+        config.output_dir,
+    )

@@ -1,0 +1,137 @@
+"""What a user may ask for, and what a run is made of once every open choice has been settled.
+
+Option names are those of the Hugging Face Trainer where it has one.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from backends.interface import BackendOptions
+
+DEFAULT_CPU_PROCESSES = 2
+
+
+class UsageError(ValueError):
+    """A request that cannot be served; the text is one line naming the value and a remedy."""
+
+
+class RunOptions(BaseModel):
+    """The options all backends and tasks share. None means: settled when the run is resolved."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    task: str = Field("text-classification", description="what to train, or package.module:Class")
+    num_processes: int | None = Field(None, ge=1, description="ranks (default: one per GPU; without GPU 2)")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where to compute")
+    start_method: str | None = Field(None, description="what starts the ranks (default: the backend's own launcher)")
+    master_port: int | None = Field(None, ge=1, le=65535, description="rendezvous port (default: a free one)")
+    timeout: float = Field(300.0, gt=0, description="seconds after which a collective that waits is an error")
+    threads_per_rank: int | None = Field(None, ge=1, description="CPU threads of a rank (default: cores / ranks)")
+
+    precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="autocast precision")
+    global_batch_size: int = Field(32, ge=1, description="samples of one optimizer step, over all ranks")
+    micro_batch_size: int | None = Field(
+        None, ge=1, description="samples of one forward pass of one rank (default: no accumulation)"
+    )
+    eval_batch_size: int = Field(64, ge=1, description="samples of one evaluation pass of one rank")
+    max_grad_norm: float = Field(1.0, ge=0, description="clip the global gradient norm to this (0: do not clip)")
+    init_loss_scale: float = Field(65536.0, ge=1, description="first loss scale under fp16")
+    find_unused_parameters: bool = Field(False, description="allow parameters that get no gradient")
+
+    optimizer: Literal["adamw", "sgd"] = Field("adamw", description="AdamW (decoupled decay) or plain SGD")
+    learning_rate: float | None = Field(None, gt=0, description="peak learning rate (default: the task's)")
+    lr_scheduler: Literal["linear", "cosine", "constant"] = Field("linear", description="decay after the warm-up")
+    warmup_ratio: float = Field(0.1, ge=0, le=1, description="share of the steps spent warming up")
+    weight_decay: float = Field(0.01, ge=0, description="decay of weights; biases and LayerNorm have none")
+    num_train_epochs: int = Field(4, ge=1, description="passes over the training samples")
+    max_steps: int = Field(-1, description="optimizer steps to take, whatever the epochs (-1: as epochs say)")
+    logging_steps: int = Field(10, ge=1, description="optimizer steps between two reports of the loss")
+    dataloader_num_workers: int = Field(0, ge=0, description="processes that prepare batches, for each rank")
+    seed: int = Field(42, ge=0, lt=2**32, description="fixes weights, plan and dropout")
+
+    output_dir: Path | None = Field(None, description="receives model, record and logs (default: runs/BACKEND-TIME)")
+    overwrite: bool = Field(False, description="replace the run that output_dir holds")
+
+    @field_validator("max_steps")
+    @classmethod
+    def _positive_or_unlimited(cls, value: int) -> int:
+        if value == 0 or value < -1:
+            raise ValueError("give a positive number, or -1 for as many as the epochs say")
+        return value
+
+
+class RunConfig(RunOptions):
+    """A run with nothing left open: what every rank reads and what the run record repeats."""
+
+    backend: str
+    task_settings: dict[str, Any]
+    num_processes: int
+    device: Literal["cpu", "cuda"]
+    start_method: str
+    threads_per_rank: int
+    micro_batch_size: int
+    learning_rate: float
+    output_dir: Path
+    launch_command: str
+    started_at: float = Field(description="when the user's command began, in seconds since 1970")
+
+    @property
+    def gradient_accumulation_steps(self) -> int:
+        """Follows from the sizes; a short batch takes fewer."""
+        return self.global_batch_size // (self.micro_batch_size * self.num_processes)
+
+    def backend_options(self) -> BackendOptions:
+        return BackendOptions(
+            precision=self.precision,
+            device=self.device,
+            timeout_seconds=self.timeout,
+            init_loss_scale=self.init_loss_scale,
+            find_unused_parameters=self.find_unused_parameters,
+        )
+
+
+def settle_batch_sizes(global_batch_size: int, micro_batch_size: int | None, num_processes: int) -> int:
+    """Returns the micro-batch size, checking that a global batch is a whole number of rounds.
+
+    Raises:
+        UsageError: The sizes do not divide.
+    """
+    if global_batch_size % num_processes:
+        raise UsageError(
+            f"--global-batch-size {global_batch_size} does not divide among {num_processes} ranks; "
+            f"choose a multiple of {num_processes} or other --num-processes"
+        )
+    if micro_batch_size is None:
+        return global_batch_size // num_processes
+    if global_batch_size % (micro_batch_size * num_processes):
+        raise UsageError(
+            f"--global-batch-size {global_batch_size} is not a multiple of --micro-batch-size {micro_batch_size} "
+            f"x {num_processes} ranks = {micro_batch_size * num_processes}; change one of the three"
+        )
+    return micro_batch_size
+
+
+def check_port(port: int) -> None:
+    """Raises UsageError when nothing can listen on this port of the loopback interface."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise UsageError(
+                f"--master-port {port}: not free ({error.strerror}); choose another, or none to get a free one"
+            ) from error
+
+
+def default_output_dir(backend: str) -> Path:
+    """Names a directory under runs/ that does not exist yet."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    safe = "".join(character if character.isalnum() else "-" for character in backend)
+    candidates = (Path("runs") / f"{safe}-{stamp}{suffix}" for suffix in ["", *(f"-{n}" for n in range(2, 1000))])
+    return next(path for path in candidates if not path.exists()).absolute()

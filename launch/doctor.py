@@ -1,0 +1,29 @@
+"""`launch/run.sh doctor`: which backends run on this machine, and what the others lack."""
+
+from __future__ import annotations
+
+import platform
+
+from rich.table import Table
+
+from backends.devices import count_gpus
+from backends.registry import BACKENDS
+from launch.display import console
+
+
+def examine() -> int:
+    """Prints a row for each backend; returns the exit code, 0 as long as one backend runs."""
+    device = "cuda" if count_gpus() else "cpu"
+    terminal = console()
+    terminal.print(f"Python {platform.python_version()}, {count_gpus() or 'no'} GPU(s)")
+    table = Table("backend", "here", "precisions", "started by", box=None, pad_edge=False)
+    reasons = {name: row.unavailable_reason() for name, row in BACKENDS.items()}
+    for name, row in BACKENDS.items():
+        precisions = " ".join(row.capabilities.precisions.get(device, ()))
+        methods = " ".join(row.capabilities.start_methods_on(device))
+        table.add_row(name, "no" if reasons[name] else "yes", precisions, methods)
+    terminal.print(table)
+    for name, reason in reasons.items():
+        if reason is not None:
+            terminal.print(f"{name}: {reason}")
+    return 0 if None in reasons.values() else 1

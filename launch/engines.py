@@ -1,0 +1,144 @@
+"""The commands that start ranks: each library's own launcher, told the same things in its own words.
+
+An engine only composes a command line and its environment. Whatever the launcher, each rank runs
+``python -m MODULE ARGUMENTS`` in the project's directory, with the same number of threads.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import sysconfig
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from launch.config import UsageError
+
+PROJECT_DIRECTORY = Path(__file__).resolve().parent.parent
+
+# Variables of the user's shell that would quietly change what a run computes or how it is started.
+_SCRUBBED_PREFIXES = ("ACCELERATE_", "FSDP_", "TORCHELASTIC_", "OMPI_COMM_")
+_SCRUBBED = (
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK",
+    "HOROVOD_RANK", "HOROVOD_SIZE", "PYTHONWARNINGS", "PYTHONSTARTUP", "PYTHONINSPECT",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks to start.
+
+    Attributes:
+        num_processes: How many.
+        module: The module each runs, and its arguments.
+        device: "cpu" or "cuda".
+        num_threads: CPU threads of each.
+        master_port: Where they are to meet, None for any free port.
+        timeout_seconds: How long a collective may wait.
+    """
+
+    num_processes: int
+    module: tuple[str, ...]
+    device: str
+    num_threads: int
+    master_port: int | None
+    timeout_seconds: float
+
+
+def _python(ranks: Ranks) -> list[str]:
+    return [sys.executable, "-m", *ranks.module]
+
+
+def _torchrun(ranks: Ranks) -> list[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks.num_processes}"]
+    if ranks.master_port is None:
+        command += ["--standalone"]
+    else:
+        command += ["--master-addr=127.0.0.1", f"--master-port={ranks.master_port}"]
+    return [*command, "-m", *ranks.module]
+
+
+def _spawn(ranks: Ranks) -> list[str]:
+    port = [f"--master-port={ranks.master_port}"] if ranks.master_port is not None else []
+    command = [sys.executable, "-m", "launch.spawn", f"--num-processes={ranks.num_processes}", *port]
+    return [*command, *ranks.module]
+
+
+def _accelerate(ranks: Ranks) -> list[str]:
+    # On CPU `accelerate launch --cpu` starts one process, whatever --num_processes says.
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", os.devnull]
+    if ranks.num_processes > 1:
+        command += ["--multi_gpu"]
+    command += [f"--num_processes={ranks.num_processes}", "--num_machines=1", "--mixed_precision=no"]
+    command += ["--dynamo_backend=no", f"--main_process_port={ranks.master_port or 0}"]
+    return [*command, "--module", *ranks.module]
+
+
+def _horovodrun(ranks: Ranks) -> list[str]:
+    # Loopback only: otherwise it first looks for an interface that all hosts share.
+    command = [_script("horovodrun"), "-np", str(ranks.num_processes), "--gloo", "--network-interfaces", "lo"]
+    return [*command, sys.executable, "-m", *ranks.module]
+
+
+def _mpirun(ranks: Ranks) -> list[str]:
+    command = [_script("mpirun"), "-np", str(ranks.num_processes), "--oversubscribe", "--bind-to", "none"]
+    if os.geteuid() == 0:
+        command += ["--allow-run-as-root"]
+    # Open MPI would stripe over every interface it finds and hang on those that lead nowhere.
+    command += ["--mca", "btl", "self,vader,tcp", "--mca", "btl_tcp_if_include", "lo"]
+    return [*command, sys.executable, "-m", *ranks.module]
+
+
+_COMMANDS: Mapping[str, Callable[[Ranks], list[str]]] = {
+    "python": _python,
+    "torchrun": _torchrun,
+    "spawn": _spawn,
+    "accelerate": _accelerate,
+    "horovodrun": _horovodrun,
+    "mpirun": _mpirun,
+}
+_WITHOUT_PORT = ("python", "horovodrun", "mpirun")
+
+
+def engine_command(start_method: str, ranks: Ranks) -> list[str]:
+    """Composes the command that starts these ranks.
+
+    Raises:
+        UsageError: The launcher is not installed, or cannot be given a port.
+    """
+    if ranks.master_port is not None and start_method in _WITHOUT_PORT:
+        raise UsageError(f"--master-port {ranks.master_port}: {start_method} chooses its ports itself; leave it out")
+    return _COMMANDS[start_method](ranks)
+
+
+def engine_environment(ranks: Ranks) -> dict[str, str]:
+    """Returns the environment for a launcher: the user's, less what would change the run unseen."""
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(_SCRUBBED_PREFIXES) and name not in _SCRUBBED
+    }
+    environment |= {
+        "OMP_NUM_THREADS": str(ranks.num_threads),
+        "TOKENIZERS_PARALLELISM": "false",
+        # No file in the working directory can pose as a library.
+        "PYTHONSAFEPATH": "1",
+        "PYTHONUNBUFFERED": "1",
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(1, round(ranks.timeout_seconds))),
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+    }
+    if ranks.device == "cpu":
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    return environment
+
+
+def _script(name: str) -> str:
+    """Finds a command beside this interpreter, else on PATH."""
+    beside = Path(sysconfig.get_path("scripts")) / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        hint = "install Open MPI (Debian: openmpi-bin)" if name == "mpirun" else "run launch/run.sh horovod"
+        raise UsageError(f"{name} is not installed; {hint}")
+    return found

@@ -1,0 +1,109 @@
+"""Reading the command line and the configuration file into validated options.
+
+The options are the fields of `RunOptions` and of the chosen task's settings; a field added there
+is an option, a key of the configuration file and a line of the help text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from pathlib import Path
+from typing import Any, Literal, NoReturn, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from launch.config import RunOptions, UsageError
+from tasks.interface import Task, TaskSettings
+from tasks.registry import load_task
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see --help")
+
+
+def read_options(backend: str, arguments: list[str]) -> tuple[RunOptions, type[Task], TaskSettings]:
+    """Reads the options of a training run, those of the command line before those of --config FILE.
+
+    Raises:
+        UsageError, TaskInputError: Something in them cannot be used.
+    """
+    first_look = _Parser(add_help=False, allow_abbrev=False)
+    first_look.add_argument("--task")
+    first_look.add_argument("--config", type=Path)
+    known, _ = first_look.parse_known_args(arguments)
+    from_file = _read_file(known.config) if known.config else {}
+    task_name = known.task or from_file.get("task") or RunOptions.model_fields["task"].default
+    task_class = load_task(str(task_name))
+
+    parser = _parser(backend, task_class)
+    namespace, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        option = unknown[0].partition("=")[0]
+        options = [f"--{name.replace('_', '-')}" for name in (*RunOptions.model_fields, *task_class.Settings.model_fields)]
+        close = difflib.get_close_matches(option, options, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"see launch/run.sh {backend} --help"
+        raise UsageError(f"unknown option {option}; {hint}")
+    from_line = {name: value for name, value in vars(namespace).items() if name != "config"}
+
+    run_fields, task_fields = set(RunOptions.model_fields), set(task_class.Settings.model_fields)
+    for name in from_file:
+        if name not in run_fields | task_fields:
+            close = difflib.get_close_matches(name, run_fields | task_fields, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"see launch/run.sh {backend} --help"
+            raise UsageError(f"--config {known.config}: there is no option {name!r}; {hint}")
+    merged = {**from_file, **from_line}
+    run_options = _validate(RunOptions, {name: merged[name] for name in merged if name in run_fields})
+    settings = _validate(task_class.Settings, {name: merged[name] for name in merged if name in task_fields})
+    return run_options, task_class, settings
+
+
+def _parser(backend: str, task_class: type[Task]) -> argparse.ArgumentParser:
+    parser = _Parser(prog=f"launch/run.sh {backend}", allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    parser.add_argument("--config", type=Path, metavar="FILE", help="options as a YAML or JSON mapping; the line wins")
+    for title, model in (("run", RunOptions), (f"task {task_class.name}", task_class.Settings)):
+        group = parser.add_argument_group(title)
+        for name, field in model.model_fields.items():
+            option = f"--{name.replace('_', '-')}"
+            if field.annotation is bool:
+                group.add_argument(option, action="store_true", help=field.description)
+            else:
+                group.add_argument(option, metavar=_metavar(field), help=_help(field))
+    return parser
+
+
+def _metavar(field: FieldInfo) -> str:
+    if get_origin(field.annotation) is Literal:
+        return "|".join(get_args(field.annotation))
+    kinds = [kind for kind in (field.annotation, *get_args(field.annotation)) if kind in (int, float, Path)]
+    return {int: "N", float: "X", Path: "PATH"}[kinds[0]] if kinds else "NAME"
+
+
+def _help(field: FieldInfo) -> str:
+    text = (field.description or "").replace("%", "%%")
+    return text if field.default is None else f"{text} (default: {field.default})"
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"--config {path}: cannot be read ({error.strerror})") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"--config {path}: is not YAML or JSON ({' '.join(str(error).split())})") from error
+    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
+        raise UsageError(f"--config {path}: must be a mapping of option names to values")
+    return {name.replace("-", "_"): value for name, value in content.items()}
+
+
+def _validate(model: type[BaseModel], values: dict[str, Any]) -> Any:
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        option = f"--{str(first['loc'][0]).replace('_', '-')}"
+        reason = first["msg"].removeprefix("Value error, ").replace("Input should be", "should be")
+        raise UsageError(f"{option} {first['input']}: {reason}") from error

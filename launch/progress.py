@@ -1,0 +1,49 @@
+"""The news that rank 0 writes during a run and the launcher reads: one JSON object a line.
+
+Ranks print nothing on the user's terminal: every launcher treats their output differently.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+PROGRESS_NAME = "progress.jsonl"
+_SECONDS_BETWEEN_BEATS = 0.2
+
+
+class ProgressLog:
+    """Appends news to the run's progress file; on ranks other than 0 it does nothing."""
+
+    def __init__(self, directory: Path, *, rank: int) -> None:
+        self._file = (directory / PROGRESS_NAME).open("a", buffering=1, encoding="utf-8") if rank == 0 else None
+        self._last_beat = 0.0
+
+    def write(self, event: str, **facts: Any) -> None:
+        if self._file is not None:
+            self._file.write(json.dumps({"event": event, "time": time.time(), **facts}) + "\n")
+
+    def beat(self, **facts: Any) -> None:
+        """Reports a finished step, unless one was reported a moment ago."""
+        if time.monotonic() - self._last_beat >= _SECONDS_BETWEEN_BEATS:
+            self._last_beat = time.monotonic()
+            self.write("step", **facts)
+
+
+class ProgressReader:
+    """Reads what has been appended since the last look."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / PROGRESS_NAME
+        self._position = 0
+
+    def news(self) -> list[dict[str, Any]]:
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._position)
+            whole_lines, newline, _ = file.read().rpartition(b"\n")
+        self._position += len(whole_lines) + len(newline)
+        return [json.loads(line) for line in whole_lines.splitlines()]

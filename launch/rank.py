@@ -1,0 +1,126 @@
+"""What each rank runs: ``python -m launch.rank RUN_DIRECTORY``, started N times by an engine.
+
+The run directory holds the resolved configuration. Everything a rank prints goes to its own log
+there; a rank that fails writes its error beside it, for the launcher to name.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import json
+import os
+import resource
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+from launch.config import RunConfig
+from launch.rank_files import RankFiles, rank_from_environment
+
+CONFIG_NAME = "run.json"
+
+
+def main(run_directory: str) -> None:
+    """Runs this rank to its end; on an error, exits with code 1 at once."""
+    directory = Path(run_directory)
+    rank = rank_from_environment(os.environ)
+    files = RankFiles(directory, rank)
+    files.redirect_output()
+    faulthandler.enable()
+    files.announce()
+    try:
+        config = RunConfig.model_validate_json((directory / CONFIG_NAME).read_bytes())
+        run(config, directory)
+        files.report_success()
+    except BaseException as error:
+        traceback.print_exc()
+        files.report_error(error)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Not a normal exit: with peers gone, tearing a process group down can wait for ever.
+        os._exit(1)
+
+
+def run(config: RunConfig, directory: Path) -> None:
+    """Trains, then has rank 0 save the model and write the record."""
+    # Collecting garbage among the objects that large imports create takes half a second of them.
+    gc.disable()
+    import torch
+
+    from backends.registry import load_backend
+    from launch.loop import Trainer
+    from launch.progress import ProgressLog
+    from launch.record import RankRecord, RunRecord, describe_environment, write_record
+    from launch.world import gather_facts, prove_world, weights_digest
+    from tasks.registry import load_task
+
+    torch.set_num_threads(config.threads_per_rank)
+    task_class = load_task(config.task)
+    task = task_class(task_class.Settings.model_validate(config.task_settings))
+    task.prepare()
+    backend = load_backend(config.backend)(config.backend_options())
+    prove_world(backend, world_size=config.num_processes)
+
+    trainer = Trainer(config, task, backend, ProgressLog(directory, rank=backend.rank))
+    gc.freeze()
+    gc.enable()
+    trajectory = trainer.train()
+    model = backend.unwrap(trainer.model)
+    on_gpu = backend.device.type == "cuda"
+    mine = RankRecord(
+        rank=backend.rank,
+        local_rank=backend.local_rank,
+        hostname=socket.gethostname(),
+        device=str(backend.device),
+        num_threads=torch.get_num_threads(),
+        step_seconds=trajectory.step_seconds,
+        samples=trajectory.samples,
+        tokens=trajectory.tokens,
+        positions=trajectory.positions,
+        peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        peak_cuda_memory_bytes=torch.cuda.max_memory_allocated() if on_gpu else None,
+        effective_settings=backend.effective_settings(),
+        weights_sha256=weights_digest(model),
+    )
+    ranks = [RankRecord.model_validate(facts) for facts in gather_facts(backend, mine.model_dump(mode="json"))]
+    for other in ranks:
+        if other.weights_sha256 != ranks[0].weights_sha256:
+            raise RuntimeError(f"the weights of rank {other.rank} differ from those of rank 0 after training")
+    if backend.rank == 0:
+        _save_model(task, model, directory)
+        now = time.time()
+        first_step_at = trajectory.first_step_at
+        write_record(
+            RunRecord(
+                status="completed",
+                error=None,
+                config=config.model_dump(mode="json"),
+                gradient_accumulation_steps=config.gradient_accumulation_steps,
+                task=task.describe(),
+                environment=describe_environment(with_torch=True),
+                seconds_to_first_step=first_step_at - config.started_at if first_step_at else None,
+                seconds=now - config.started_at,
+                steps=trajectory.steps,
+                evaluations=trajectory.evaluations,
+                quality=trajectory.evaluations[-1].metrics,
+                ranks=ranks,
+            ),
+            directory,
+        )
+    backend.shutdown()
+
+
+def _save_model(task, model, directory: Path) -> None:  # type: ignore[no-untyped-def]
+    """Saves beside the target and moves file by file, so that no file is ever there by half."""
+    with tempfile.TemporaryDirectory(prefix=".model.", dir=directory) as unfinished:
+        task.save(model, Path(unfinished))
+        for file in Path(unfinished).iterdir():
+            file.replace(directory / file.name)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

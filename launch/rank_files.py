@@ -1,0 +1,109 @@
+"""The files through which ranks and launcher know of each other, in logs/ of the run directory."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from launch.record import write_atomically
+
+LOGS_NAME = "logs"
+
+# Where the launchers that may start a rank tell it its number.
+_RANK_VARIABLES = ("RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK")
+
+# How the survivors of a lost rank put it: their errors are consequences, not causes.
+_CONSEQUENCES = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Horovod has been shut down",
+    "HorovodInternalError",
+    "DistNetworkError",
+    "DistBackendError",
+    "remote process exited",
+)
+
+
+def rank_from_environment(variables: Mapping[str, str]) -> int:
+    """Returns the rank that a launcher gave this process, 0 if none did."""
+    return next((int(variables[name]) for name in _RANK_VARIABLES if name in variables), 0)
+
+
+@dataclass(frozen=True)
+class RankFailure:
+    """Why a rank failed, in one line, and when."""
+
+    rank: int
+    message: str
+    time: float
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether this is how another rank's end looks from here."""
+        return any(phrase in self.message for phrase in _CONSEQUENCES)
+
+
+class RankFiles:
+    """One rank's log and its announcement, error and success files."""
+
+    def __init__(self, run_directory: Path, rank: int) -> None:
+        self.rank = rank
+        directory = run_directory / LOGS_NAME
+        self.log = directory / f"rank{rank}.log"
+        self._announcement = directory / f"rank{rank}.pid"
+        self._error = directory / f"rank{rank}.error.json"
+        self._success = directory / f"rank{rank}.done"
+        self._termination = directory / f"rank{rank}.sigterm"
+
+    def redirect_output(self) -> None:
+        """Sends everything this process prints, from C++ too, to its log."""
+        log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+
+    def announce(self) -> None:
+        """Leaves this process's number, and its stacks should a SIGTERM end it.
+
+        The stacks are written from C, so also while it is stuck in a collective. They tell a rank
+        that its launcher ended from one that ended by itself.
+        """
+        self._termination_file = self._termination.open("w")
+        faulthandler.register(signal.SIGTERM, file=self._termination_file, chain=True)
+        write_atomically(self._announcement, str(os.getpid()))
+
+    def report_error(self, error: BaseException) -> None:
+        text = " ".join(str(error).split())
+        facts = {"message": f"{type(error).__name__}: {text}" if text else type(error).__name__, "time": time.time()}
+        write_atomically(self._error, json.dumps(facts))
+
+    def report_success(self) -> None:
+        write_atomically(self._success, "")
+
+    def pid(self) -> int | None:
+        """The process of this rank on this machine; None before it started."""
+        return int(self._announcement.read_text()) if self._announcement.exists() else None
+
+    def succeeded(self) -> bool:
+        return self._success.exists()
+
+    def ended_silently(self) -> bool:
+        """Whether it started but left neither success, nor error, nor the trace of a SIGTERM."""
+        terminated = self._termination.exists() and self._termination.stat().st_size > 0
+        return self.pid() is not None and not (self.succeeded() or self._error.exists() or terminated)
+
+    def failure(self) -> RankFailure | None:
+        """The error this rank reported, if any."""
+        if not self._error.exists():
+            return None
+        return RankFailure(rank=self.rank, **json.loads(self._error.read_text()))

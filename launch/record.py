@@ -1,0 +1,202 @@
+"""The run record: one JSON file a run, raw counts and seconds only, written once and atomically.
+
+Throughput and other ratios are derived when records are compared, never stored.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from launch.config import RunConfig
+
+SCHEMA_VERSION = 1
+RECORD_NAME = "record.json"
+
+_PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "accelerate", "horovod", "apex", "numpy")
+_VARIABLE_PREFIXES = ("OMP_", "MKL_", "KMP_", "NCCL_", "GLOO_", "TORCH_", "HOROVOD_", "ACCELERATE_", "OMPI_MCA_")
+_VARIABLES = ("CUDA_VISIBLE_DEVICES", "TOKENIZERS_PARALLELISM", "MALLOC_ARENA_MAX", "LD_PRELOAD")
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class StepRecord(_Strict):
+    """One optimizer step, the same on all ranks."""
+
+    step: int = Field(description="optimizer step, from 1, skipped ones counted")
+    epoch: int = Field(description="epoch, from 0")
+    num_samples: int = Field(description="samples of the global batch")
+    loss: float | None = Field(description="global loss sum over global target count; null if not finite")
+    grad_norm: float | None = Field(description="2-norm of the averaged gradient before clipping; null if not finite")
+    learning_rate: float
+    skipped: bool = Field(description="whether an fp16 overflow made all ranks skip the update")
+
+
+class EvaluationRecord(_Strict):
+    """The metrics of the whole validation split after some step."""
+
+    step: int
+    epoch: int
+    seconds: float
+    metrics: dict[str, float | None]
+
+
+class RankRecord(_Strict):
+    """What one rank measured. Lists have one entry for each optimizer step."""
+
+    rank: int
+    local_rank: int
+    hostname: str
+    device: str
+    num_threads: int
+    step_seconds: list[float] = Field(description="wall time since the previous step's end, data included")
+    samples: list[int] = Field(description="samples of this rank")
+    tokens: list[int] = Field(description="real tokens of this rank")
+    positions: list[int] = Field(description="token positions computed, padding included")
+    peak_memory_bytes: int = Field(description="largest resident set of the process")
+    peak_cuda_memory_bytes: int | None
+    effective_settings: dict[str, Any] = Field(description="read back from the backend's library")
+    weights_sha256: str = Field(description="of all final parameters and buffers")
+
+
+class Environment(_Strict):
+    """Where a run took place."""
+
+    git_commit: str | None
+    git_dirty: bool | None
+    python: str
+    platform: str
+    cpu: str
+    num_cpus: int
+    gpus: list[str]
+    cuda: str | None
+    nccl: str | None
+    packages: dict[str, str]
+    variables: dict[str, str]
+
+
+class RunRecord(_Strict):
+    """Everything about one run."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    status: Literal["completed", "failed"]
+    error: str | None = Field(description="why the run failed, naming the rank")
+    config: dict[str, Any] = Field(description="the resolved configuration")
+    gradient_accumulation_steps: int
+    task: dict[str, Any] = Field(description="the task's facts about its data and model")
+    environment: Environment
+    seconds_to_first_step: float | None = Field(description="from the user's command to the first update")
+    seconds: float = Field(description="from the user's command to this record")
+    steps: list[StepRecord]
+    evaluations: list[EvaluationRecord]
+    quality: dict[str, float | None] = Field(description="metrics of the last evaluation")
+    ranks: list[RankRecord]
+
+
+def describe_environment(*, with_torch: bool) -> Environment:
+    """Describes this machine; CUDA and GPUs only where torch is loaded anyway."""
+    commit, dirty = _git_state(Path(__file__).parent)
+    cuda = nccl = None
+    gpus: list[str] = []
+    if with_torch:
+        import torch
+
+        if torch.cuda.is_available():
+            cuda = torch.version.cuda
+            nccl = ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
+            gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    variables = {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(_VARIABLE_PREFIXES) or name in _VARIABLES
+    }
+    return Environment(
+        git_commit=commit,
+        git_dirty=dirty,
+        python=platform.python_version(),
+        platform=platform.platform(),
+        cpu=_cpu_name(),
+        num_cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        gpus=gpus,
+        cuda=cuda,
+        nccl=nccl,
+        packages=dict(_package_versions()),
+        variables=variables,
+    )
+
+
+def write_record(record: RunRecord, directory: Path) -> None:
+    """Writes the record so that it is there whole or not at all.
+
+    Raises:
+        FileExistsError: There is one already.
+    """
+    target = directory / RECORD_NAME
+    if target.exists():
+        raise FileExistsError(f"{target} exists already")
+    write_atomically(target, json.dumps(record.model_dump(mode="json"), indent=1, allow_nan=False) + "\n")
+
+
+def read_record(path: Path) -> RunRecord:
+    """Reads and validates a record.
+
+    Raises:
+        OSError, ValueError: It cannot be read, or is no record of this schema.
+    """
+    return RunRecord.model_validate_json(path.read_bytes())
+
+
+def write_atomically(target: Path, text: str) -> None:
+    """Replaces a file by one rename, after its content has reached the disk."""
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
+    with unfinished.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(target)
+
+
+def _package_versions() -> list[tuple[str, str]]:
+    found = []
+    for name in _PACKAGES:
+        try:
+            found.append((name, version(name)))
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _git_state(directory: Path) -> tuple[str | None, bool | None]:
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(directory), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD"), bool(git("status", "--porcelain"))
+    except (OSError, subprocess.SubprocessError):
+        return None, None
+
+
+if __name__ == "__main__":
+    # python -m launch.record > launch/record.schema.json
+    json.dump(RunRecord.model_json_schema(), sys.stdout, indent=1)
+    sys.stdout.write("\n")

@@ -1,0 +1,114 @@
+"""Settling what the user left open, and refusing what cannot work, before anything is created."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Literal
+
+from backends.devices import count_gpus
+from backends.interface import UnsupportedError
+from backends.registry import BackendRow
+from launch.config import (
+    DEFAULT_CPU_PROCESSES,
+    RunConfig,
+    RunOptions,
+    UsageError,
+    check_port,
+    default_output_dir,
+    settle_batch_sizes,
+)
+from launch.rank import CONFIG_NAME
+from launch.record import RECORD_NAME
+from tasks.interface import Task, TaskSettings
+
+
+def resolve(
+    backend: str,
+    row: BackendRow,
+    options: RunOptions,
+    task_class: type[Task],
+    settings: TaskSettings,
+    *,
+    started_at: float,
+) -> RunConfig:
+    """Turns options into the configuration of a run that can start.
+
+    Raises:
+        UsageError, UnsupportedError, TaskInputError: It cannot; the text says why and what to do.
+    """
+    reason = row.unavailable_reason()
+    if reason is not None:
+        raise UnsupportedError(f"{backend} cannot run here: {reason}")
+    device = _settle_device(options)
+    most = row.capabilities.max_world_size
+    num_processes = options.num_processes or (
+        most if most is not None else count_gpus() if device == "cuda" else DEFAULT_CPU_PROCESSES
+    )
+    row.capabilities.check(name=backend, device=device, precision=options.precision, world_size=num_processes)
+    start_methods = row.capabilities.start_methods_on(device)
+    start_method = options.start_method or start_methods[0]
+    if start_method not in start_methods:
+        raise UsageError(f"--start-method {start_method}: {backend} is started by {' or '.join(start_methods)}")
+    micro_batch_size = settle_batch_sizes(options.global_batch_size, options.micro_batch_size, num_processes)
+    output_dir = _settle_output_dir(options, backend)
+    if options.master_port is not None:
+        check_port(options.master_port)
+
+    task = task_class(settings)
+    task.prepare()
+    if num_processes > task.num_samples("train"):
+        raise UsageError(
+            f"--num-processes {num_processes}: there are only {task.num_samples('train')} training samples; "
+            "use at most as many ranks"
+        )
+    settled = {
+        "backend": backend,
+        "task_settings": settings.model_dump(mode="json"),
+        "num_processes": num_processes,
+        "device": device,
+        "start_method": start_method,
+        "threads_per_rank": options.threads_per_rank or max(1, _num_cpus() // num_processes),
+        "micro_batch_size": micro_batch_size,
+        "learning_rate": options.learning_rate or task.default_learning_rate,
+        "output_dir": output_dir,
+        "launch_command": shlex.join(["launch/run.sh", *sys.argv[1:]]),
+        "started_at": started_at,
+    }
+    return RunConfig.model_validate(options.model_dump() | settled)
+
+
+def _settle_device(options: RunOptions) -> Literal["cpu", "cuda"]:
+    if options.device == "auto":
+        return "cuda" if count_gpus() else "cpu"
+    if options.device == "cuda" and count_gpus() == 0:
+        raise UsageError("--device cuda: no GPU is visible here; use --device cpu or check the driver")
+    return options.device
+
+
+def _settle_output_dir(options: RunOptions, backend: str) -> Path:
+    if options.output_dir is None:
+        return default_output_dir(backend)
+    directory = options.output_dir.absolute()
+    if directory.exists() and not directory.is_dir():
+        raise UsageError(f"--output-dir {options.output_dir}: this is a file; name a directory")
+    if directory.exists() and any(directory.iterdir()):
+        holds_run = (directory / CONFIG_NAME).exists() or (directory / RECORD_NAME).exists()
+        if not holds_run:
+            raise UsageError(
+                f"--output-dir {options.output_dir}: not empty, and what it holds is no run; choose another directory"
+            )
+        if not options.overwrite:
+            raise UsageError(
+                f"--output-dir {options.output_dir}: holds a run already; add --overwrite or choose another directory"
+            )
+    parent = next(path for path in (directory, *directory.parents) if path.exists())
+    if not os.access(parent, os.W_OK):
+        raise UsageError(f"--output-dir {options.output_dir}: {parent} is not writable; choose another directory")
+    return directory
+
+
+def _num_cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

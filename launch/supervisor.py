@@ -1,0 +1,156 @@
+"""Runs one job: starts the engine, passes on news while it works, ends it whole, and says what went wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from launch.rank_files import LOGS_NAME, RankFailure, RankFiles
+
+_POLL_SECONDS = 0.1
+# How long a launcher may take to end the other ranks once one has failed, before we do it.
+_SECONDS_TO_END = 10.0
+
+
+class Interrupted(Exception):
+    """The user, or the system, asked the job to end."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(signal.Signals(signal_number).name)
+        self.signal_number = signal_number
+
+
+@dataclass(frozen=True)
+class JobFailure:
+    """Which rank failed first (None: the launcher itself did), why, and where to read more."""
+
+    rank: int | None
+    message: str
+    log: Path
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}: {self.message}" if self.rank is not None else self.message
+
+
+def run_job(
+    command: list[str],
+    *,
+    environment: Mapping[str, str],
+    working_directory: Path,
+    run_directory: Path,
+    num_processes: int,
+    on_poll: Callable[[], None],
+) -> JobFailure | None:
+    """Runs an engine's command to its end and returns None, or why it failed.
+
+    However it ends, no process of the job is left: on this machine, ranks are known by the files
+    they write in `run_directory`.
+
+    Raises:
+        Interrupted: SIGINT or SIGTERM arrived; the job has been ended.
+    """
+    ranks = [RankFiles(run_directory, rank) for rank in range(num_processes)]
+    engine_log = run_directory / LOGS_NAME / "engine.log"
+    failed_at: float | None = None
+    with engine_log.open("ab") as log, _signals_raised():
+        engine = subprocess.Popen(
+            command,
+            env=dict(environment),
+            cwd=working_directory,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            while engine.poll() is None:
+                time.sleep(_POLL_SECONDS)
+                on_poll()
+                if failed_at is None and any(_has_failed(rank) for rank in ranks):
+                    failed_at = time.monotonic()
+                if failed_at is not None and time.monotonic() - failed_at > _SECONDS_TO_END:
+                    break
+        finally:
+            _end(engine, ranks)
+    on_poll()
+    if all(rank.succeeded() for rank in ranks):
+        return None
+    return _explain(ranks, engine.returncode, engine_log)
+
+
+def _has_failed(rank: RankFiles) -> bool:
+    if rank.failure() is not None:
+        return True
+    pid = rank.pid()
+    return pid is not None and not rank.succeeded() and not _is_alive(pid)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _end(engine: subprocess.Popen[bytes], ranks: list[RankFiles]) -> None:
+    """Ends the engine, politely first, then every rank that outlived it."""
+    if engine.poll() is None:
+        engine.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            engine.wait(timeout=5)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(engine.pid, signal.SIGKILL)
+    engine.wait()
+    for rank in ranks:
+        pid = rank.pid()
+        if pid is not None and not rank.succeeded():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _explain(ranks: list[RankFiles], return_code: int, engine_log: Path) -> JobFailure:
+    """Finds the failure that the others follow from.
+
+    An error that a rank reported comes first, unless it only tells that a peer has gone; then the
+    rank that ended without a word is the one to name.
+    """
+    failures = sorted((failure for rank in ranks if (failure := rank.failure())), key=lambda failure: failure.time)
+    causes = [failure for failure in failures if not failure.is_consequence]
+    if causes:
+        return _named(causes[0], ranks)
+    for rank in ranks:
+        if rank.ended_silently():
+            message = "ended without a word: killed, crashed or out of memory"
+            return JobFailure(rank.rank, message, rank.log)
+    if failures:
+        return _named(failures[0], ranks)
+    lines = engine_log.read_text(errors="replace").strip().splitlines()
+    reason = f": {lines[-1].strip()[:300]}" if lines else ""
+    return JobFailure(None, f"the launcher ended with code {return_code}{reason}", engine_log)
+
+
+def _named(failure: RankFailure, ranks: list[RankFiles]) -> JobFailure:
+    return JobFailure(failure.rank, failure.message, ranks[failure.rank].log)
+
+
+@contextlib.contextmanager
+def _signals_raised():  # type: ignore[no-untyped-def]
+    """Turns SIGINT and SIGTERM into an exception, so that the job is always ended on the way out."""
+
+    def stop(signal_number: int, frame: FrameType | None) -> None:
+        raise Interrupted(signal_number)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

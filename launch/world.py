@@ -1,0 +1,53 @@
+"""What ranks owe each other besides gradients: proof of the world they are in, and each other's facts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import torch
+
+from backends.interface import Backend
+
+
+def prove_world(backend: Backend, *, world_size: int) -> None:
+    """Makes sure that this process is one of exactly `world_size` distinct ranks that reach each other.
+
+    A script started by another library's launcher often finds itself alone, N times over, and
+    trains N unrelated models without a word.
+
+    Raises:
+        RuntimeError: The world is not the one that was asked for.
+    """
+    if backend.world_size != world_size:
+        raise RuntimeError(f"asked for {world_size} ranks, but {backend.name} made a world of {backend.world_size}")
+    seen = torch.zeros(world_size, device=backend.device)
+    seen[backend.rank] = 1
+    seen = backend.all_reduce(seen)
+    if not torch.equal(seen, torch.ones_like(seen)):
+        raise RuntimeError(f"{backend.name} reaches ranks {seen.nonzero().flatten().tolist()} of {world_size}, counted {seen.tolist()}")
+
+
+def gather_facts(backend: Backend, facts: dict[str, Any]) -> list[dict[str, Any]]:
+    """Gives every rank the JSON-able facts of all ranks, in the order of ranks.
+
+    Each rank writes its text into its own row of a zero matrix; the sum of the matrices holds all.
+    """
+    text = torch.tensor(list(json.dumps(facts).encode()), dtype=torch.int32)
+    lengths = torch.zeros(backend.world_size, dtype=torch.int32, device=backend.device)
+    lengths[backend.rank] = len(text)
+    lengths = backend.all_reduce(lengths)
+    rows = torch.zeros(backend.world_size, int(lengths.max()), dtype=torch.int32, device=backend.device)
+    rows[backend.rank, : len(text)] = text.to(backend.device)
+    rows = backend.all_reduce(rows).cpu()
+    return [json.loads(bytes(row[:length].tolist())) for row, length in zip(rows, lengths.tolist(), strict=True)]
+
+
+def weights_digest(model: torch.nn.Module) -> str:
+    """Hashes names and exact bytes of all parameters and buffers."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted([*model.named_parameters(), *model.named_buffers()], key=lambda item: item[0]):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,1 @@
+"""Tasks: model, data, loss and metrics behind the interface of `tasks.interface`; they know no backend."""

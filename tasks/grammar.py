@@ -1,0 +1,124 @@
+"""The embedded data set: short reviews whose label needs syntax, not vocabulary.
+
+Every sentence is derived from its label. An opinion is put plainly or through a negation, two
+opposite opinions are joined by a contrast of which one side wins, and the opinions of other
+people or of another subject do not count. Each polar word is therefore about as frequent in
+positive as in negative reviews: counting words cannot tell them apart, reading can.
+
+Everything is a function of the seed. Only ``random.Random.random`` is used, the one generator
+whose sequence Python guarantees across versions
+(https://docs.python.org/3/library/random.html#notes-on-reproducibility).
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+LABELS = ("negative", "positive")
+POSITIVE_SHARE = 0.55
+MIN_WORDS, MAX_WORDS = 4, 60
+
+_ASPECTS = (
+    "plot acting music ending camera food service room breakfast staff view battery screen sound keyboard "
+    "story menu garden"
+).split()
+_ADJECTIVES = {
+    True: "superb charming delightful excellent memorable wonderful fine great".split(),
+    False: "dreadful boring terrible clumsy awful dull poor horrible".split(),
+}
+_VERBS = {True: "loved enjoyed admired liked".split(), False: "hated regretted disliked resented".split()}
+_BARE_VERBS = {True: "love enjoy admire like".split(), False: "hate regret dislike resent".split()}
+_ADVERBS = "really quite truly rather simply".split()
+_OTHERS = ("my cousin", "the critics", "our neighbours", "her colleagues", "the guide book", "a friend of mine")
+_ELSEWHERE = ("the hotel next door", "the previous model", "his first novel", "the other cinema", "last year")
+_SETTINGS = (
+    "we went there on a rainy tuesday evening",
+    "i bought it with two colleagues in the spring",
+    "it was our third visit this year",
+    "the train from the coast took almost four hours",
+    "my sister paid for both of us",
+    "we stayed until they closed the doors",
+    "the whole thing cost about forty euros",
+    "someone had recommended it in a small magazine",
+    "i wrote these lines on the way home",
+    "there were perhaps a dozen people around us",
+)
+
+
+class _Writer:
+    """Derives sentences from one random stream."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = Random(seed)
+
+    def chance(self, probability: float) -> bool:
+        return self._random.random() < probability
+
+    def pick(self, options: tuple[str, ...] | list[str]) -> str:
+        return options[int(self._random.random() * len(options))]
+
+    def judgement(self, positive: bool) -> str:
+        """What was said of an aspect, taken at its word: "superb", "really dull"."""
+        adjective = self.pick(_ADJECTIVES[positive])
+        return f"{self.pick(_ADVERBS)} {adjective}" if self.chance(0.3) else adjective
+
+    def opinion(self, positive: bool) -> str:
+        """One clause whose meaning is `positive`; half of them say so by negating the opposite."""
+        aspect = self.pick(_ASPECTS)
+        form = self.pick(["copula", "copula", "verb"])
+        if self.chance(0.7):
+            if form == "verb":
+                return f"i {self.pick(_VERBS[positive])} the {aspect}"
+            return f"the {aspect} was {self.judgement(positive)}"
+        if form == "verb":
+            return f"i {self.pick(['did not', 'never did'])} {self.pick(_BARE_VERBS[not positive])} the {aspect}"
+        negation = self.pick(["was not", "was never", "was hardly", "was anything but"])
+        return f"the {aspect} {negation} {self.judgement(not positive)}"
+
+    def contrast(self, positive: bool) -> str:
+        """Two opposite opinions; the conjunction decides which of them counts."""
+        wins, loses = self.opinion(positive), self.opinion(not positive)
+        return self.pick(
+            [
+                f"{loses} , but {wins}",
+                f"{loses} ; however , {wins}",
+                f"although {loses} , {wins}",
+                f"{wins} , even though {loses}",
+                f"{wins} , despite the fact that {loses}",
+            ]
+        )
+
+    def scope(self, positive: bool) -> str:
+        """A negation or a foreign speaker with a whole clause in its scope."""
+        if self.chance(0.5):
+            holder = self.pick(["i do not think that", "nobody could claim that", "it is not true that"])
+            return f"{holder} {self.opinion(not positive)}"
+        claim = f"the {self.pick(_ASPECTS)} was {self.judgement(self.chance(0.5))}"
+        if self.chance(0.5):
+            return f"{self.pick(list(_OTHERS))} said that {claim} , yet {self.opinion(positive)}"
+        return f"{self.opinion(positive)} , while at {self.pick(list(_ELSEWHERE))} {claim}"
+
+    def review(self, positive: bool) -> str:
+        kind = self.pick(["opinion", "opinion", "opinion", "contrast", "contrast", "scope"])
+        sentences = [getattr(self, kind)(positive)]
+        while self.chance(0.3):
+            setting = self.pick(list(_SETTINGS))
+            sentences.insert(0 if self.chance(0.5) else len(sentences), setting)
+        text = " . ".join(sentences)
+        return text if self.chance(0.3) else f"{text} ."
+
+
+def generate(num_samples: int, *, seed: int) -> list[dict[str, str]]:
+    """Derives `num_samples` distinct reviews: ``{"text": ..., "label": "negative" | "positive"}``.
+
+    Words and punctuation marks are separated by single spaces; a review has between MIN_WORDS
+    and MAX_WORDS of them.
+    """
+    writer = _Writer(seed)
+    rows: dict[str, str] = {}
+    while len(rows) < num_samples:
+        positive = writer.chance(POSITIVE_SHARE)
+        text = writer.review(positive)
+        if MIN_WORDS <= len(text.split()) <= MAX_WORDS:
+            rows.setdefault(text, LABELS[positive])
+    return [{"text": text, "label": label} for text, label in rows.items()]

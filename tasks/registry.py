@@ -1,0 +1,33 @@
+"""The table of tasks. A task of your own needs no row: name it as ``package.module:Class``."""
+
+from __future__ import annotations
+
+import importlib
+
+from tasks.interface import Task, TaskInputError
+
+TASKS = {
+    "text-classification": "tasks.text_classification:TextClassification",
+    "token-tagging": "tasks.token_tagging:TokenTagging",
+}
+
+
+def load_task(name: str) -> type[Task]:
+    """Imports a task by its name in the table or as "module:Class".
+
+    Raises:
+        TaskInputError: There is no such task.
+    """
+    path = TASKS.get(name, name)
+    module_name, _, class_name = path.partition(":")
+    if not class_name:
+        raise TaskInputError(
+            f"there is no task {name!r}; choose {', '.join(TASKS)}, or name your own as package.module:Class"
+        )
+    try:
+        task = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError) as error:
+        raise TaskInputError(f"task {name!r} cannot be imported ({error}); is it on PYTHONPATH?") from error
+    if not (isinstance(task, type) and issubclass(task, Task)):
+        raise TaskInputError(f"{name!r} is not a subclass of tasks.interface.Task")
+    return task

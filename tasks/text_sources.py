@@ -1,0 +1,176 @@
+"""Where labelled texts come from: the embedded grammar, local files, or a data set of the hub.
+
+Every source ends as an Arrow table with the string columns "text" and "label", checked row by row.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.interface import Split, TaskInputError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FILE_TYPES = (".csv", ".tsv", ".jsonl", ".parquet")
+NUM_EMBEDDED = {"train": 8000, "validation": 1000}
+
+# A JSON row must fit in one block of the reader.
+_MAX_JSON_ROW_BYTES = 64 * 1024 * 1024
+
+
+def embedded_tables() -> dict[Split, pa.Table]:
+    """Generates the embedded reviews; no text occurs in both splits."""
+    import pyarrow as pa
+
+    from tasks.grammar import generate
+
+    rows = pa.Table.from_pylist(generate(NUM_EMBEDDED["train"] + NUM_EMBEDDED["validation"], seed=0))
+    return {"train": rows.slice(0, NUM_EMBEDDED["train"]), "validation": rows.slice(NUM_EMBEDDED["train"])}
+
+
+def read_file(path: Path, *, option: str, text_column: str, label_column: str) -> pa.Table:
+    """Reads one csv, tsv, jsonl or parquet file.
+
+    Raises:
+        TaskInputError: The file, given by the command-line `option`, cannot be used.
+    """
+    import pyarrow as pa
+
+    source = f"{option} {path}"
+    check_file(path, option=option)
+    readers = {".csv": _read_delimited, ".tsv": _read_delimited, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
+    try:
+        table = readers[path.suffix](path, (text_column, label_column), source)
+    except (pa.ArrowException, OSError) as error:
+        reason = " ".join(str(error).split())
+        if "utf8" in reason.lower() or "utf-8" in reason.lower():
+            reason = "it is not UTF-8; convert it, for example with iconv"
+        raise TaskInputError(f"{source}: cannot be read as {path.suffix[1:]}: {reason[:300]}") from error
+    return _checked(table, text_column, label_column, source)
+
+
+def check_file(path: Path, *, option: str) -> None:
+    """Checks what can be seen without reading the file."""
+    if not path.exists():
+        raise TaskInputError(f"{option} {path}: there is no such file")
+    if not path.is_file():
+        raise TaskInputError(f"{option} {path}: this is not a file")
+    if path.suffix not in FILE_TYPES:
+        raise TaskInputError(f"{option} {path}: the ending must be one of {', '.join(FILE_TYPES)}")
+    if path.stat().st_size == 0:
+        raise TaskInputError(f"{option} {path}: the file is empty")
+
+
+def hub_tables(name: str, *, text_column: str, label_column: str) -> dict[Split, pa.Table]:
+    """Loads a data set through the `datasets` library: a hub name, name:config, or a local directory.
+
+    Raises:
+        TaskInputError: It cannot be loaded or lacks a split or column.
+    """
+    from datasets import ClassLabel, load_dataset
+
+    path, _, config = name.partition(":")
+    try:
+        splits: Any = load_dataset(path, config or None)
+    except Exception as error:  # hub, cache and format errors share no base class
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise TaskInputError(f"--dataset {name}: cannot be loaded ({reason})") from error
+    held_out = next((split for split in ("validation", "test") if split in splits), None)
+    if "train" not in splits or held_out is None:
+        raise TaskInputError(f"--dataset {name}: needs the splits train and validation (or test), has {list(splits)}")
+    tables: dict[Split, pa.Table] = {}
+    for split, wanted in (("train", "train"), ("validation", held_out)):
+        dataset = splits[wanted]
+        source = f"--dataset {name} ({wanted})"
+        _require_columns(dataset.column_names, (text_column, label_column), source)
+        labels = dataset.features[label_column]
+        table = dataset.select_columns([text_column, label_column]).with_format("arrow")[:]
+        if isinstance(labels, ClassLabel):
+            import pyarrow as pa
+
+            names = pa.array([labels.int2str(value) for value in table[label_column].to_pylist()])
+            table = pa.table({text_column: table[text_column], label_column: names})
+        tables["train" if split == "train" else "validation"] = _checked(table, text_column, label_column, source)
+    return tables
+
+
+def label_names(tables: dict[Split, pa.Table], source: str) -> list[str]:
+    """Returns the labels of the training split in order: by value when all are whole numbers, else by name.
+
+    Raises:
+        TaskInputError: There is one label only, or the validation split has one that training lacks.
+    """
+    labels = set(tables["train"]["label"].unique().to_pylist())
+    if len(labels) < 2:
+        raise TaskInputError(f"{source}: all training rows have the label {labels.pop()!r}; two or more are needed")
+    unseen = set(tables["validation"]["label"].unique().to_pylist()) - labels
+    if unseen:
+        raise TaskInputError(
+            f"{source}: the validation label {sorted(unseen)[0]!r} does not occur in training "
+            f"(there: {', '.join(sorted(labels)[:10])})"
+        )
+    whole_numbers = all(label.lstrip("-").isdecimal() for label in labels)
+    return sorted(labels, key=int) if whole_numbers else sorted(labels)
+
+
+def _read_delimited(path: Path, columns: tuple[str, str], source: str) -> pa.Table:
+    import pyarrow as pa
+    from pyarrow import csv
+
+    parse = csv.ParseOptions(delimiter="\t" if path.suffix == ".tsv" else ",", newlines_in_values=True)
+    with csv.open_csv(path, parse_options=parse) as reader:
+        _require_columns(reader.schema.names, columns, source)
+    convert = csv.ConvertOptions(include_columns=list(columns), column_types={name: pa.string() for name in columns})
+    return csv.read_csv(path, parse_options=parse, convert_options=convert)
+
+
+def _read_jsonl(path: Path, columns: tuple[str, str], source: str) -> pa.Table:
+    from pyarrow import json
+
+    table = json.read_json(path, read_options=json.ReadOptions(block_size=_MAX_JSON_ROW_BYTES))
+    _require_columns(table.column_names, columns, source)
+    return table.select(list(columns))
+
+
+def _read_parquet(path: Path, columns: tuple[str, str], source: str) -> pa.Table:
+    from pyarrow import parquet
+
+    _require_columns(parquet.read_schema(path).names, columns, source)
+    return parquet.read_table(path, columns=list(columns))
+
+
+def _require_columns(present: list[str], wanted: tuple[str, str], source: str) -> None:
+    for column, option in zip(wanted, ("--text-column", "--label-column"), strict=True):
+        if column not in present:
+            raise TaskInputError(
+                f"{source}: there is no column {column!r}; choose {option} from {', '.join(present[:20])}"
+            )
+
+
+def _checked(table: pa.Table, text_column: str, label_column: str, source: str) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if table.num_rows == 0:
+        raise TaskInputError(f"{source}: there are no rows")
+    if not (pa.types.is_string(table.schema.field(text_column).type) or pa.types.is_large_string(
+        table.schema.field(text_column).type
+    )):
+        kind = table.schema.field(text_column).type
+        raise TaskInputError(f"{source}: column {text_column!r} holds {kind}, not text; choose another --text-column")
+    try:
+        labels = pc.cast(table[label_column], pa.string())
+    except pa.ArrowException as error:
+        kind = table.schema.field(label_column).type
+        raise TaskInputError(f"{source}: column {label_column!r} holds {kind}, which cannot be a label") from error
+    texts = pc.cast(table[text_column], pa.string())
+    for what, values in (("text", texts), ("label", labels)):
+        missing = pc.fill_null(pc.equal(pc.utf8_trim_whitespace(values), ""), True)
+        first = pc.index(missing, True).as_py()
+        if first >= 0:
+            raise TaskInputError(
+                f"{source}: row {first + 1} of {table.num_rows} has no {what}; remove or complete such rows"
+            )
+    return pa.table({"text": texts, "label": labels})

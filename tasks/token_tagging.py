@@ -1,0 +1,125 @@
+"""A tiny float64 task for proofs: tag every token of synthetic sentences.
+
+It is small enough to be compared with a reference to the last digits, and awkward on purpose:
+sentence lengths differ by a factor of twelve, some tokens carry no target, labels are spread
+unevenly over the sample numbers, and the embedding is tied to the output layer. A mean of means,
+wherever one hides, gives another gradient here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pad_sequence
+
+from tasks.interface import Batch, Split, Task, TaskSettings
+
+NUM_TAGS = 7
+HIDDEN_SIZE = 12
+NO_TARGET = -100
+
+
+class TokenTaggingSettings(TaskSettings):
+    num_train_samples: int = Field(44, gt=0, description="synthetic training sentences")
+    num_validation_samples: int = Field(23, gt=0, description="synthetic validation sentences")
+
+
+class Tagger(nn.Module):
+    """Embeds tokens, mixes neighbours, and scores tags with the embedding's own weights.
+
+    Maps token numbers [batch, length] to scores [batch, length, NUM_TAGS].
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(NUM_TAGS, HIDDEN_SIZE)
+        self.mixer = nn.Linear(2 * HIDDEN_SIZE, HIDDEN_SIZE)
+        self.output = nn.Linear(HIDDEN_SIZE, NUM_TAGS)
+        self.output.weight = self.embedding.weight
+        self.register_buffer("positions_seen", torch.arange(3))
+        self.double()
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        embedded = self.embedding(tokens)
+        left = nn.functional.pad(embedded, (0, 0, 1, 0))[:, :-1]
+        scores: torch.Tensor = self.output(torch.tanh(self.mixer(torch.cat([embedded, left], dim=-1))))
+        return scores
+
+
+class TokenTagging(Task):
+    name = "token-tagging"
+    Settings = TokenTaggingSettings
+    settings: TokenTaggingSettings
+
+    def prepare(self) -> None:
+        self._samples = {
+            "train": _sentences(self.settings.num_train_samples, seed=1),
+            "validation": _sentences(self.settings.num_validation_samples, seed=2),
+        }
+
+    def num_samples(self, split: Split) -> int:
+        return len(self._samples[split])
+
+    @property
+    def default_learning_rate(self) -> float:
+        return 0.1
+
+    def build_model(self) -> nn.Module:
+        return Tagger()
+
+    def collate(self, split: Split, sample_ids: Sequence[int]) -> Batch:
+        chosen = [self._samples[split][int(sample_id)] for sample_id in sample_ids]
+        tokens = pad_sequence([tokens for tokens, _ in chosen], batch_first=True)
+        tags = pad_sequence([tags for _, tags in chosen], batch_first=True, padding_value=NO_TARGET)
+        return Batch({"tokens": tokens, "tags": tags}, sum(len(tokens) for tokens, _ in chosen), tokens.numel())
+
+    def num_targets(self, split: Split, sample_ids: Sequence[int]) -> int:
+        return sum(int((self._samples[split][int(i)][1] != NO_TARGET).sum()) for i in sample_ids)
+
+    def loss_sum(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        scores = model(batch.tensors["tokens"])
+        return cross_entropy(scores.flatten(0, 1), batch.tensors["tags"].flatten(), reduction="sum")
+
+    def evaluation_rows(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        tags = batch.tensors["tags"]
+        scores = model(batch.tensors["tokens"])
+        losses = cross_entropy(scores.transpose(1, 2), tags, reduction="none").sum(dim=1)
+        hits = ((scores.argmax(dim=-1) == tags) & (tags != NO_TARGET)).sum(dim=1)
+        return torch.stack([losses, hits, (tags != NO_TARGET).sum(dim=1)], dim=1).double()
+
+    @property
+    def num_evaluation_columns(self) -> int:
+        return 3
+
+    def metrics(self, rows: torch.Tensor) -> dict[str, float | None]:
+        losses, hits, targets = rows.sum(dim=0).tolist()
+        return {"loss": losses / targets, "accuracy": hits / targets}
+
+    def describe(self) -> dict[str, Any]:
+        return {"num_train_samples": self.num_samples("train"), "num_validation_samples": self.num_samples("validation")}
+
+    def save(self, model: nn.Module, directory: Path) -> None:
+        from safetensors.torch import save_model
+
+        save_model(model, str(directory / "model.safetensors"))
+
+
+def _sentences(num_samples: int, *, seed: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Draws (tokens, tags) pairs; early sentences are long and use few tags, late ones are short."""
+    generator = torch.Generator().manual_seed(seed)
+    sentences = []
+    for index in range(num_samples):
+        early = index < num_samples // 2
+        length = int(torch.randint(8 if early else 1, 13 if early else 4, (1,), generator=generator))
+        tokens = torch.randint(0, 2 if early else NUM_TAGS, (length,), generator=generator)
+        tags = (tokens + torch.roll(tokens, 1)) % NUM_TAGS
+        # Every third token has no target, but the first always has: no sentence is without one.
+        tags[2::3] = NO_TARGET
+        sentences.append((tokens, tags))
+    return sentences

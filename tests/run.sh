@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# Runs the project's tests, setting up everything they need the first time: tests/run.sh [pytest options]
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/../launch/setup.sh"
+set_up single ddp horovod accelerate test
+cd "$root"
+exec "$environment/bin/python" -m pytest "$@"
