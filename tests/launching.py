@@ -1,0 +1,91 @@
+"""Starting the product's own commands and rank groups from tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends.registry import find_backend
+from launch.config import RunConfig
+from launch.engines import PROJECT_DIRECTORY, Ranks, engine_command, engine_environment
+from launch.rank_files import LOGS_NAME
+from launch.supervisor import run_job
+
+LOCKSTEP = Path(sys.executable).with_name("lockstep")
+
+
+def require_backend(name: str) -> None:
+    """Skips where a backend cannot run, unless LOCKSTEP_REQUIRE lists it."""
+    reason = find_backend(name).unavailable_reason()
+    if reason is not None:
+        if name in os.environ.get("LOCKSTEP_REQUIRE", "").split(","):
+            pytest.fail(f"{name} is required here: {reason}")
+        pytest.skip(f"{name}: {reason}")
+
+
+def lockstep(*arguments: str | Path, timeout: float = 240, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Runs the command line to its end, with the tests importable, as a user's own adapter would be."""
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT_DIRECTORY), **options.pop("env", {})}
+    command = [str(LOCKSTEP), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment, **options)
+
+
+def train(backend: str, output_dir: Path, *arguments: str | Path) -> dict[str, Any]:
+    """Runs a training that must succeed and returns its record."""
+    done = lockstep(backend, "--output-dir", output_dir, *arguments)
+    assert done.returncode == 0, done.stderr + _logs(output_dir)
+    record: dict[str, Any] = json.loads((output_dir / "record.json").read_text())
+    return record
+
+
+def run_config(backend: str, world_size: int, output_dir: Path, **options: Any) -> RunConfig:
+    """A resolved configuration of the float64 task with plain SGD."""
+    settled: dict[str, Any] = {
+        "backend": backend,
+        "task": "token-tagging",
+        "task_settings": {},
+        "num_processes": world_size,
+        "device": "cpu",
+        "start_method": find_backend(backend).capabilities.start_methods[0],
+        "threads_per_rank": 1,
+        "learning_rate": 0.5,
+        "optimizer": "sgd",
+        "lr_scheduler": "constant",
+        "warmup_ratio": 0.0,
+        "max_grad_norm": 0.0,
+        "num_train_epochs": 2,
+        "timeout": 60,
+        "output_dir": output_dir,
+        "launch_command": "",
+        "started_at": time.time(),
+    }
+    return RunConfig.model_validate(settled | options)
+
+
+def probe(backend: str, world_size: int, directory: Path, cases: list[dict[str, Any]]) -> None:
+    """Runs tests.probe_rank in a group of ranks that the backend's own launcher starts."""
+    (directory / LOGS_NAME).mkdir(parents=True)
+    specification = {"backend": backend, "world_size": world_size, "cases": cases}
+    (directory / "cases.json").write_text(json.dumps(specification))
+    ranks = Ranks(world_size, ("tests.probe_rank", str(directory)), "cpu", 1, None, 60)
+    environment = engine_environment(ranks) | {"PYTHONPATH": str(PROJECT_DIRECTORY)}
+    failure = run_job(
+        engine_command(find_backend(backend).capabilities.start_methods[0], ranks),
+        environment=environment,
+        working_directory=PROJECT_DIRECTORY,
+        run_directory=directory,
+        num_processes=world_size,
+        on_poll=lambda: None,
+    )
+    assert failure is None, f"{failure}\n{_logs(directory)}"
+
+
+def _logs(directory: Path) -> str:
+    return "\n".join(f"--- {log.name}\n{log.read_text()[-3000:]}" for log in sorted(directory.glob("logs/*.log")))
