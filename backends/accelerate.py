@@ -70,10 +70,10 @@ class AccelerateBackend(Backend):
         return self.model, self.optimizer
 
     def autocast(self) -> AbstractContextManager[Any]:
-        return self.accelerator.autocast()
+        return cast(AbstractContextManager[Any], self.accelerator.autocast())
 
     def no_sync(self) -> AbstractContextManager[Any]:
-        return self.accelerator.no_sync(self.model)
+        return cast(AbstractContextManager[Any], self.accelerator.no_sync(self.model))
 
     def backward(self, loss: torch.Tensor) -> None:
         self.accelerator.backward(loss)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import horovod.torch as hvd
 import torch
@@ -80,7 +80,7 @@ class HorovodBackend(TorchAmpBackend):
         return [parameter for parameter, count in zip(parameters, self.all_reduce(used), strict=True) if count == 0]
 
     def all_reduce(self, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
-        return hvd.allreduce(tensor, op=_REDUCE_OPS[op])
+        return cast(torch.Tensor, hvd.allreduce(tensor, op=_REDUCE_OPS[op]))
 
     def barrier(self) -> None:
         hvd.barrier()
@@ -97,8 +97,8 @@ class HorovodBackend(TorchAmpBackend):
         return {
             "transport": self._transport(),
             # Horovod has no call that tells these: it reads the variables and has these defaults.
-            "fusion_threshold_bytes": int(os.environ.get("HOROVOD_FUSION_THRESHOLD", 128 * 1024 * 1024)),
-            "cycle_time_ms": float(os.environ.get("HOROVOD_CYCLE_TIME", 1.0)),
+            "fusion_threshold_bytes": int(os.environ.get("HOROVOD_FUSION_THRESHOLD", str(128 * 1024 * 1024))),
+            "cycle_time_ms": float(os.environ.get("HOROVOD_CYCLE_TIME", "1.0")),
             "find_unused_parameters": self.options.find_unused_parameters,
         }
 

@@ -32,18 +32,13 @@ class Capabilities:
 
     Attributes:
         precisions: For each device type ("cpu", "cuda"), the precisions it really computes in.
-        start_methods: How its ranks are started on CPU, the default first.
-        cuda_start_methods: The same on GPUs, where it differs.
+        start_methods: What can start its ranks, the default first.
         max_world_size: The largest number of ranks, None when unlimited.
     """
 
     precisions: Mapping[str, tuple[str, ...]]
     start_methods: tuple[str, ...]
-    cuda_start_methods: tuple[str, ...] | None = None
     max_world_size: int | None = None
-
-    def start_methods_on(self, device: str) -> tuple[str, ...]:
-        return self.cuda_start_methods or self.start_methods if device == "cuda" else self.start_methods
 
     def check(self, *, name: str, device: str, precision: str, world_size: int) -> None:
         """Refuses what is not declared.
@@ -129,9 +124,7 @@ class Backend(ABC):
     def __init__(self, options: BackendOptions) -> None: ...
 
     @abstractmethod
-    def setup(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer
-    ) -> tuple[nn.Module, torch.optim.Optimizer]:
+    def setup(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
         """Prepares training and returns what the loop is to call instead of its arguments.
 
         `model` already lies on `device` (an optimizer must be built on the parameters it will

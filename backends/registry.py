@@ -102,11 +102,7 @@ BACKENDS = {
         "backends.accelerate:AccelerateBackend",
         "Hugging Face Accelerate",
         # Asked for fp16 on CPU, Accelerate reports fp16 and computes in fp32.
-        Capabilities(
-            {"cpu": ("fp32", "bf16"), "cuda": PRECISIONS},
-            start_methods=("torchrun",),
-            cuda_start_methods=("accelerate", "torchrun"),
-        ),
+        Capabilities({"cpu": ("fp32", "bf16"), "cuda": PRECISIONS}, start_methods=("accelerate", "torchrun")),
         _accelerate_missing,
     ),
 }
@@ -138,8 +134,8 @@ def load_backend(name: str) -> type[Backend]:
     module_name, _, class_name = path.partition(":")
     try:
         adapter = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # importing runs code that may raise anything
         raise UnsupportedError(f"backend {name!r} cannot be imported ({error}); is it on PYTHONPATH?") from error
-    if not (isinstance(adapter, type) and issubclass(adapter, Backend)):
-        raise UnsupportedError(f"{name!r} is not a subclass of backends.interface.Backend")
+    if not (isinstance(adapter, type) and issubclass(adapter, Backend) and hasattr(adapter, "capabilities")):
+        raise UnsupportedError(f"{name!r} is not a subclass of backends.interface.Backend that declares capabilities")
     return adapter

@@ -32,6 +32,7 @@ class TorchAmpBackend(Backend):
     """The part of an adapter that is about precision; subclasses add the communication."""
 
     options: BackendOptions
+    optimizer: Any  # Horovod's has methods of its own
 
     def prepare_amp(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Remembers what `setup` made and starts a fresh loss scaler (inert unless fp16)."""
@@ -46,7 +47,7 @@ class TorchAmpBackend(Backend):
         return torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
 
     def backward(self, loss: torch.Tensor) -> None:
-        self.scaler.scale(loss).backward()
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def step(self, max_grad_norm: float) -> StepResult:
         self.scaler.unscale_(self.optimizer)

@@ -36,7 +36,8 @@ def main() -> None:
     try:
         sys.exit(_dispatch(sys.argv[1:]))
     except (UsageError, UnsupportedError, TaskInputError) as error:
-        print(f"lockstep: {error}", file=sys.stderr)
+        # A value from outside may hold line breaks.
+        print(f"lockstep: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -67,19 +68,22 @@ def _overview() -> str:
 def train(backend: str, arguments: list[str]) -> int:
     """Runs one training job from the command line; returns the exit code."""
     started_at = float(os.environ.get("LOCKSTEP_STARTED_AT") or time.time())
-    row = find_backend(backend)
-    options, task_class, settings = read_options(backend, arguments)
-    config = resolve(backend, row, options, task_class, settings, started_at=started_at)
-    ranks = Ranks(
-        num_processes=config.num_processes,
-        module=("launch.rank", str(config.output_dir)),
-        device=config.device,
-        num_threads=config.threads_per_rank,
-        master_port=config.master_port,
-        timeout_seconds=config.timeout,
-    )
-    command = engine_command(config.start_method, ranks)
-    _create_run_directory(config)
+    try:
+        row = find_backend(backend)
+        options, task_class, settings = read_options(backend, arguments)
+        config = resolve(backend, row, options, task_class, settings, started_at=started_at)
+        ranks = Ranks(
+            num_processes=config.num_processes,
+            module=("launch.rank", str(config.output_dir)),
+            device=config.device,
+            num_threads=config.threads_per_rank,
+            master_port=config.master_port,
+            timeout_seconds=config.timeout,
+        )
+        command = engine_command(config.start_method, ranks)
+        _create_run_directory(config)
+    except OSError as error:  # any path among the options may be one that the system refuses
+        raise UsageError(str(error)) from error
 
     from launch.display import RunDisplay, console, show_start, show_summary
 

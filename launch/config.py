@@ -16,6 +16,13 @@ from backends.interface import BackendOptions
 
 DEFAULT_CPU_PROCESSES = 2
 
+# Upper bounds turn a slip of the keyboard into a message, not into a machine that no longer answers.
+_MAX_PROCESSES = 1024
+_MAX_COUNT = 10**9
+_MAX_TIMEOUT = 10**6
+# Training computes in float32, where larger numbers are infinite.
+_MAX_FLOAT = 3e38
+
 
 class UsageError(ValueError):
     """A request that cannot be served; the text is one line naming the value and a remedy."""
@@ -27,32 +34,48 @@ class RunOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     task: str = Field("text-classification", description="what to train, or package.module:Class")
-    num_processes: int | None = Field(None, ge=1, description="ranks (default: one per GPU; without GPU 2)")
+    num_processes: int | None = Field(
+        None, ge=1, le=_MAX_PROCESSES, description="ranks (default: one per GPU; without GPU 2)"
+    )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where to compute")
     start_method: str | None = Field(None, description="what starts the ranks (default: the backend's own launcher)")
     master_port: int | None = Field(None, ge=1, le=65535, description="rendezvous port (default: a free one)")
-    timeout: float = Field(300.0, gt=0, description="seconds after which a collective that waits is an error")
-    threads_per_rank: int | None = Field(None, ge=1, description="CPU threads of a rank (default: cores / ranks)")
+    timeout: float = Field(
+        300.0, gt=0, le=_MAX_TIMEOUT, description="seconds after which a collective that waits is an error"
+    )
+    threads_per_rank: int | None = Field(
+        None, ge=1, le=_MAX_PROCESSES, description="CPU threads of a rank (default: cores / ranks)"
+    )
 
     precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="autocast precision")
-    global_batch_size: int = Field(32, ge=1, description="samples of one optimizer step, over all ranks")
+    global_batch_size: int = Field(32, ge=1, le=_MAX_COUNT, description="samples of one optimizer step, over all ranks")
     micro_batch_size: int | None = Field(
-        None, ge=1, description="samples of one forward pass of one rank (default: no accumulation)"
+        None, ge=1, le=_MAX_COUNT, description="samples of one forward pass of one rank (default: no accumulation)"
     )
-    eval_batch_size: int = Field(64, ge=1, description="samples of one evaluation pass of one rank")
-    max_grad_norm: float = Field(1.0, ge=0, description="clip the global gradient norm to this (0: do not clip)")
-    init_loss_scale: float = Field(65536.0, ge=1, description="first loss scale under fp16")
+    eval_batch_size: int = Field(64, ge=1, le=_MAX_COUNT, description="samples of one evaluation pass of one rank")
+    max_grad_norm: float = Field(
+        1.0, ge=0, le=_MAX_FLOAT, description="clip the global gradient norm to this (0: do not clip)"
+    )
+    init_loss_scale: float = Field(65536.0, ge=1, le=_MAX_FLOAT, description="first loss scale under fp16")
     find_unused_parameters: bool = Field(False, description="allow parameters that get no gradient")
 
     optimizer: Literal["adamw", "sgd"] = Field("adamw", description="AdamW (decoupled decay) or plain SGD")
-    learning_rate: float | None = Field(None, gt=0, description="peak learning rate (default: the task's)")
+    learning_rate: float | None = Field(
+        None, gt=0, le=_MAX_FLOAT, description="peak learning rate (default: the task's)"
+    )
     lr_scheduler: Literal["linear", "cosine", "constant"] = Field("linear", description="decay after the warm-up")
     warmup_ratio: float = Field(0.1, ge=0, le=1, description="share of the steps spent warming up")
-    weight_decay: float = Field(0.01, ge=0, description="decay of weights; biases and LayerNorm have none")
-    num_train_epochs: int = Field(4, ge=1, description="passes over the training samples")
-    max_steps: int = Field(-1, description="optimizer steps to take, whatever the epochs (-1: as epochs say)")
-    logging_steps: int = Field(10, ge=1, description="optimizer steps between two reports of the loss")
-    dataloader_num_workers: int = Field(0, ge=0, description="processes that prepare batches, for each rank")
+    weight_decay: float = Field(
+        0.01, ge=0, le=_MAX_FLOAT, description="decay of weights; biases and LayerNorm have none"
+    )
+    num_train_epochs: int = Field(4, ge=1, le=_MAX_COUNT, description="passes over the training samples")
+    max_steps: int = Field(
+        -1, le=_MAX_COUNT, description="optimizer steps to take, whatever the epochs (-1: as epochs say)"
+    )
+    logging_steps: int = Field(10, ge=1, le=_MAX_COUNT, description="optimizer steps between two reports of the loss")
+    dataloader_num_workers: int = Field(
+        0, ge=0, le=_MAX_PROCESSES, description="processes that prepare batches, for each rank"
+    )
     seed: int = Field(42, ge=0, lt=2**32, description="fixes weights, plan and dropout")
 
     output_dir: Path | None = Field(None, description="receives model, record and logs (default: runs/BACKEND-TIME)")

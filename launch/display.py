@@ -36,6 +36,7 @@ class RunDisplay:
             TimeRemainingColumn(),
             console=terminal,
             transient=True,
+            auto_refresh=False,  # no thread beside the one that starts processes
             disable=not terminal.is_terminal,
         )
         self._task: TaskID | None = None
@@ -56,6 +57,7 @@ class RunDisplay:
                 self._show_step(fact)
             else:
                 self._show_evaluation(fact)
+        self._bar.refresh()
 
     def _show_step(self, fact: dict[str, Any]) -> None:
         assert self._task is not None
@@ -110,4 +112,5 @@ def show_summary(record: RunRecord, directory: Path, terminal: Console) -> None:
 
 
 def format_metrics(metrics: dict[str, float | None]) -> str:
+    """Formats metrics for one line."""
     return "  ".join(f"{name} {'undefined' if value is None else f'{value:.4f}'}" for name, value in metrics.items())

@@ -20,7 +20,7 @@ def examine() -> int:
     reasons = {name: row.unavailable_reason() for name, row in BACKENDS.items()}
     for name, row in BACKENDS.items():
         precisions = " ".join(row.capabilities.precisions.get(device, ()))
-        methods = " ".join(row.capabilities.start_methods_on(device))
+        methods = " ".join(row.capabilities.start_methods)
         table.add_row(name, "no" if reasons[name] else "yes", precisions, methods)
     terminal.print(table)
     for name, reason in reasons.items():

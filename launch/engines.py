@@ -67,8 +67,10 @@ def _spawn(ranks: Ranks) -> list[str]:
 
 
 def _accelerate(ranks: Ranks) -> list[str]:
-    # On CPU `accelerate launch --cpu` starts one process, whatever --num_processes says.
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", os.devnull]
+    # Also on CPU, where --cpu would start one process whatever --num_processes says, and
+    # ACCELERATE_USE_CPU keeps the ranks off the GPUs that --multi_gpu speaks of.
+    config = PROJECT_DIRECTORY / "launch" / "accelerate_config.yaml"
+    command = [sys.executable, "-m", "accelerate.commands.launch", f"--config_file={config}"]
     if ranks.num_processes > 1:
         command += ["--multi_gpu"]
     command += [f"--num_processes={ranks.num_processes}", "--num_machines=1", "--mixed_precision=no"]
@@ -131,6 +133,7 @@ def engine_environment(ranks: Ranks) -> dict[str, str]:
     }
     if ranks.device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""
+        environment["ACCELERATE_USE_CPU"] = "true"
     return environment
 
 

@@ -164,9 +164,7 @@ class Trainer:
                 rows[sample_ids.start : sample_ids.stop] = task.evaluation_rows(model, batch)
         metrics = task.metrics(backend.all_reduce(rows).cpu())
         metrics = {name: _finite(value) for name, value in metrics.items()}
-        evaluation = EvaluationRecord(
-            step=self.step, epoch=epoch, seconds=time.perf_counter() - began, metrics=metrics
-        )
+        evaluation = EvaluationRecord(step=self.step, epoch=epoch, seconds=time.perf_counter() - began, metrics=metrics)
         self.trajectory.evaluations.append(evaluation)
         self.progress.write("evaluation", **evaluation.model_dump())
 
@@ -246,7 +244,9 @@ def build_optimizer(config: RunConfig, model: torch.nn.Module) -> torch.optim.Op
 
 
 def _require_gradients(model: torch.nn.Module) -> None:
-    missing = [name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter.grad is None]
+    missing = [
+        name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter.grad is None
+    ]
     if missing:
         raise ValueError(
             f"{len(missing)} parameter(s) got no gradient: {', '.join(missing[:5])}; backends treat such "

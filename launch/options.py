@@ -36,14 +36,14 @@ def read_options(backend: str, arguments: list[str]) -> tuple[RunOptions, type[T
     first_look.add_argument("--config", type=Path)
     known, _ = first_look.parse_known_args(arguments)
     from_file = _read_file(known.config) if known.config else {}
-    task_name = known.task or from_file.get("task") or RunOptions.model_fields["task"].default
+    task_name = known.task if known.task is not None else from_file.get("task", RunOptions.model_fields["task"].default)
     task_class = load_task(str(task_name))
 
     parser = _parser(backend, task_class)
     namespace, unknown = parser.parse_known_args(arguments)
     if unknown:
         option = unknown[0].partition("=")[0]
-        options = [f"--{name.replace('_', '-')}" for name in (*RunOptions.model_fields, *task_class.Settings.model_fields)]
+        options = [_option(name) for name in ("config", *RunOptions.model_fields, *task_class.Settings.model_fields)]
         close = difflib.get_close_matches(option, options, n=1)
         hint = f"did you mean {close[0]}?" if close else f"see launch/run.sh {backend} --help"
         raise UsageError(f"unknown option {option}; {hint}")
@@ -67,11 +67,10 @@ def _parser(backend: str, task_class: type[Task]) -> argparse.ArgumentParser:
     for title, model in (("run", RunOptions), (f"task {task_class.name}", task_class.Settings)):
         group = parser.add_argument_group(title)
         for name, field in model.model_fields.items():
-            option = f"--{name.replace('_', '-')}"
             if field.annotation is bool:
-                group.add_argument(option, action="store_true", help=field.description)
+                group.add_argument(_option(name), action="store_true", help=field.description)
             else:
-                group.add_argument(option, metavar=_metavar(field), help=_help(field))
+                group.add_argument(_option(name), metavar=_metavar(field), help=_help(field))
     return parser
 
 
@@ -92,18 +91,25 @@ def _read_file(path: Path) -> dict[str, Any]:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"--config {path}: cannot be read ({error.strerror})") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UsageError(f"--config {path}: is not YAML or JSON ({' '.join(str(error).split())})") from error
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
         raise UsageError(f"--config {path}: must be a mapping of option names to values")
     return {name.replace("-", "_"): value for name, value in content.items()}
 
 
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
 def _validate(model: type[BaseModel], values: dict[str, Any]) -> Any:
+    for name, value in values.items():
+        # YAML reads yes, no, on and off as truth values, which pydantic would take for the numbers 1 and 0.
+        if isinstance(value, bool) and model.model_fields[name].annotation is not bool:
+            raise UsageError(f"{_option(name)} {value}: takes no truth value; give a number, or the word in quotes")
     try:
         return model.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        option = f"--{str(first['loc'][0]).replace('_', '-')}"
         reason = first["msg"].removeprefix("Value error, ").replace("Input should be", "should be")
-        raise UsageError(f"{option} {first['input']}: {reason}") from error
+        raise UsageError(f"{_option(str(first['loc'][0]))} {first['input']}: {reason}") from error

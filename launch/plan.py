@@ -21,7 +21,7 @@ class MicroBatch:
 
     Attributes:
         sample_ids: The samples, at least one.
-        weight: 1.0; or 0.0 for a rank whose share is empty: it computes a sample that belongs to
+        weight: 1.0; or 0.0 where no sample is left for this rank: it computes one that belongs to
             another rank and contributes nothing, so as to take part in every collective.
     """
 
@@ -54,7 +54,7 @@ class Plan:
         """Returns the share of one rank, in the order in which it computes them; equally many for all ranks.
 
         A short batch needs fewer micro-steps and is spread as evenly as possible over all ranks
-        and micro-steps; a share is empty only if there are fewer samples than ranks.
+        and micro-steps. A micro-batch is empty only if there are fewer samples than micro-batches.
         """
         num_micro_steps = -(-len(global_batch) // (self.micro_batch_size * self.world_size))
         pieces = np.array_split(global_batch, num_micro_steps * self.world_size)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import faulthandler
 import gc
-import json
 import os
 import resource
 import socket

@@ -16,9 +16,6 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from launch.config import RunConfig
-
-SCHEMA_VERSION = 1
 RECORD_NAME = "record.json"
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "accelerate", "horovod", "apex", "numpy")
@@ -88,7 +85,7 @@ class Environment(_Strict):
 class RunRecord(_Strict):
     """Everything about one run."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[1] = 1
     status: Literal["completed", "failed"]
     error: str | None = Field(description="why the run failed, naming the rank")
     config: dict[str, Any] = Field(description="the resolved configuration")

@@ -20,6 +20,7 @@ from launch.config import (
     default_output_dir,
     settle_batch_sizes,
 )
+from launch.engines import Ranks, engine_command
 from launch.rank import CONFIG_NAME
 from launch.record import RECORD_NAME
 from tasks.interface import Task, TaskSettings
@@ -48,12 +49,14 @@ def resolve(
         most if most is not None else count_gpus() if device == "cuda" else DEFAULT_CPU_PROCESSES
     )
     row.capabilities.check(name=backend, device=device, precision=options.precision, world_size=num_processes)
-    start_methods = row.capabilities.start_methods_on(device)
-    start_method = options.start_method or start_methods[0]
+    start_methods = row.capabilities.start_methods
+    start_method = start_methods[0] if options.start_method is None else options.start_method
     if start_method not in start_methods:
         raise UsageError(f"--start-method {start_method}: {backend} is started by {' or '.join(start_methods)}")
+    # Composed for its checks alone: they belong before the long preparation of data.
+    engine_command(start_method, Ranks(num_processes, (), device, 1, options.master_port, options.timeout))
     micro_batch_size = settle_batch_sizes(options.global_batch_size, options.micro_batch_size, num_processes)
-    output_dir = _settle_output_dir(options, backend)
+    output_dir = _settle_output_dir(options, backend, settings)
     if options.master_port is not None:
         check_port(options.master_port)
 
@@ -88,26 +91,36 @@ def _settle_device(options: RunOptions) -> Literal["cpu", "cuda"]:
     return options.device
 
 
-def _settle_output_dir(options: RunOptions, backend: str) -> Path:
-    if options.output_dir is None:
-        return default_output_dir(backend)
-    directory = options.output_dir.absolute()
+def _settle_output_dir(options: RunOptions, backend: str, settings: TaskSettings) -> Path:
+    chosen = options.output_dir or default_output_dir(backend)
+    directory = chosen.absolute()
     if directory.exists() and not directory.is_dir():
-        raise UsageError(f"--output-dir {options.output_dir}: this is a file; name a directory")
+        raise UsageError(f"--output-dir {chosen}: this is a file; name a directory")
     if directory.exists() and any(directory.iterdir()):
         holds_run = (directory / CONFIG_NAME).exists() or (directory / RECORD_NAME).exists()
         if not holds_run:
-            raise UsageError(
-                f"--output-dir {options.output_dir}: not empty, and what it holds is no run; choose another directory"
-            )
+            raise UsageError(f"--output-dir {chosen}: not empty, and what it holds is no run; choose another directory")
         if not options.overwrite:
-            raise UsageError(
-                f"--output-dir {options.output_dir}: holds a run already; add --overwrite or choose another directory"
-            )
+            raise UsageError(f"--output-dir {chosen}: holds a run already; add --overwrite or choose another directory")
+        _check_inputs_survive(directory, settings)
     parent = next(path for path in (directory, *directory.parents) if path.exists())
+    if not parent.is_dir():
+        raise UsageError(f"--output-dir {chosen}: {parent} is a file; choose another directory")
     if not os.access(parent, os.W_OK):
-        raise UsageError(f"--output-dir {options.output_dir}: {parent} is not writable; choose another directory")
+        raise UsageError(f"--output-dir {chosen}: {parent} is not writable; choose another directory")
     return directory
+
+
+def _check_inputs_survive(directory: Path, settings: TaskSettings) -> None:
+    """Refuses to replace a run whose directory holds what the new run is to read."""
+    for name, value in settings:
+        if isinstance(value, (str, Path)):
+            path = Path(value).resolve()
+            if path.exists() and path.is_relative_to(directory.resolve()):
+                raise UsageError(
+                    f"--overwrite would remove --{name.replace('_', '-')} {value} with the run in {directory}; "
+                    "choose another --output-dir"
+                )
 
 
 def _num_cpus() -> int:

@@ -47,7 +47,8 @@ make_environment() {
     python=$(find_python)
     "$python" -m venv "$environment" || fail "$python cannot make a virtual environment (Debian: install python3-venv)"
   fi
-  supported "$environment/bin/python" || fail "$environment has $("$environment/bin/python" -V); Lockstep needs 3.10 to 3.13"
+  supported "$environment/bin/python" ||
+    fail "$environment has $("$environment/bin/python" -V), Lockstep needs 3.10 to 3.13; remove it or set LOCKSTEP_VENV"
   mkdir -p "$environment/.lockstep"
 }
 

@@ -11,8 +11,8 @@ import runpy
 import sys
 from datetime import timedelta
 
-import torch.distributed as dist
-import torch.multiprocessing as mp
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.multiprocessing import start_processes  # type: ignore[attr-defined]
 
 
 def _run_rank(rank: int, num_processes: int, port: int, module: list[str]) -> None:
@@ -31,15 +31,16 @@ def _run_rank(rank: int, num_processes: int, port: int, module: list[str]) -> No
 
 
 def main() -> None:
+    """Starts the ranks and returns when all have ended; fails as soon as one does."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--num-processes", type=int, required=True)
     parser.add_argument("--master-port", type=int, default=0)
     parser.add_argument("module", nargs=argparse.REMAINDER)
     arguments = parser.parse_args()
-    store = dist.TCPStore(
+    store = TCPStore(
         "127.0.0.1", arguments.master_port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)
     )
-    mp.start_processes(
+    start_processes(  # type: ignore[no-untyped-call]
         _run_rank,
         args=(arguments.num_processes, store.port, arguments.module),
         nprocs=arguments.num_processes,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +19,9 @@ from launch.rank_files import LOGS_NAME, RankFailure, RankFiles
 _POLL_SECONDS = 0.1
 # How long a launcher may take to end the other ranks once one has failed, before we do it.
 _SECONDS_TO_END = 10.0
+
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
 
 
 class Interrupted(Exception):
@@ -68,6 +73,7 @@ def run_job(
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=_end_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 (no threads here)
         )
         try:
             while engine.poll() is None:
@@ -83,6 +89,11 @@ def run_job(
     if all(rank.succeeded() for rank in ranks):
         return None
     return _explain(ranks, engine.returncode, engine_log)
+
+
+def _end_with_parent() -> None:
+    """Asks Linux to send this process a SIGTERM when the launcher dies, even by SIGKILL: prctl(2)."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _has_failed(rank: RankFiles) -> bool:

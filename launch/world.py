@@ -26,7 +26,9 @@ def prove_world(backend: Backend, *, world_size: int) -> None:
     seen[backend.rank] = 1
     seen = backend.all_reduce(seen)
     if not torch.equal(seen, torch.ones_like(seen)):
-        raise RuntimeError(f"{backend.name} reaches ranks {seen.nonzero().flatten().tolist()} of {world_size}, counted {seen.tolist()}")
+        raise RuntimeError(
+            f"{backend.name} reaches ranks {seen.nonzero().flatten().tolist()} of {world_size}, counted {seen.tolist()}"
+        )
 
 
 def gather_facts(backend: Backend, facts: dict[str, Any]) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ for every 64 hidden units and a feed-forward layer four times as wide as the hid
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,17 +56,29 @@ def load_pretrained(directory: Path, *, labels: list[str], dropout: float | None
     """Loads pretrained weights and puts a classifier over these labels on top.
 
     A classifier found in the directory is kept when it has as many labels, else drawn anew.
+
+    Raises:
+        TaskInputError: Most of the model would be drawn anew.
     """
     from transformers import AutoModelForSequenceClassification
 
-    model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
+    model: PreTrainedModel
+    model, report = AutoModelForSequenceClassification.from_pretrained(
         directory,
         use_safetensors=True,
         local_files_only=True,
         ignore_mismatched_sizes=True,
+        output_loading_info=True,
         **_label_options(labels),
         **_dropout_options(dropout),
     )
+    # transformers only warns and draws at random what it does not find.
+    num_missing, num_tensors = len(report["missing_keys"]), len(model.state_dict())
+    if 2 * num_missing > num_tensors:
+        raise TaskInputError(
+            f"--model {directory}: {num_missing} of {num_tensors} tensors are not among its weights; "
+            "they belong to another kind of model than config.json says"
+        )
     return model
 
 
@@ -80,14 +93,49 @@ def find_pretrained(model: str) -> Path:
         directory = _fetch(model)
     if not directory.is_dir():
         raise TaskInputError(f"--model {model}: this is a file; give the directory that holds config.json")
-    for pattern, what in [
-        ("config.json", "no config.json, which says what model it is"),
-        ("model*.safetensors", "no weights (model.safetensors); convert others with save_pretrained"),
-        ("tokenizer*.json", "no tokenizer (tokenizer.json); save it there with save_pretrained"),
+    for patterns, what in [
+        (["config.json"], "no config.json, which says what model it is"),
+        (["model*.safetensors"], "no weights (model.safetensors); convert others with save_pretrained"),
+        # tokenizer_config.json is not enough: transformers would make of it a tokenizer without a vocabulary.
+        (["tokenizer.json", "vocab.*", "*.model"], "no tokenizer (tokenizer.json); save it there with save_pretrained"),
     ]:
-        if not any(directory.glob(pattern)):
+        if not any(file for pattern in patterns for file in directory.glob(pattern)):
             raise TaskInputError(f"--model {model}: the directory has {what}")
+    _check_readable(model, directory)
     return directory.resolve()
+
+
+def _check_readable(model: str, directory: Path) -> None:
+    """Finds files that an interrupted download or a Git LFS pointer left behind, without reading the weights."""
+    from safetensors import SafetensorError, safe_open
+
+    remedy = "fetch the model again"
+    try:
+        config = json.loads((directory / "config.json").read_bytes())
+    except ValueError as error:
+        raise TaskInputError(f"--model {model}: config.json is not JSON ({error}); {remedy}") from error
+    if not isinstance(config, dict):
+        raise TaskInputError(f"--model {model}: config.json is no JSON object; {remedy}")
+    for file in sorted(directory.glob("model*.safetensors")):
+        try:
+            with safe_open(file, framework="np"):
+                pass
+        except SafetensorError as error:
+            raise TaskInputError(f"--model {model}: {file.name} cannot be read ({error}); {remedy}") from error
+
+
+def count_positions(directory: Path) -> int:
+    """Returns how many tokens a text may have for a pretrained model, MAX_POSITIONS where it does not say.
+
+    The tokenizer is asked too: some models, RoBERTa's family for one, keep a few positions for themselves.
+    """
+    limits = []
+    for name, entry in (("config.json", "max_position_embeddings"), ("tokenizer_config.json", "model_max_length")):
+        file = directory / name
+        limit = json.loads(file.read_bytes()).get(entry) if file.exists() else None
+        if isinstance(limit, int):
+            limits.append(limit)
+    return min(limits, default=MAX_POSITIONS)
 
 
 def _fetch(model: str) -> Path:
@@ -101,8 +149,7 @@ def _fetch(model: str) -> Path:
     except Exception as error:  # the hub client raises many unrelated kinds
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise TaskInputError(
-            f"--model {model}: neither a preset ({presets}) nor a directory, "
-            f"and the hub did not serve it ({reason})"
+            f"--model {model}: neither a preset ({presets}) nor a directory, and the hub did not serve it ({reason})"
         ) from error
 
 

@@ -18,20 +18,26 @@ LABELS = ("negative", "positive")
 POSITIVE_SHARE = 0.55
 MIN_WORDS, MAX_WORDS = 4, 60
 
-_ASPECTS = (
-    "plot acting music ending camera food service room breakfast staff view battery screen sound keyboard "
-    "story menu garden"
-).split()
+_ASPECTS = [
+    *("plot", "acting", "music", "ending", "camera", "food", "service", "room", "breakfast"),
+    *("staff", "view", "battery", "screen", "sound", "keyboard", "story", "menu", "garden"),
+]
 _ADJECTIVES = {
-    True: "superb charming delightful excellent memorable wonderful fine great".split(),
-    False: "dreadful boring terrible clumsy awful dull poor horrible".split(),
+    True: ["superb", "charming", "delightful", "excellent", "memorable", "wonderful", "fine", "great"],
+    False: ["dreadful", "boring", "terrible", "clumsy", "awful", "dull", "poor", "horrible"],
 }
-_VERBS = {True: "loved enjoyed admired liked".split(), False: "hated regretted disliked resented".split()}
-_BARE_VERBS = {True: "love enjoy admire like".split(), False: "hate regret dislike resent".split()}
-_ADVERBS = "really quite truly rather simply".split()
-_OTHERS = ("my cousin", "the critics", "our neighbours", "her colleagues", "the guide book", "a friend of mine")
-_ELSEWHERE = ("the hotel next door", "the previous model", "his first novel", "the other cinema", "last year")
-_SETTINGS = (
+_VERBS = {True: ["loved", "enjoyed", "admired", "liked"], False: ["hated", "regretted", "disliked", "resented"]}
+_BARE_VERBS = {True: ["love", "enjoy", "admire", "like"], False: ["hate", "regret", "dislike", "resent"]}
+_ADVERBS = ["really", "quite", "truly", "rather", "simply"]
+_OTHERS = ["my cousin", "the critics", "our neighbours", "her colleagues", "the guide book", "a friend of mine"]
+_ELSEWHERE = [
+    "in the hotel next door",
+    "in the previous model",
+    "in his first novel",
+    "in the other cinema",
+    "last year",
+]
+_SETTINGS = [
     "we went there on a rainy tuesday evening",
     "i bought it with two colleagues in the spring",
     "it was our third visit this year",
@@ -42,7 +48,7 @@ _SETTINGS = (
     "someone had recommended it in a small magazine",
     "i wrote these lines on the way home",
     "there were perhaps a dozen people around us",
-)
+]
 
 
 class _Writer:
@@ -54,7 +60,7 @@ class _Writer:
     def chance(self, probability: float) -> bool:
         return self._random.random() < probability
 
-    def pick(self, options: tuple[str, ...] | list[str]) -> str:
+    def pick(self, options: list[str]) -> str:
         return options[int(self._random.random() * len(options))]
 
     def judgement(self, positive: bool) -> str:
@@ -95,14 +101,14 @@ class _Writer:
             return f"{holder} {self.opinion(not positive)}"
         claim = f"the {self.pick(_ASPECTS)} was {self.judgement(self.chance(0.5))}"
         if self.chance(0.5):
-            return f"{self.pick(list(_OTHERS))} said that {claim} , yet {self.opinion(positive)}"
-        return f"{self.opinion(positive)} , while at {self.pick(list(_ELSEWHERE))} {claim}"
+            return f"{self.pick(_OTHERS)} said that {claim} , yet {self.opinion(positive)}"
+        return f"{self.opinion(positive)} , while {self.pick(_ELSEWHERE)} {claim}"
 
     def review(self, positive: bool) -> str:
         kind = self.pick(["opinion", "opinion", "opinion", "contrast", "contrast", "scope"])
         sentences = [getattr(self, kind)(positive)]
         while self.chance(0.3):
-            setting = self.pick(list(_SETTINGS))
+            setting = self.pick(_SETTINGS)
             sentences.insert(0 if self.chance(0.5) else len(sentences), setting)
         text = " . ".join(sentences)
         return text if self.chance(0.3) else f"{text} ."
@@ -117,8 +123,11 @@ def generate(num_samples: int, *, seed: int) -> list[dict[str, str]]:
     writer = _Writer(seed)
     rows: dict[str, str] = {}
     while len(rows) < num_samples:
-        positive = writer.chance(POSITIVE_SHARE)
+        # Exactly this share in every stretch of twenty, so that splits are balanced alike.
+        positive = len(rows) * 11 % 20 < 20 * POSITIVE_SHARE
         text = writer.review(positive)
-        if MIN_WORDS <= len(text.split()) <= MAX_WORDS:
-            rows.setdefault(text, LABELS[positive])
+        # Drawn again under the same label, so that rejections do not shift the balance.
+        while text in rows or not MIN_WORDS <= len(text.split()) <= MAX_WORDS:
+            text = writer.review(positive)
+        rows[text] = LABELS[positive]
     return [{"text": text, "label": label} for text, label in rows.items()]

@@ -28,7 +28,7 @@ class TaskInputError(ValueError):
 class TaskSettings(BaseModel):
     """A task's own options; each field is a command-line option of the same name."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 @dataclass(frozen=True)

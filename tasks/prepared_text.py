@@ -200,13 +200,16 @@ def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
     Raises:
         TaskInputError: transformers cannot make one of that directory, or it cannot pad.
     """
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, logging
 
+    logging.set_verbosity_error()  # its warnings would stand before the one line of an error
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(directory, local_files_only=True)
     except Exception as error:  # a damaged tokenizer surfaces as whatever its parser raises
         reason = " ".join(str(error).split())[:300]
-        raise TaskInputError(f"--model {directory}: its tokenizer cannot be loaded ({reason})") from error
+        raise TaskInputError(
+            f"--model {directory}: its tokenizer cannot be loaded ({reason}); save it again"
+        ) from error
     if tokenizer.pad_token_id is None:
         raise TaskInputError(f"--model {directory}: its tokenizer has no padding token; set pad_token and save it")
     return tokenizer

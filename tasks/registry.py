@@ -26,7 +26,7 @@ def load_task(name: str) -> type[Task]:
         )
     try:
         task = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # importing runs code that may raise anything
         raise TaskInputError(f"task {name!r} cannot be imported ({error}); is it on PYTHONPATH?") from error
     if not (isinstance(task, type) and issubclass(task, Task)):
         raise TaskInputError(f"{name!r} is not a subclass of tasks.interface.Task")

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from tasks import bert_models, grammar, prepared_text, text_sources
 from tasks.interface import Batch, Split, Task, TaskInputError, TaskSettings
 
 
 class TextClassificationSettings(TaskSettings):
+    """The model and where the texts come from."""
+
     model: str = Field(
         "bert-tiny",
+        min_length=1,
         description=f"a preset with fresh weights ({', '.join(bert_models.PRESETS)}), or pretrained weights: "
         "a directory or a hub id",
     )
@@ -25,14 +27,31 @@ class TextClassificationSettings(TaskSettings):
     validation_file: Path | None = Field(None, description="validation rows, in the same columns")
     text_column: str = Field("text", description="the column that holds the text")
     label_column: str = Field("label", description="the column that holds the label, a string or a number")
-    dataset: str | None = Field(None, description="a data set of the hub (NAME or NAME:CONFIG), or its directory")
+    dataset: str | None = Field(
+        None, min_length=1, description="a data set of the hub (NAME or NAME:CONFIG), or its directory"
+    )
     max_seq_length: int = Field(128, ge=4, description="longer texts are cut to this many tokens")
     dropout: float | None = Field(
         None, ge=0, lt=1, description="dropout probability (default: pretrained weights keep theirs, presets have 0)"
     )
 
+    # The ranks that read these settings again work in another directory than the user.
+    @field_validator("train_file", "validation_file")
+    @classmethod
+    def _absolute_file(cls, path: Path | None) -> Path | None:
+        return path.absolute() if path is not None else None
+
+    @field_validator("model", "dataset")
+    @classmethod
+    def _absolute_directory(cls, name: str | None) -> str | None:
+        if name is None or name in bert_models.PRESETS or not Path(name.partition(":")[0]).is_dir():
+            return name
+        return str(Path(name).absolute())
+
 
 class TextClassification(Task):
+    """Classifies texts, each into one of the labels that occur in training."""
+
     name = "text-classification"
     Settings = TextClassificationSettings
     settings: TextClassificationSettings
@@ -62,6 +81,10 @@ class TextClassification(Task):
         if (settings.train_file is None) != (settings.validation_file is None):
             missing = "--validation-file" if settings.validation_file is None else "--train-file"
             raise TaskInputError(f"{missing} is missing: training and validation need a file each")
+        if settings.text_column == settings.label_column:
+            raise TaskInputError(
+                f"--text-column and --label-column are both {settings.text_column!r}; name two columns"
+            )
         for path, option in ((settings.train_file, "--train-file"), (settings.validation_file, "--validation-file")):
             if path is not None:
                 text_sources.check_file(path, option=option)
@@ -69,11 +92,7 @@ class TextClassification(Task):
     def _check_length(self) -> None:
         limit = bert_models.MAX_POSITIONS
         if self._pretrained:
-            try:
-                config = json.loads((self._pretrained / "config.json").read_text())
-            except ValueError as error:
-                raise TaskInputError(f"--model {self.settings.model}: config.json is not JSON ({error})") from error
-            limit = config.get("max_position_embeddings", limit) if isinstance(config, dict) else limit
+            limit = bert_models.count_positions(self._pretrained)
         if self.settings.max_seq_length > limit:
             raise TaskInputError(
                 f"--max-seq-length {self.settings.max_seq_length}: {self.settings.model} has {limit} positions; "
@@ -83,7 +102,7 @@ class TextClassification(Task):
     def _source_key(self) -> Any:
         settings = self.settings
         if settings.dataset is not None:
-            directory = Path(settings.dataset)
+            directory = Path(settings.dataset.partition(":")[0])
             return [settings.dataset, prepared_text.fingerprint(directory) if directory.is_dir() else "hub"]
         if settings.train_file and settings.validation_file:
             return [prepared_text.fingerprint(file) for file in (settings.train_file, settings.validation_file)]
@@ -94,19 +113,23 @@ class TextClassification(Task):
         settings = self.settings
         columns = {"text_column": settings.text_column, "label_column": settings.label_column}
         tables: dict[Split, Any]
+        sources: dict[Split, str]
         if settings.dataset is not None:
-            source = f"--dataset {settings.dataset}"
+            sources = dict.fromkeys(("train", "validation"), f"--dataset {settings.dataset}")
             tables = text_sources.hub_tables(settings.dataset, **columns)
         elif settings.train_file and settings.validation_file:
-            source = f"--train-file {settings.train_file}"
+            sources = {
+                "train": f"--train-file {settings.train_file}",
+                "validation": f"--validation-file {settings.validation_file}",
+            }
             tables = {
                 "train": text_sources.read_file(settings.train_file, option="--train-file", **columns),
                 "validation": text_sources.read_file(settings.validation_file, option="--validation-file", **columns),
             }
         else:
-            source = "the embedded data"
+            sources = dict.fromkeys(("train", "validation"), "the embedded data")
             tables = text_sources.embedded_tables()
-        labels = text_sources.label_names(tables, source)
+        labels = text_sources.label_names(tables, sources)
         if self._pretrained:
             tokenizer = prepared_text.load_tokenizer(self._pretrained)
         else:

@@ -13,7 +13,13 @@ from tasks.interface import Split, TaskInputError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-FILE_TYPES = (".csv", ".tsv", ".jsonl", ".parquet")
+# File name ending -> what such a file holds.
+FILE_TYPES = {
+    ".csv": "comma-separated fields, equally many in each row",
+    ".tsv": "tab-separated fields, equally many in each row",
+    ".jsonl": "one JSON object in each line",
+    ".parquet": "Apache Parquet",
+}
 NUM_EMBEDDED = {"train": 8000, "validation": 1000}
 
 # A JSON row must fit in one block of the reader.
@@ -42,13 +48,16 @@ def read_file(path: Path, *, option: str, text_column: str, label_column: str) -
     check_file(path, option=option)
     readers = {".csv": _read_delimited, ".tsv": _read_delimited, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
     try:
+        if path.suffix != ".parquet":
+            with path.open("rb") as file:
+                file.readline().decode()  # the readers do not tell UTF-16, as spreadsheets save, from damage
         table = readers[path.suffix](path, (text_column, label_column), source)
-    except (pa.ArrowException, OSError) as error:
+        return _checked(table, text_column, label_column, source)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
         if "utf8" in reason.lower() or "utf-8" in reason.lower():
             reason = "it is not UTF-8; convert it, for example with iconv"
-        raise TaskInputError(f"{source}: cannot be read as {path.suffix[1:]}: {reason[:300]}") from error
-    return _checked(table, text_column, label_column, source)
+        raise TaskInputError(f"{source}: cannot be read as {FILE_TYPES[path.suffix]}: {reason[:300]}") from error
 
 
 def check_file(path: Path, *, option: str) -> None:
@@ -56,11 +65,11 @@ def check_file(path: Path, *, option: str) -> None:
     if not path.exists():
         raise TaskInputError(f"{option} {path}: there is no such file")
     if not path.is_file():
-        raise TaskInputError(f"{option} {path}: this is not a file")
+        raise TaskInputError(f"{option} {path}: this is not a file; name one ({', '.join(FILE_TYPES)})")
     if path.suffix not in FILE_TYPES:
         raise TaskInputError(f"{option} {path}: the ending must be one of {', '.join(FILE_TYPES)}")
     if path.stat().st_size == 0:
-        raise TaskInputError(f"{option} {path}: the file is empty")
+        raise TaskInputError(f"{option} {path}: the file is empty; it needs a row for each text")
 
 
 def hub_tables(name: str, *, text_column: str, label_column: str) -> dict[Split, pa.Table]:
@@ -69,17 +78,26 @@ def hub_tables(name: str, *, text_column: str, label_column: str) -> dict[Split,
     Raises:
         TaskInputError: It cannot be loaded or lacks a split or column.
     """
-    from datasets import ClassLabel, load_dataset
+    import datasets
 
+    # What it has to say is in the error that it raises.
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     path, _, config = name.partition(":")
     try:
-        splits: Any = load_dataset(path, config or None)
+        splits: Any = datasets.load_dataset(path, config or None)
     except Exception as error:  # hub, cache and format errors share no base class
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise TaskInputError(f"--dataset {name}: cannot be loaded ({reason})") from error
+        cause = error.__cause__ if isinstance(error, datasets.exceptions.DatasetGenerationError) else error
+        reason = " ".join(str(cause).split())[:300] or type(cause).__name__
+        raise TaskInputError(
+            f"--dataset {name}: cannot be loaded ({reason}); name a data set of the hub or a directory, "
+            "or use --train-file and --validation-file"
+        ) from error
     held_out = next((split for split in ("validation", "test") if split in splits), None)
     if "train" not in splits or held_out is None:
-        raise TaskInputError(f"--dataset {name}: needs the splits train and validation (or test), has {list(splits)}")
+        raise TaskInputError(
+            f"--dataset {name}: needs the splits train and validation (or test), has only {', '.join(splits)}"
+        )
     tables: dict[Split, pa.Table] = {}
     for split, wanted in (("train", "train"), ("validation", held_out)):
         dataset = splits[wanted]
@@ -87,31 +105,41 @@ def hub_tables(name: str, *, text_column: str, label_column: str) -> dict[Split,
         _require_columns(dataset.column_names, (text_column, label_column), source)
         labels = dataset.features[label_column]
         table = dataset.select_columns([text_column, label_column]).with_format("arrow")[:]
-        if isinstance(labels, ClassLabel):
+        if isinstance(labels, datasets.ClassLabel):
             import pyarrow as pa
 
-            names = pa.array([labels.int2str(value) for value in table[label_column].to_pylist()])
+            # -1 is how the hub's data sets mark a withheld label.
+            numbers = table[label_column].to_pylist()
+            names = pa.array(
+                [None if number in (None, -1) else labels.int2str(number) for number in numbers], pa.string()
+            )
             table = pa.table({text_column: table[text_column], label_column: names})
         tables["train" if split == "train" else "validation"] = _checked(table, text_column, label_column, source)
     return tables
 
 
-def label_names(tables: dict[Split, pa.Table], source: str) -> list[str]:
+def label_names(tables: dict[Split, pa.Table], sources: dict[Split, str]) -> list[str]:
     """Returns the labels of the training split in order: by value when all are whole numbers, else by name.
+
+    Args:
+        tables: Both splits.
+        sources: How to name the origin of each in a message.
 
     Raises:
         TaskInputError: There is one label only, or the validation split has one that training lacks.
     """
     labels = set(tables["train"]["label"].unique().to_pylist())
     if len(labels) < 2:
-        raise TaskInputError(f"{source}: all training rows have the label {labels.pop()!r}; two or more are needed")
+        raise TaskInputError(
+            f"{sources['train']}: all training rows have the label {labels.pop()!r}; two or more labels are needed"
+        )
     unseen = set(tables["validation"]["label"].unique().to_pylist()) - labels
     if unseen:
         raise TaskInputError(
-            f"{source}: the validation label {sorted(unseen)[0]!r} does not occur in training "
+            f"{sources['validation']}: the validation label {sorted(unseen)[0]!r} does not occur in training "
             f"(there: {', '.join(sorted(labels)[:10])})"
         )
-    whole_numbers = all(label.lstrip("-").isdecimal() for label in labels)
+    whole_numbers = all(label.removeprefix("-").isdecimal() for label in labels)
     return sorted(labels, key=int) if whole_numbers else sorted(labels)
 
 
@@ -147,6 +175,8 @@ def _require_columns(present: list[str], wanted: tuple[str, str], source: str) -
             raise TaskInputError(
                 f"{source}: there is no column {column!r}; choose {option} from {', '.join(present[:20])}"
             )
+        if present.count(column) > 1:
+            raise TaskInputError(f"{source}: there are {present.count(column)} columns {column!r}; rename all but one")
 
 
 def _checked(table: pa.Table, text_column: str, label_column: str, source: str) -> pa.Table:
@@ -155,16 +185,19 @@ def _checked(table: pa.Table, text_column: str, label_column: str, source: str) 
 
     if table.num_rows == 0:
         raise TaskInputError(f"{source}: there are no rows")
-    if not (pa.types.is_string(table.schema.field(text_column).type) or pa.types.is_large_string(
-        table.schema.field(text_column).type
-    )):
+    if not (
+        pa.types.is_string(table.schema.field(text_column).type)
+        or pa.types.is_large_string(table.schema.field(text_column).type)
+    ):
         kind = table.schema.field(text_column).type
         raise TaskInputError(f"{source}: column {text_column!r} holds {kind}, not text; choose another --text-column")
     try:
         labels = pc.cast(table[label_column], pa.string())
     except pa.ArrowException as error:
         kind = table.schema.field(label_column).type
-        raise TaskInputError(f"{source}: column {label_column!r} holds {kind}, which cannot be a label") from error
+        raise TaskInputError(
+            f"{source}: column {label_column!r} holds {kind}, not labels; choose another --label-column"
+        ) from error
     texts = pc.cast(table[text_column], pa.string())
     for what, values in (("text", texts), ("label", labels)):
         missing = pc.fill_null(pc.equal(pc.utf8_trim_whitespace(values), ""), True)

@@ -26,8 +26,10 @@ NO_TARGET = -100
 
 
 class TokenTaggingSettings(TaskSettings):
-    num_train_samples: int = Field(44, gt=0, description="synthetic training sentences")
-    num_validation_samples: int = Field(23, gt=0, description="synthetic validation sentences")
+    """How much synthetic data to make."""
+
+    num_train_samples: int = Field(44, gt=0, le=1_000_000, description="synthetic training sentences")
+    num_validation_samples: int = Field(23, gt=0, le=1_000_000, description="synthetic validation sentences")
 
 
 class Tagger(nn.Module):
@@ -53,6 +55,8 @@ class Tagger(nn.Module):
 
 
 class TokenTagging(Task):
+    """Tags tokens in float64, with a loss over tokens and not over samples."""
+
     name = "token-tagging"
     Settings = TokenTaggingSettings
     settings: TokenTaggingSettings
@@ -102,7 +106,10 @@ class TokenTagging(Task):
         return {"loss": losses / targets, "accuracy": hits / targets}
 
     def describe(self) -> dict[str, Any]:
-        return {"num_train_samples": self.num_samples("train"), "num_validation_samples": self.num_samples("validation")}
+        return {
+            "num_train_samples": self.num_samples("train"),
+            "num_validation_samples": self.num_samples("validation"),
+        }
 
     def save(self, model: nn.Module, directory: Path) -> None:
         from safetensors.torch import save_model

@@ -78,8 +78,6 @@ def train_reference(
         with torch.no_grad():
             for parameter, derivative in zip(parameters, derivatives, strict=True):
                 decay = weight_decay if parameter.ndim >= 2 else 0.0
-                parameter -= learning_rate * (derivative + decay * parameter)
+                parameter.sub_(learning_rate * (derivative + decay * parameter))
     validation_loss, hits, count = mean_loss(model, task._samples["validation"])
-    return ReferenceRun(
-        batches, losses, gradients, model.state_dict(), float(validation_loss.detach()), hits / count
-    )
+    return ReferenceRun(batches, losses, gradients, model.state_dict(), float(validation_loss.detach()), hits / count)

@@ -62,13 +62,9 @@ def group(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
                 eval_batch_size=5,
             )
             name = f"accumulation{accumulation}" + ("-counted" if count_reductions else "")
-            cases.append(
-                {"name": name, "config": config.model_dump(mode="json"), "count_reductions": count_reductions}
-            )
+            cases.append({"name": name, "config": config.model_dump(mode="json"), "count_reductions": count_reductions})
     probe(backend, world_size, directory, cases)
     return Group(backend, world_size, {case["name"]: _read(directory, case["name"], world_size) for case in cases})
-
-
 
 
 def _read(directory: Path, name: str, world_size: int) -> list[dict[str, Any]]:

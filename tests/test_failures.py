@@ -1,0 +1,153 @@
+"""A rank that fails ends the whole job, soon and by name; nothing half-written is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from launch.engines import PROJECT_DIRECTORY
+from tests.launching import LOCKSTEP, lockstep, require_backend, train
+
+DISTRIBUTED = ("ddp", "horovod", "accelerate")
+FAULTS = {
+    "raise": "rank 1: ArithmeticError: the planted error",
+    "exit": "rank 1: SystemExit: 3",
+    "kill": "rank 1: ended without a word",
+}
+TINY = ("--task", "tests.faults:FaultyTask", "--num-processes", "2", "--max-steps", "50")
+
+
+def _processes_of(directory: Path) -> list[psutil.Process]:
+    """All processes with this run directory on their command line."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        if str(directory) in (process.info["cmdline"] or []) and process.status() != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("backend", DISTRIBUTED)
+def test_a_failing_rank_ends_the_job_by_name(tmp_path: Path, backend: str, fault: str) -> None:
+    require_backend(backend)
+    began = time.monotonic()
+    done = lockstep(backend, *TINY, "--output-dir", tmp_path / "run", env={"FAULT": fault})
+    assert time.monotonic() - began < 40
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"lockstep: {backend} failed: {FAULTS[fault]}")
+    assert len(done.stderr.splitlines()) == 2
+    assert "rank 0" not in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "rank1.log" in done.stderr
+    assert not _processes_of(tmp_path / "run")
+    record = json.loads((tmp_path / "run" / "record.json").read_text())
+    assert record["status"] == "failed"
+    assert record["error"].startswith("rank 1")
+
+
+@pytest.mark.parametrize("start_method", [("ddp", "spawn"), ("horovod", "mpirun")], ids="-".join)
+def test_other_start_methods_end_too(tmp_path: Path, start_method: tuple[str, str]) -> None:
+    backend, method = start_method
+    require_backend(backend)
+    run = tmp_path / "run"
+    done = lockstep(backend, *TINY, "--start-method", method, "--output-dir", run, env={"FAULT": "kill"})
+    assert done.returncode == 1
+    assert "rank 1: ended without a word" in done.stderr
+    assert not _processes_of(run)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("backend", ["ddp", "horovod"])
+def test_an_interrupted_job_leaves_no_process(tmp_path: Path, backend: str, number: signal.Signals) -> None:
+    require_backend(backend)
+    run = tmp_path / "run"
+    command = [str(LOCKSTEP), backend, "--task", "token-tagging", "--max-steps", "1000000", "--output-dir", str(run)]
+    job = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    _wait_for_steps(run)
+    job.send_signal(number)
+    _, stderr = job.communicate(timeout=40)
+    assert job.returncode == 128 + number
+    assert stderr == f"lockstep: interrupted by {number.name}; all ranks have been ended\n"
+    assert not _processes_of(run)
+    assert json.loads((run / "record.json").read_text())["error"] == f"interrupted by {number.name}"
+
+
+@pytest.mark.parametrize("backend", DISTRIBUTED)
+def test_ranks_end_with_a_launcher_that_is_killed(tmp_path: Path, backend: str) -> None:
+    require_backend(backend)
+    run = tmp_path / "run"
+    command = [str(LOCKSTEP), backend, "--task", "token-tagging", "--max-steps", "1000000", "--output-dir", str(run)]
+    job = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    _wait_for_steps(run)
+    job.kill()
+    job.wait()
+    deadline = time.monotonic() + 40
+    while _processes_of(run) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not _processes_of(run)
+
+
+def _wait_for_steps(run: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not (run / "progress.jsonl").exists() or not (run / "progress.jsonl").stat().st_size:
+        assert time.monotonic() < deadline, "the run took no step"
+        time.sleep(0.1)
+
+
+def test_a_model_that_cannot_be_saved_leaves_nothing(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    done = lockstep("ddp", "--task", "tests.faults:UnsavableTask", "--max-steps", "2", "--output-dir", run)
+    assert done.returncode == 1
+    assert "rank 0: OSError: no space left on device" in done.stderr
+    assert sorted(path.name for path in run.iterdir()) == ["logs", "progress.jsonl", "record.json", "run.json"]
+
+
+def test_diverging_ranks_are_noticed(tmp_path: Path) -> None:
+    options = ("--task", "token-tagging", "--max-steps", "3", "--output-dir", tmp_path / "run")
+    done = lockstep("tests.faults:DivergingBackend", *options)
+    assert done.returncode == 1
+    assert "the weights of rank 1 differ from those of rank 0" in done.stderr
+
+
+def test_a_launcher_of_another_library_is_noticed(tmp_path: Path) -> None:
+    """Two processes that Horovod does not know to be two: each finds itself alone."""
+    require_backend("horovod")
+    run = tmp_path / "run"
+    train("single", run, "--task", "token-tagging", "--max-steps", "1")
+    config = json.loads((run / "run.json").read_text()) | {"backend": "horovod", "num_processes": 2}
+    (run / "run.json").write_text(json.dumps(config))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT_DIRECTORY)}
+    done = subprocess.run([*command, "-m", "launch.rank", str(run)], env=environment, capture_output=True, timeout=60)
+    assert done.returncode != 0
+    errors = [json.loads(path.read_text())["message"] for path in run.glob("logs/*.error.json")]
+    assert "RuntimeError: asked for 2 ranks, but horovod made a world of 1" in errors
+
+
+@pytest.mark.parametrize("backend", DISTRIBUTED)
+def test_a_parameter_without_gradient_is_refused_by_name(tmp_path: Path, backend: str) -> None:
+    require_backend(backend)
+    options = ("--task", "tests.faults:UnusedParameterTask", "--max-steps", "3")
+    done = lockstep(backend, *options, "--output-dir", tmp_path / "run")
+    assert done.returncode == 1
+    assert "1 parameter(s) got no gradient: idle" in done.stderr
+    assert "--find-unused-parameters" in done.stderr
+
+
+@pytest.mark.parametrize("backend", ["single", *DISTRIBUTED])
+def test_a_parameter_without_gradient_is_left_alone_if_allowed(tmp_path: Path, backend: str) -> None:
+    from safetensors.torch import load_file
+
+    require_backend(backend)
+    options = ("--task", "tests.faults:UnusedParameterTask", "--max-steps", "3", "--weight-decay", "0.5")
+    train(backend, tmp_path / "run", *options, "--find-unused-parameters")
+    idle = load_file(tmp_path / "run" / "model.safetensors")["idle"]
+    assert bool((idle == 1).all()), "weight decay acted on a parameter that no rank uses"

@@ -1,0 +1,83 @@
+"""The plan, the schedule and the optimizer's groups, without any process."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+
+from launch.loop import build_optimizer
+from launch.plan import Plan, evaluation_batches, random_seed
+from launch.schedule import learning_rate_factor
+from tests.launching import run_config
+
+SIZES = list(product((1, 7, 16, 23, 64), (1, 2, 4), (1, 2)))
+
+
+@pytest.mark.parametrize(("num_samples", "world_size", "micro_batch_size"), SIZES)
+def test_every_sample_is_consumed_once_an_epoch(num_samples: int, world_size: int, micro_batch_size: int) -> None:
+    plan = Plan(
+        num_samples=num_samples, global_batch_size=8, micro_batch_size=micro_batch_size, world_size=world_size, seed=5
+    )
+    batches = plan.epoch(0)
+    assert len(batches) == plan.steps_per_epoch
+    for batch in batches:
+        shares = [plan.micro_batches(batch, rank) for rank in range(world_size)]
+        assert len({len(share) for share in shares}) == 1, "ranks would take unequal numbers of micro-steps"
+        micro_batches = [micro_batch for share in shares for micro_batch in share]
+        used = [int(i) for micro_batch in micro_batches if micro_batch.weight for i in micro_batch.sample_ids]
+        assert sorted(used) == sorted(batch.tolist())
+        assert all(1 <= len(micro_batch.sample_ids) <= micro_batch_size for micro_batch in micro_batches)
+        if len(batch) >= len(micro_batches):
+            assert all(micro_batch.weight for micro_batch in micro_batches), "an empty micro-batch without need"
+
+
+def test_the_plan_depends_on_seed_and_epoch_alone() -> None:
+    def order(seed: int, epoch: int, world_size: int) -> list[int]:
+        plan = Plan(num_samples=50, global_batch_size=8, micro_batch_size=1, world_size=world_size, seed=seed)
+        return [int(i) for batch in plan.epoch(epoch) for i in batch]
+
+    assert order(1, 0, 1) == order(1, 0, 4)
+    assert order(1, 0, 1) != order(1, 1, 1)
+    assert order(1, 0, 1) != order(2, 0, 1)
+
+
+@pytest.mark.parametrize(("num_samples", "world_size"), list(product((1, 3, 9, 64), (1, 2, 4))))
+def test_evaluation_neither_pads_nor_repeats(num_samples: int, world_size: int) -> None:
+    shares = [
+        evaluation_batches(num_samples, batch_size=4, rank=rank, world_size=world_size) for rank in range(world_size)
+    ]
+    seen = [sample_id for share in shares for batch in share for sample_id in batch]
+    assert sorted(seen) == list(range(num_samples))
+
+
+def test_random_streams_differ_and_repeat() -> None:
+    keys = list(product(range(3), range(3), range(3)))
+    assert len({random_seed(*key) for key in keys}) == len(keys)
+    assert random_seed(1, 2, 3) == random_seed(1, 2, 3)
+
+
+@pytest.mark.parametrize("name", ["linear", "cosine", "constant"])
+@pytest.mark.parametrize("num_warmup_steps", [0, 10])
+def test_schedules_are_those_of_transformers(name: str, num_warmup_steps: int) -> None:
+    from transformers import get_scheduler
+
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    theirs_name = "constant_with_warmup" if name == "constant" else name
+    theirs = get_scheduler(theirs_name, optimizer, num_warmup_steps=num_warmup_steps, num_training_steps=100)
+    for step in range(100):
+        ours = learning_rate_factor(name, step=step, num_steps=100, num_warmup_steps=num_warmup_steps)
+        assert ours == pytest.approx(theirs.get_last_lr()[0], abs=1e-12)
+        optimizer.step()
+        theirs.step()
+
+
+def test_biases_and_layer_norms_are_not_decayed(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.LayerNorm(3))
+    config = run_config("single", 1, tmp_path, optimizer="adamw", weight_decay=0.1, micro_batch_size=32)
+    decayed, plain = build_optimizer(config, model).param_groups
+    assert [parameter.shape for parameter in decayed["params"]] == [torch.Size([3, 3])]
+    assert decayed["weight_decay"] == 0.1
+    assert plain["weight_decay"] == 0.0

