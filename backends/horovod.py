@@ -8,12 +8,14 @@ synchronise again.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
 import horovod.torch as hvd
 import torch
+from horovod.common.exceptions import HorovodInternalError
 
 from backends.interface import BackendOptions, StepResult, UnsupportedError
 from backends.registry import BACKENDS
@@ -31,9 +33,7 @@ class HorovodBackend(TorchAmpBackend):
         hvd.init()
         self.rank, self.local_rank, self.world_size = hvd.rank(), hvd.local_rank(), hvd.size()
         self.device = torch.device(options.device)
-        if options.device == "cuda":
-            self.device = torch.device("cuda", self.local_rank % torch.cuda.device_count())
-            torch.cuda.set_device(self.device)
+        self._num_reductions = 0
 
     def setup(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer
@@ -46,7 +46,8 @@ class HorovodBackend(TorchAmpBackend):
                 )
         # Not state_dict(): it leaves out the non-persistent buffers. Not broadcast_optimizer_state():
         # on a fresh optimizer it takes a real step with zero gradients, which decays every weight.
-        hvd.broadcast_parameters([*model.named_parameters(), *model.named_buffers()], root_rank=0)
+        with self._deadline():
+            hvd.broadcast_parameters([*model.named_parameters(), *model.named_buffers()], root_rank=0)
         wrapped = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), op=hvd.Average)
         self.prepare_amp(model, wrapped)
         return model, wrapped
@@ -59,7 +60,8 @@ class HorovodBackend(TorchAmpBackend):
 
     def step(self, max_grad_norm: float) -> StepResult:
         unused = self._parameters_unused_everywhere() if self.options.find_unused_parameters else []
-        self.optimizer.synchronize()
+        with self._deadline():
+            self.optimizer.synchronize()
         self.optimizer.set_backward_passes_per_step(1)
         for parameter in unused:
             parameter.grad = None
@@ -80,22 +82,48 @@ class HorovodBackend(TorchAmpBackend):
         return [parameter for parameter, count in zip(parameters, self.all_reduce(used), strict=True) if count == 0]
 
     def all_reduce(self, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
-        return cast(torch.Tensor, hvd.allreduce(tensor, op=_REDUCE_OPS[op]))
+        # Named by hand: Horovod's own names count the reductions started so far, gradients
+        # included, and ranks that use different parameters would wait for each other for ever.
+        self._num_reductions += 1
+        name = f"lockstep.{self._num_reductions}"
+        with self._deadline():
+            return cast(torch.Tensor, hvd.allreduce(tensor, name=name, op=_REDUCE_OPS[op]))
 
     def barrier(self) -> None:
-        hvd.barrier()
+        with self._deadline():
+            hvd.barrier()
 
     def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
         return model
 
-    def _transport(self) -> str:
-        if self.device.type == "cuda" and hvd.nccl_built():
-            return "nccl"
-        return "mpi" if hvd.mpi_enabled() else "gloo"
+    @contextmanager
+    def _deadline(self) -> Iterator[None]:
+        """Turns a collective that some rank never enters into an error after the timeout.
+
+        Horovod waits for ever: its stall inspector does nothing with the Gloo controller, whose
+        background threads go on answering for a stuck rank. Shutting it down from beside makes
+        the waiting call fail.
+        """
+        expired = threading.Event()
+
+        def give_up() -> None:
+            expired.set()
+            hvd.shutdown()
+
+        timer = threading.Timer(self.options.timeout_seconds, give_up)
+        timer.start()
+        try:
+            yield
+        except (HorovodInternalError, ValueError) as error:  # it calls the handle it waited for unknown
+            if expired.is_set():
+                raise TimeoutError(f"Timed out waiting {self.options.timeout_seconds:g} s for other ranks") from error
+            raise
+        finally:
+            timer.cancel()
 
     def effective_settings(self) -> dict[str, Any]:
         return {
-            "transport": self._transport(),
+            "transport": "mpi" if hvd.mpi_enabled() else "gloo",
             # Horovod has no call that tells these: it reads the variables and has these defaults.
             "fusion_threshold_bytes": int(os.environ.get("HOROVOD_FUSION_THRESHOLD", str(128 * 1024 * 1024))),
             "cycle_time_ms": float(os.environ.get("HOROVOD_CYCLE_TIME", "1.0")),
@@ -104,5 +132,5 @@ class HorovodBackend(TorchAmpBackend):
 
     def shutdown(self) -> None:
         self.release()
-        hvd.barrier()
+        self.barrier()
         hvd.shutdown()

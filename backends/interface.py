@@ -34,11 +34,15 @@ class Capabilities:
         precisions: For each device type ("cpu", "cuda"), the precisions it really computes in.
         start_methods: What can start its ranks, the default first.
         max_world_size: The largest number of ranks, None when unlimited.
+        ranks_may_share_gpu: Whether there may be more ranks than GPUs.
+        unused_parameters: Whether `find_unused_parameters` is possible.
     """
 
     precisions: Mapping[str, tuple[str, ...]]
     start_methods: tuple[str, ...]
     max_world_size: int | None = None
+    ranks_may_share_gpu: bool = False
+    unused_parameters: bool = True
 
     def check(self, *, name: str, device: str, precision: str, world_size: int) -> None:
         """Refuses what is not declared.

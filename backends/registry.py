@@ -83,19 +83,28 @@ BACKENDS = {
     "ddp": BackendRow(
         "backends.ddp:DDPBackend",
         "torch DistributedDataParallel",
-        Capabilities({"cpu": PRECISIONS, "cuda": PRECISIONS}, start_methods=("torchrun", "spawn")),
+        Capabilities(
+            {"cpu": PRECISIONS, "cuda": PRECISIONS}, start_methods=("torchrun", "spawn"), ranks_may_share_gpu=True
+        ),
     ),
     "apex": BackendRow(
         "backends.apex:ApexBackend",
         "NVIDIA Apex: DistributedDataParallel and amp",
-        # bf16 gradients are dropped from Apex's delayed reduction without a word.
-        Capabilities({"cuda": ("fp32", "fp16")}, start_methods=("torchrun",)),
+        # bf16 gradients are dropped from Apex's delayed reduction without a word, and what it
+        # reduces is the gradients that exist, which must be the same ones on all ranks.
+        Capabilities(
+            {"cuda": ("fp32", "fp16")},
+            start_methods=("torchrun",),
+            ranks_may_share_gpu=True,
+            unused_parameters=False,
+        ),
         _apex_missing,
     ),
     "horovod": BackendRow(
         "backends.horovod:HorovodBackend",
         "Horovod, ring all-reduce",
-        Capabilities({"cpu": PRECISIONS, "cuda": PRECISIONS}, start_methods=("horovodrun", "mpirun")),
+        # The wheel that build_horovod.sh makes has no GPU operations and refuses CUDA tensors.
+        Capabilities({"cpu": PRECISIONS}, start_methods=("horovodrun", "mpirun")),
         _horovod_missing,
     ),
     "accelerate": BackendRow(

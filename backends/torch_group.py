@@ -33,7 +33,11 @@ class TorchGroupBackend(Backend):
             torch.cuda.set_device(self.device)
             # NCCL refuses two ranks on one GPU; gloo carries CUDA tensors too, slowly.
             transport = "nccl" if int(os.environ["LOCAL_WORLD_SIZE"]) <= num_gpus else "gloo"
-        dist.init_process_group(transport, timeout=timedelta(seconds=options.timeout_seconds))
+        dist.init_process_group(
+            transport,
+            timeout=timedelta(seconds=options.timeout_seconds),
+            device_id=self.device if transport == "nccl" else None,
+        )
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
 
     def all_reduce(self, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:

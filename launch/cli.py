@@ -16,11 +16,14 @@ from backends.registry import BACKENDS, find_backend
 from launch.config import RunConfig, UsageError
 from launch.engines import PROJECT_DIRECTORY, Ranks, engine_command, engine_environment
 from launch.options import read_options
+from launch.progress import ProgressReader
 from launch.rank import CONFIG_NAME
 from launch.rank_files import LOGS_NAME
 from launch.record import (
     RECORD_NAME,
+    EvaluationRecord,
     RunRecord,
+    StepRecord,
     describe_environment,
     read_record,
     write_atomically,
@@ -79,6 +82,7 @@ def train(backend: str, arguments: list[str]) -> int:
             num_threads=config.threads_per_rank,
             master_port=config.master_port,
             timeout_seconds=config.timeout,
+            log_directory=config.output_dir / LOGS_NAME,
         )
         command = engine_command(config.start_method, ranks)
         _create_run_directory(config)
@@ -112,16 +116,33 @@ def train(backend: str, arguments: list[str]) -> int:
 
 
 def _create_run_directory(config: RunConfig) -> None:
-    """Makes room for the run; with --overwrite, the run that was there is removed."""
-    if config.output_dir.exists() and any(config.output_dir.iterdir()):
+    """Makes room for the run; with --overwrite, the run that was there is removed.
+
+    Whoever makes the logs directory has the output directory: two runs never share one.
+    """
+    if config.overwrite and config.output_dir.exists():
         shutil.rmtree(config.output_dir)
-    (config.output_dir / LOGS_NAME).mkdir(parents=True)
+    config.output_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        (config.output_dir / LOGS_NAME).mkdir()
+    except FileExistsError as error:
+        raise UsageError(
+            f"--output-dir {config.output_dir}: another run has just taken it; choose another directory"
+        ) from error
     write_atomically(config.output_dir / CONFIG_NAME, config.model_dump_json(indent=1))
 
 
 def _record_failure(config: RunConfig, error: str) -> None:
+    """Writes the record of a run that did not complete, with the steps and evaluations it reported."""
     if (config.output_dir / RECORD_NAME).exists():
         return
+    steps: list[StepRecord] = []
+    evaluations: list[EvaluationRecord] = []
+    for fact in ProgressReader(config.output_dir).news():
+        if fact["event"] == "closed":
+            steps += [StepRecord.model_validate(step) for step in fact["steps"]]
+        elif fact["event"] == "evaluation":
+            evaluations.append(EvaluationRecord.model_validate(fact["evaluation"]))
     write_record(
         RunRecord(
             status="failed",
@@ -132,8 +153,8 @@ def _record_failure(config: RunConfig, error: str) -> None:
             environment=describe_environment(with_torch=False),
             seconds_to_first_step=None,
             seconds=time.time() - config.started_at,
-            steps=[],
-            evaluations=[],
+            steps=steps,
+            evaluations=evaluations,
             quality={},
             ranks=[],
         ),

@@ -5,6 +5,7 @@ Option names are those of the Hugging Face Trainer where it has one.
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from pathlib import Path
@@ -153,8 +154,8 @@ def check_port(port: int) -> None:
 
 
 def default_output_dir(backend: str) -> Path:
-    """Names a directory under runs/ that does not exist yet."""
-    stamp = time.strftime("%Y%m%d-%H%M%S")
+    """Names a directory under runs/ that does not exist yet, nor is about to in another process."""
+    stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     safe = "".join(character if character.isalnum() else "-" for character in backend)
     candidates = (Path("runs") / f"{safe}-{stamp}{suffix}" for suffix in ["", *(f"-{n}" for n in range(2, 1000))])
     return next(path for path in candidates if not path.exists()).absolute()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +16,27 @@ from launch.config import RunConfig
 from launch.progress import ProgressReader
 from launch.record import RECORD_NAME, RunRecord
 
+_SECONDS_BETWEEN_LINES = 30.0
+
 
 def console() -> Console:
     """The terminal, or plain lines of a fixed width where there is none."""
-    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    # Without markup: paths and names may contain what looks like it.
+    return Console(highlight=False, markup=False, soft_wrap=not sys.stdout.isatty())
 
 
 class RunDisplay:
-    """Shows a run's news as they come; without a terminal, only evaluations are printed."""
+    """Shows a run's news as they come: in a bar, or without a terminal in a line now and then."""
 
     def __init__(self, config: RunConfig, terminal: Console) -> None:
         self._config = config
         self._terminal = terminal
         self._news = ProgressReader(config.output_dir)
         self._bar = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[facts]}"),
+            TextColumn("{task.fields[facts]}", markup=False),
             TimeRemainingColumn(),
             console=terminal,
             transient=True,
@@ -41,6 +45,7 @@ class RunDisplay:
         )
         self._task: TaskID | None = None
         self._first: tuple[int, float] | None = None
+        self._last_line = time.time()
 
     def __enter__(self) -> RunDisplay:
         self._bar.start()
@@ -55,8 +60,8 @@ class RunDisplay:
         for fact in self._news.news():
             if fact["event"] == "step":
                 self._show_step(fact)
-            else:
-                self._show_evaluation(fact)
+            elif fact["event"] == "evaluation":
+                self._show_evaluation(fact["evaluation"])
         self._bar.refresh()
 
     def _show_step(self, fact: dict[str, Any]) -> None:
@@ -64,53 +69,77 @@ class RunDisplay:
         step, now = fact["step"], fact["time"]
         if self._first is None:
             self._first = (step, now)
-        facts = f"loss {fact['loss']:.4f}" if fact["loss"] is not None else "loss not finite"
+        facts = f"loss {_format_number(fact['loss'])}" if fact["loss"] is not None else "loss not finite"
         first_step, first_time = self._first
         if step > first_step:
             rate = (step - first_step) * self._config.global_batch_size / (now - first_time)
             facts += f"  {rate:.0f} samples/s"
         self._bar.update(self._task, description="training", total=fact["num_steps"], completed=step, facts=facts)
+        if not self._terminal.is_terminal and now - self._last_line > _SECONDS_BETWEEN_LINES:
+            self._last_line = now
+            self._terminal.print(f"step {step} of {fact['num_steps']}: {facts}")
 
-    def _show_evaluation(self, fact: dict[str, Any]) -> None:
-        self._terminal.print(f"epoch {fact['epoch'] + 1}, step {fact['step']}: {format_metrics(fact['metrics'])}")
+    def _show_evaluation(self, evaluation: dict[str, Any]) -> None:
+        where = f"epoch {evaluation['epoch'] + 1}, step {evaluation['step']}"
+        self._terminal.print(f"{where}: {format_metrics(evaluation['metrics'])}")
         self._first = None  # the next rate leaves the evaluation out
 
 
 def show_start(config: RunConfig, terminal: Console) -> None:
     """Says in a line what is about to run."""
-    terminal.print(
-        f"[bold]{config.backend}[/bold]: {config.num_processes} x {config.device}, {config.precision}, "
-        f"batch {config.global_batch_size} = {config.num_processes} ranks x {config.micro_batch_size} samples x "
-        f"{config.gradient_accumulation_steps} micro-steps, started by {config.start_method}"
-    )
+    terminal.print(f"{config.backend}: {_describe_world(config)}, started by {config.start_method}")
 
 
 def show_summary(record: RunRecord, directory: Path, terminal: Console) -> None:
     """Shows what was run, what was in force, how well and how fast it did, and where the results lie."""
-    config = record.config
+    config = RunConfig.model_validate(record.config)
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="dim")
     table.add_column(overflow="fold")
-    facts = record.task
-    table.add_row("task", f"{config['task']}: {facts.get('model', '')} on {facts.get('data', 'its own data')}")
+    task = record.task
+    model = f"{task['model']} on {task['data']}, " if "model" in task else ""
+    schedule = f"{config.optimizer} at {config.learning_rate:g}, {config.lr_scheduler}"
+    table.add_row("task", f"{config.task}: {model}{schedule}, seed {config.seed}")
+    table.add_row("run", f"{config.backend}: {_describe_world(config)}")
     table.add_row("result", format_metrics(record.quality))
-    if "majority_share" in facts:
-        table.add_row("", f"always the most frequent label: accuracy {facts['majority_share']['validation']:.4f}")
-    skipped = sum(step.skipped for step in record.steps)
-    table.add_row("steps", f"{len(record.steps)}" + (f", {skipped} of them skipped (fp16 overflow)" if skipped else ""))
+    if "majority_share" in task:
+        table.add_row("", f"(always the most frequent label: accuracy {task['majority_share']['validation']:.4f})")
+    num_epochs = record.steps[-1].epoch + 1
+    table.add_row("steps", f"{len(record.steps)} in {num_epochs} epoch(s)" + _describe_exceptions(record))
     rate = samples_per_second(record)
     table.add_row("speed", f"{rate:.1f} samples/s" if rate else "too short to tell")
     first_step = f"{record.seconds_to_first_step:.1f} s to the first step, " if record.seconds_to_first_step else ""
     table.add_row("time", f"{first_step}{record.seconds:.1f} s in all")
     memory = max(rank.peak_memory_bytes for rank in record.ranks) / 2**20
+    table.add_row("ranks", f"{record.ranks[0].num_threads} thread(s) each, at most {memory:.0f} MiB")
     settings = record.ranks[0].effective_settings
-    table.add_row("ranks", f"{len(record.ranks)} with {record.ranks[0].num_threads} threads, at most {memory:.0f} MiB")
     table.add_row("in force", ", ".join(f"{name} {value}" for name, value in settings.items()))
     table.add_row("weights", f"{record.ranks[0].weights_sha256[:16]} on every rank")
     table.add_row("results", f"{directory} (model, {RECORD_NAME}, logs/)")
     terminal.print(table)
 
 
+def _describe_world(config: RunConfig) -> str:
+    return (
+        f"{config.num_processes} x {config.device}, {config.precision}, batch {config.global_batch_size} = "
+        f"{config.num_processes} rank(s) x {config.micro_batch_size} samples x "
+        f"{config.gradient_accumulation_steps} micro-step(s)"
+    )
+
+
+def _describe_exceptions(record: RunRecord) -> str:
+    skipped = sum(step.skipped for step in record.steps)
+    not_finite = sum(step.loss is None for step in record.steps)
+    text = f", {skipped} skipped (fp16 overflow)" if skipped else ""
+    return text + (f", {not_finite} with a loss that is NOT FINITE" if not_finite else "")
+
+
+def _format_number(value: float | None) -> str:
+    if value is None:
+        return "undefined"
+    return f"{value:.4f}" if abs(value) < 1e4 else f"{value:.4g}"
+
+
 def format_metrics(metrics: dict[str, float | None]) -> str:
     """Formats metrics for one line."""
-    return "  ".join(f"{name} {'undefined' if value is None else f'{value:.4f}'}" for name, value in metrics.items())
+    return "  ".join(f"{name} {_format_number(value)}" for name, value in metrics.items())

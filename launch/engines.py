@@ -37,6 +37,7 @@ class Ranks:
         num_threads: CPU threads of each.
         master_port: Where they are to meet, None for any free port.
         timeout_seconds: How long a collective may wait.
+        log_directory: Where a launcher may leave files of its own.
     """
 
     num_processes: int
@@ -45,6 +46,7 @@ class Ranks:
     num_threads: int
     master_port: int | None
     timeout_seconds: float
+    log_directory: Path
 
 
 def _python(ranks: Ranks) -> list[str]:
@@ -53,6 +55,7 @@ def _python(ranks: Ranks) -> list[str]:
 
 def _torchrun(ranks: Ranks) -> list[str]:
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks.num_processes}"]
+    command += ["--local-addr=127.0.0.1", f"--log-dir={ranks.log_directory / 'torchrun'}"]
     if ranks.master_port is None:
         command += ["--standalone"]
     else:
@@ -74,7 +77,11 @@ def _accelerate(ranks: Ranks) -> list[str]:
     if ranks.num_processes > 1:
         command += ["--multi_gpu"]
     command += [f"--num_processes={ranks.num_processes}", "--num_machines=1", "--mixed_precision=no"]
-    command += ["--dynamo_backend=no", f"--main_process_port={ranks.master_port or 0}"]
+    command += [
+        f"--log_dir={ranks.log_directory / 'torchrun'}",
+        "--dynamo_backend=no",
+        f"--main_process_port={ranks.master_port or 0}",
+    ]
     return [*command, "--module", *ranks.module]
 
 
@@ -111,7 +118,7 @@ def engine_command(start_method: str, ranks: Ranks) -> list[str]:
         UsageError: The launcher is not installed, or cannot be given a port.
     """
     if ranks.master_port is not None and start_method in _WITHOUT_PORT:
-        raise UsageError(f"--master-port {ranks.master_port}: {start_method} chooses its ports itself; leave it out")
+        raise UsageError(f"--master-port {ranks.master_port}: {start_method} cannot be given a port; leave it out")
     return _COMMANDS[start_method](ranks)
 
 
@@ -128,6 +135,8 @@ def engine_environment(ranks: Ranks) -> dict[str, str]:
         # No file in the working directory can pose as a library.
         "PYTHONSAFEPATH": "1",
         "PYTHONUNBUFFERED": "1",
+        # One machine's ranks meet on the loopback interface, wherever its name resolves to.
+        "GLOO_SOCKET_IFNAME": "lo",
         "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(1, round(ranks.timeout_seconds))),
         "HF_HUB_DISABLE_TELEMETRY": "1",
     }

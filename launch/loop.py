@@ -8,11 +8,13 @@ loss over the N targets, however they are spread over ranks and micro-steps.
 from __future__ import annotations
 
 import math
+import random
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
@@ -82,8 +84,8 @@ class Trainer:
         while self.step < self.num_steps:
             self.model.train()
             global_batches = self.plan.epoch(epoch)[: self.num_steps - self.step]
-            batches = self._load(global_batches)
             step_began = time.perf_counter()
+            batches = self._load(global_batches)
             for global_batch in global_batches:
                 self.step += 1
                 self.train_step(epoch, global_batch, batches)
@@ -166,7 +168,7 @@ class Trainer:
         metrics = {name: _finite(value) for name, value in metrics.items()}
         evaluation = EvaluationRecord(step=self.step, epoch=epoch, seconds=time.perf_counter() - began, metrics=metrics)
         self.trajectory.evaluations.append(evaluation)
-        self.progress.write("evaluation", **evaluation.model_dump())
+        self.progress.write("evaluation", evaluation=evaluation.model_dump())
 
     def _load(self, global_batches: list[SampleIds]) -> Iterator[Batch]:
         config = self.config
@@ -198,11 +200,13 @@ class Trainer:
         """Completes the records of the steps since the last call with one reduction for all of them."""
         losses = self.backend.all_reduce(torch.stack([step.loss_share for step in self._open_steps]))
         norms = torch.stack([step.grad_norm.double() for step in self._open_steps])
-        for open_step, loss, norm in zip(self._open_steps, losses.tolist(), norms.tolist(), strict=True):
-            self.trajectory.steps.append(
-                open_step.record.model_copy(update={"loss": _finite(loss), "grad_norm": _finite(norm)})
-            )
+        closed = [
+            open_step.record.model_copy(update={"loss": _finite(loss), "grad_norm": _finite(norm)})
+            for open_step, loss, norm in zip(self._open_steps, losses.tolist(), norms.tolist(), strict=True)
+        ]
         self._open_steps.clear()
+        self.trajectory.steps += closed
+        self.progress.write("closed", steps=[step.model_dump() for step in closed])
 
 
 class _MicroBatches(Dataset[Batch]):
@@ -222,9 +226,12 @@ class _MicroBatches(Dataset[Batch]):
         return len(self._items)
 
     def __getitem__(self, index: int) -> Batch:
-        # Also a task that augments its samples at random gets the same ones in any worker.
+        # A task that augments its samples at random gets the same ones in any worker.
         micro_batch, key = self._items[index]
-        torch.manual_seed(random_seed(*key))
+        seed = random_seed(*key)
+        torch.manual_seed(seed)
+        np.random.seed(seed % 2**32)
+        random.seed(seed)
         return self._task.collate("train", micro_batch.sample_ids.tolist())
 
 

@@ -68,7 +68,7 @@ def _parser(backend: str, task_class: type[Task]) -> argparse.ArgumentParser:
         group = parser.add_argument_group(title)
         for name, field in model.model_fields.items():
             if field.annotation is bool:
-                group.add_argument(_option(name), action="store_true", help=field.description)
+                group.add_argument(_option(name), action=argparse.BooleanOptionalAction, help=field.description)
             else:
                 group.add_argument(_option(name), metavar=_metavar(field), help=_help(field))
     return parser

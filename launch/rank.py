@@ -16,9 +16,15 @@ import tempfile
 import time
 import traceback
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launch.config import RunConfig
 from launch.rank_files import RankFiles, rank_from_environment
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from tasks.interface import Task
 
 CONFIG_NAME = "run.json"
 
@@ -65,7 +71,6 @@ def run(config: RunConfig, directory: Path) -> None:
     prove_world(backend, world_size=config.num_processes)
 
     trainer = Trainer(config, task, backend, ProgressLog(directory, rank=backend.rank))
-    gc.freeze()
     gc.enable()
     trajectory = trainer.train()
     model = backend.unwrap(trainer.model)
@@ -89,9 +94,14 @@ def run(config: RunConfig, directory: Path) -> None:
     for other in ranks:
         if other.weights_sha256 != ranks[0].weights_sha256:
             raise RuntimeError(f"the weights of rank {other.rank} differ from those of rank 0 after training")
+
+    # The wrappers must be gone before the group is. What follows needs no other rank: nobody
+    # waits, within a timeout, for rank 0 to write to a slow disk.
+    del trainer
+    gc.collect()
+    backend.shutdown()
     if backend.rank == 0:
         _save_model(task, model, directory)
-        now = time.time()
         first_step_at = trajectory.first_step_at
         write_record(
             RunRecord(
@@ -102,7 +112,7 @@ def run(config: RunConfig, directory: Path) -> None:
                 task=task.describe(),
                 environment=describe_environment(with_torch=True),
                 seconds_to_first_step=first_step_at - config.started_at if first_step_at else None,
-                seconds=now - config.started_at,
+                seconds=time.time() - config.started_at,
                 steps=trajectory.steps,
                 evaluations=trajectory.evaluations,
                 quality=trajectory.evaluations[-1].metrics,
@@ -110,10 +120,9 @@ def run(config: RunConfig, directory: Path) -> None:
             ),
             directory,
         )
-    backend.shutdown()
 
 
-def _save_model(task, model, directory: Path) -> None:  # type: ignore[no-untyped-def]
+def _save_model(task: Task, model: nn.Module, directory: Path) -> None:
     """Saves beside the target and moves file by file, so that no file is ever there by half."""
     with tempfile.TemporaryDirectory(prefix=".model.", dir=directory) as unfinished:
         task.save(model, Path(unfinished))

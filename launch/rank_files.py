@@ -29,6 +29,8 @@ _CONSEQUENCES = (
     "DistNetworkError",
     "DistBackendError",
     "remote process exited",
+    "Timed out waiting",
+    "Watchdog caught collective operation timeout",
 )
 
 
@@ -61,7 +63,7 @@ class RankFiles:
         self._announcement = directory / f"rank{rank}.pid"
         self._error = directory / f"rank{rank}.error.json"
         self._success = directory / f"rank{rank}.done"
-        self._termination = directory / f"rank{rank}.sigterm"
+        self.stacks = directory / f"rank{rank}.sigterm"
 
     def redirect_output(self) -> None:
         """Sends everything this process prints, from C++ too, to its log."""
@@ -78,9 +80,9 @@ class RankFiles:
         The stacks are written from C, so also while it is stuck in a collective. They tell a rank
         that its launcher ended from one that ended by itself.
         """
-        self._termination_file = self._termination.open("w")
-        faulthandler.register(signal.SIGTERM, file=self._termination_file, chain=True)
-        write_atomically(self._announcement, str(os.getpid()))
+        self._stacks_file = self.stacks.open("w")
+        faulthandler.register(signal.SIGTERM, file=self._stacks_file, chain=True)
+        write_atomically(self._announcement, f"{os.getpid()} {_start_time(os.getpid())}")
 
     def report_error(self, error: BaseException) -> None:
         text = " ".join(str(error).split())
@@ -90,20 +92,36 @@ class RankFiles:
     def report_success(self) -> None:
         write_atomically(self._success, "")
 
-    def pid(self) -> int | None:
-        """The process of this rank on this machine; None before it started."""
-        return int(self._announcement.read_text()) if self._announcement.exists() else None
+    def started(self) -> bool:
+        return self._announcement.exists()
+
+    def running_pid(self) -> int | None:
+        """The process of this rank; None before it started and once it has ended."""
+        if not self.started():
+            return None
+        pid, start_time = self._announcement.read_text().split()
+        # The number may meanwhile belong to another process, which then started later.
+        return int(pid) if _start_time(int(pid)) == start_time else None
 
     def succeeded(self) -> bool:
         return self._success.exists()
 
     def ended_silently(self) -> bool:
         """Whether it started but left neither success, nor error, nor the trace of a SIGTERM."""
-        terminated = self._termination.exists() and self._termination.stat().st_size > 0
-        return self.pid() is not None and not (self.succeeded() or self._error.exists() or terminated)
+        terminated = self.stacks.exists() and self.stacks.stat().st_size > 0
+        return self.started() and not (self.succeeded() or self._error.exists() or terminated)
 
     def failure(self) -> RankFailure | None:
         """The error this rank reported, if any."""
         if not self._error.exists():
             return None
         return RankFailure(rank=self.rank, **json.loads(self._error.read_text()))
+
+
+def _start_time(pid: int) -> str | None:
+    """When a process started, in clock ticks since boot: proc_pid_stat(5). None if it has ended."""
+    try:
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if state == "Z" else fields[18]

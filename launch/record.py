@@ -19,8 +19,11 @@ from pydantic import BaseModel, ConfigDict, Field
 RECORD_NAME = "record.json"
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "accelerate", "horovod", "apex", "numpy")
-_VARIABLE_PREFIXES = ("OMP_", "MKL_", "KMP_", "NCCL_", "GLOO_", "TORCH_", "HOROVOD_", "ACCELERATE_", "OMPI_MCA_")
-_VARIABLES = ("CUDA_VISIBLE_DEVICES", "TOKENIZERS_PARALLELISM", "MALLOC_ARENA_MAX", "LD_PRELOAD")
+_VARIABLE_PREFIXES = (
+    *("OMP_", "MKL_", "KMP_", "ONEDNN_", "DNNL_", "ATEN_", "TORCH_", "PYTORCH_"),
+    *("CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_", "NCCL_", "GLOO_", "HOROVOD_", "ACCELERATE_", "OMPI_MCA_"),
+)
+_VARIABLES = ("TOKENIZERS_PARALLELISM", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES", "LD_PRELOAD")
 
 
 class _Strict(BaseModel):
@@ -56,7 +59,10 @@ class RankRecord(_Strict):
     hostname: str
     device: str
     num_threads: int
-    step_seconds: list[float] = Field(description="wall time since the previous step's end, data included")
+    step_seconds: list[float] = Field(
+        description="wall time since the previous step's end, data included; a GPU may lag behind until the loss "
+        "is read, every logging_steps"
+    )
     samples: list[int] = Field(description="samples of this rank")
     tokens: list[int] = Field(description="real tokens of this rank")
     positions: list[int] = Field(description="token positions computed, padding included")

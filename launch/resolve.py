@@ -22,7 +22,6 @@ from launch.config import (
 )
 from launch.engines import Ranks, engine_command
 from launch.rank import CONFIG_NAME
-from launch.record import RECORD_NAME
 from tasks.interface import Task, TaskSettings
 
 
@@ -43,18 +42,21 @@ def resolve(
     reason = row.unavailable_reason()
     if reason is not None:
         raise UnsupportedError(f"{backend} cannot run here: {reason}")
-    device = _settle_device(options)
-    most = row.capabilities.max_world_size
-    num_processes = options.num_processes or (
-        most if most is not None else count_gpus() if device == "cuda" else DEFAULT_CPU_PROCESSES
-    )
+    device = _settle_device(options, row)
+    num_processes = options.num_processes or _default_num_processes(options, row, device)
     row.capabilities.check(name=backend, device=device, precision=options.precision, world_size=num_processes)
     start_methods = row.capabilities.start_methods
     start_method = start_methods[0] if options.start_method is None else options.start_method
     if start_method not in start_methods:
         raise UsageError(f"--start-method {start_method}: {backend} is started by {' or '.join(start_methods)}")
+    if device == "cuda" and num_processes > count_gpus() and not row.capabilities.ranks_may_share_gpu:
+        raise UsageError(
+            f"--num-processes {num_processes}: {backend} needs a GPU for each rank, here are {count_gpus()}"
+        )
+    if options.find_unused_parameters and not row.capabilities.unused_parameters:
+        raise UsageError(f"--find-unused-parameters: {backend} cannot; freeze the parameters that are not used")
     # Composed for its checks alone: they belong before the long preparation of data.
-    engine_command(start_method, Ranks(num_processes, (), device, 1, options.master_port, options.timeout))
+    engine_command(start_method, Ranks(num_processes, (), device, 1, options.master_port, options.timeout, Path()))
     micro_batch_size = settle_batch_sizes(options.global_batch_size, options.micro_batch_size, num_processes)
     output_dir = _settle_output_dir(options, backend, settings)
     if options.master_port is not None:
@@ -83,12 +85,21 @@ def resolve(
     return RunConfig.model_validate(options.model_dump() | settled)
 
 
-def _settle_device(options: RunOptions) -> Literal["cpu", "cuda"]:
+def _settle_device(options: RunOptions, row: BackendRow) -> Literal["cpu", "cuda"]:
     if options.device == "auto":
-        return "cuda" if count_gpus() else "cpu"
+        return "cuda" if count_gpus() and "cuda" in row.capabilities.precisions else "cpu"
     if options.device == "cuda" and count_gpus() == 0:
         raise UsageError("--device cuda: no GPU is visible here; use --device cpu or check the driver")
     return options.device
+
+
+def _default_num_processes(options: RunOptions, row: BackendRow, device: str) -> int:
+    """One rank per GPU, or as many of them as can share the global batch evenly."""
+    if row.capabilities.max_world_size is not None:
+        return row.capabilities.max_world_size
+    if device == "cpu":
+        return DEFAULT_CPU_PROCESSES
+    return max(number for number in range(1, count_gpus() + 1) if options.global_batch_size % number == 0)
 
 
 def _settle_output_dir(options: RunOptions, backend: str, settings: TaskSettings) -> Path:
@@ -97,8 +108,7 @@ def _settle_output_dir(options: RunOptions, backend: str, settings: TaskSettings
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"--output-dir {chosen}: this is a file; name a directory")
     if directory.exists() and any(directory.iterdir()):
-        holds_run = (directory / CONFIG_NAME).exists() or (directory / RECORD_NAME).exists()
-        if not holds_run:
+        if not _holds_run(directory):
             raise UsageError(f"--output-dir {chosen}: not empty, and what it holds is no run; choose another directory")
         if not options.overwrite:
             raise UsageError(f"--output-dir {chosen}: holds a run already; add --overwrite or choose another directory")
@@ -109,6 +119,15 @@ def _settle_output_dir(options: RunOptions, backend: str, settings: TaskSettings
     if not os.access(parent, os.W_OK):
         raise UsageError(f"--output-dir {chosen}: {parent} is not writable; choose another directory")
     return directory
+
+
+def _holds_run(directory: Path) -> bool:
+    """Whether a run of ours wrote this directory; others, too, call a file run.json."""
+    try:
+        RunConfig.model_validate_json((directory / CONFIG_NAME).read_bytes())
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _check_inputs_survive(directory: Path, settings: TaskSettings) -> None:

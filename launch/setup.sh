@@ -17,17 +17,23 @@ set_up() {
   else
     environment=${LOCKSTEP_VENV:-$root/.venv}
   fi
-  wanted=$(cat "$root"/pyproject.toml "$root"/launch/{constraints.txt,setup.sh,build_horovod.sh} <(echo "$root") | cksum)
+  wanted=$(cat "$root"/pyproject.toml "$root"/launch/{constraints.txt,setup.sh,build_horovod.sh} <(echo "$root" && command -v mpicxx) | cksum)
   for extra in "$@"; do
     stamp=$environment/.lockstep/$extra
     [[ -f $stamp && $(<"$stamp") == "$wanted" && -x $environment/bin/lockstep ]] || missing+=("$extra")
   done
   ((${#missing[@]})) || return 0
 
+  # One set-up at a time; the second finds the work of the first done.
+  if [[ -z ${LOCKSTEP_SETUP_LOCKED:-} ]] && command -v flock >/dev/null; then
+    exec {lock}>"${TMPDIR:-/tmp}/lockstep-$(id -u)-$(cksum <<<"$environment" | cut -d ' ' -f 1).lock"
+    flock "$lock"
+    LOCKSTEP_SETUP_LOCKED=1 set_up "$@"
+    exec {lock}>&-
+    return
+  fi
   make_environment
   local log=$environment/.lockstep/setup.log
-  exec {lock}>"$environment/.lockstep/lock"
-  ! command -v flock >/dev/null || flock "$lock"
   echo "lockstep: setting up $environment for ${missing[*]} (minutes the first time; log: $log)" >&2
   if ! install "${missing[@]}" >"$log" 2>&1; then
     tail -n 15 "$log" >&2
@@ -37,7 +43,6 @@ set_up() {
   for extra in "${missing[@]}"; do
     echo "$wanted" >"$environment/.lockstep/$extra"
   done
-  exec {lock}>&-
   LOCKSTEP_STARTED_AT=${EPOCHREALTIME/,/.} # a run's time does not include its set-up
 }
 
@@ -79,10 +84,13 @@ install() {
   # An environment that came with its own torch, as vendors' images do, keeps it.
   if [[ ${LOCKSTEP_VENV:-} == active ]] && "$environment/bin/python" -c 'import torch' 2>/dev/null; then
     constraints=$environment/.lockstep/constraints.txt
-    grep -v '^torch==' "$root/launch/constraints.txt" >"$constraints" || return
+    {
+      grep -v '^torch==' "$root/launch/constraints.txt" &&
+        "$environment/bin/python" -c 'import torch; print(f"torch=={torch.__version__}")'
+    } >"$constraints" || return
   fi
   # torch first and alone: whatever else asks for it must find the pinned build.
-  "${pip[@]}" -c "$constraints" "torch>=2.7" || return
+  "${pip[@]}" -c "$constraints" "torch>=2.7.0a0" || return
   if [[ " $* " == *" horovod "* ]]; then
     wheels=$("$root/launch/build_horovod.sh" "$environment/bin/python") || return
     options=(--find-links "$wheels" --only-binary horovod)

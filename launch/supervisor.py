@@ -87,6 +87,9 @@ def run_job(
             _end(engine, ranks)
     on_poll()
     if all(rank.succeeded() for rank in ranks):
+        if engine.returncode:
+            code = engine.returncode
+            print(f"lockstep: all ranks finished, but their launcher ended with code {code}; see {engine_log}")
         return None
     return _explain(ranks, engine.returncode, engine_log)
 
@@ -99,16 +102,9 @@ def _end_with_parent() -> None:
 def _has_failed(rank: RankFiles) -> bool:
     if rank.failure() is not None:
         return True
-    pid = rank.pid()
-    return pid is not None and not rank.succeeded() and not _is_alive(pid)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    # In this order: a rank may succeed and end between the two questions.
+    has_ended = rank.started() and rank.running_pid() is None
+    return has_ended and not rank.succeeded()
 
 
 def _end(engine: subprocess.Popen[bytes], ranks: list[RankFiles]) -> None:
@@ -121,8 +117,8 @@ def _end(engine: subprocess.Popen[bytes], ranks: list[RankFiles]) -> None:
         os.killpg(engine.pid, signal.SIGKILL)
     engine.wait()
     for rank in ranks:
-        pid = rank.pid()
-        if pid is not None and not rank.succeeded():
+        pid = rank.running_pid()
+        if pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
@@ -130,8 +126,8 @@ def _end(engine: subprocess.Popen[bytes], ranks: list[RankFiles]) -> None:
 def _explain(ranks: list[RankFiles], return_code: int, engine_log: Path) -> JobFailure:
     """Finds the failure that the others follow from.
 
-    An error that a rank reported comes first, unless it only tells that a peer has gone; then the
-    rank that ended without a word is the one to name.
+    An error that a rank reported comes first, unless it only tells that a peer has gone or does not
+    answer: then the rank to name is the one that ended without a word, or else never complained.
     """
     failures = sorted((failure for rank in ranks if (failure := rank.failure())), key=lambda failure: failure.time)
     causes = [failure for failure in failures if not failure.is_consequence]
@@ -142,7 +138,12 @@ def _explain(ranks: list[RankFiles], return_code: int, engine_log: Path) -> JobF
             message = "ended without a word: killed, crashed or out of memory"
             return JobFailure(rank.rank, message, rank.log)
     if failures:
-        return _named(failures[0], ranks)
+        stuck = [rank for rank in ranks if rank.started() and rank.failure() is None and not rank.succeeded()]
+        if not stuck:
+            return _named(failures[0], ranks)
+        first = failures[0]
+        message = f"stuck: rank {first.rank} waited for it in vain ({first.message[:120]})"
+        return JobFailure(stuck[0].rank, message, stuck[0].stacks)
     lines = engine_log.read_text(errors="replace").strip().splitlines()
     reason = f": {lines[-1].strip()[:300]}" if lines else ""
     return JobFailure(None, f"the launcher ended with code {return_code}{reason}", engine_log)
@@ -157,6 +158,8 @@ def _signals_raised():  # type: ignore[no-untyped-def]
     """Turns SIGINT and SIGTERM into an exception, so that the job is always ended on the way out."""
 
     def stop(signal_number: int, frame: FrameType | None) -> None:
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)  # a second one must not stop us from ending the ranks
         raise Interrupted(signal_number)
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}

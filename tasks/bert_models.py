@@ -55,7 +55,8 @@ def build_preset(name: str, *, labels: list[str], pad_token_id: int, dropout: fl
 def load_pretrained(directory: Path, *, labels: list[str], dropout: float | None) -> PreTrainedModel:
     """Loads pretrained weights and puts a classifier over these labels on top.
 
-    A classifier found in the directory is kept when it has as many labels, else drawn anew.
+    A classifier found in the directory is kept when it has as many labels, else drawn anew; the caller
+    orders labels that it already knows as it does (see `own_labels`).
 
     Raises:
         TaskInputError: Most of the model would be drawn anew.
@@ -136,6 +137,12 @@ def count_positions(directory: Path) -> int:
         if isinstance(limit, int):
             limits.append(limit)
     return min(limits, default=MAX_POSITIONS)
+
+
+def own_labels(directory: Path) -> list[str]:
+    """Returns the labels of a pretrained model's classifier in its order; transformers' placeholders if it has none."""
+    names = json.loads((directory / "config.json").read_bytes()).get("id2label")
+    return [str(names[number]) for number in sorted(names, key=int)] if isinstance(names, dict) else []
 
 
 def _fetch(model: str) -> Path:

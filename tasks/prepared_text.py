@@ -70,6 +70,12 @@ class TokenTable:
         self._offsets = tokens.offsets.to_numpy()
         self._labels = table["label"].chunk(0).to_numpy()
 
+        self._path = path
+
+    def __reduce__(self) -> tuple[type[TokenTable], tuple[Path]]:
+        """Goes to another process as a path: the pages are shared, not copied."""
+        return TokenTable, (self._path,)
+
     def tokens(self, sample_id: int) -> npt.NDArray[np.int32]:
         """Returns a sample's token numbers, special ones included."""
         tokens: npt.NDArray[np.int32] = self._tokens[self._offsets[sample_id] : self._offsets[sample_id + 1]]

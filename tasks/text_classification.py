@@ -65,12 +65,11 @@ class TextClassification(Task):
         self._check_length()
         key = {"source": self._source_key(), "max_seq_length": settings.max_seq_length}
         key["columns"] = [settings.text_column, settings.label_column]
-        key["tokenizer"] = (
-            [prepared_text.fingerprint(file) for file in sorted(self._pretrained.glob("*token*"))]
-            + [prepared_text.fingerprint(file) for file in sorted(self._pretrained.glob("vocab*"))]
-            if self._pretrained
-            else "wordpiece trained on the texts"
-        )
+        key["tokenizer"] = "wordpiece trained on the texts"
+        if self._pretrained:
+            files = sorted(file for pattern in ("*token*", "vocab*") for file in self._pretrained.glob(pattern))
+            key["tokenizer"] = [prepared_text.fingerprint(file) for file in files]
+            key["labels"] = bert_models.own_labels(self._pretrained)
         self._data = prepared_text.find_or_prepare(key, self._build)
         self._tables: dict[Split, prepared_text.TokenTable] = {}
 
@@ -132,6 +131,9 @@ class TextClassification(Task):
         labels = text_sources.label_names(tables, sources)
         if self._pretrained:
             tokenizer = prepared_text.load_tokenizer(self._pretrained)
+            known = bert_models.own_labels(self._pretrained)
+            # Its classifier's rows are in this order.
+            labels = known if sorted(known) == sorted(labels) else labels
         else:
             tokenizer = prepared_text.train_wordpiece(
                 tables["train"]["text"].to_pylist(),

@@ -44,7 +44,9 @@ class Tagger(nn.Module):
         self.mixer = nn.Linear(2 * HIDDEN_SIZE, HIDDEN_SIZE)
         self.output = nn.Linear(HIDDEN_SIZE, NUM_TAGS)
         self.output.weight = self.embedding.weight
-        self.register_buffer("positions_seen", torch.arange(3))
+        # Drawn at random, so that ranks start with different ones; one of them is in no state_dict.
+        self.register_buffer("marks", torch.randint(0, 1000, (3,)))
+        self.register_buffer("hidden_marks", torch.rand(3), persistent=False)
         self.double()
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
+import time
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from backends.ddp import DDPBackend
 from backends.interface import StepResult
 from launch.rank_files import rank_from_environment
 from tasks.interface import Batch, Split
+from tasks.text_classification import TextClassification
 from tasks.token_tagging import TokenTagging
 
 _FAULTY_RANK = 1
@@ -35,6 +39,8 @@ class FaultyTask(TokenTagging):
                 sys.exit(3)
             if fault == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
+            if fault == "hang":
+                time.sleep(600)
         return super().collate(split, sample_ids)
 
 
@@ -53,6 +59,46 @@ class UnusedParameterTask(TokenTagging):
         model = super().build_model()
         model.register_parameter("idle", torch.nn.Parameter(torch.ones(3, 3, dtype=torch.float64)))
         return model
+
+
+class UnevenParameterTask(UnusedParameterTask):
+    """Uses that parameter on rank 0 alone."""
+
+    def build_model(self) -> torch.nn.Module:
+        model = super().build_model()
+        if rank_from_environment(os.environ) == 0:
+            model.register_forward_hook(lambda module, arguments, scores: scores + scores.sum() * module.idle.mean())
+        return model
+
+
+class OverflowingTask(TextClassification):
+    """Has an infinite loss on rank 1 in the first of two micro-batches of the third step."""
+
+    _calls = 0
+
+    def loss_sum(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        self._calls += 1
+        overflows = self._calls == 5 and rank_from_environment(os.environ) == _FAULTY_RANK
+        loss: torch.Tensor = super().loss_sum(model, batch) * (math.inf if overflows else 1.0)
+        return loss
+
+
+class WatchedBackend(DDPBackend):
+    """Fails if its wrapper is still referred to when the process group is about to go."""
+
+    name = "watched"
+
+    def setup(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+    ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        wrapped, optimizer = super().setup(model, optimizer)
+        self._wrapped = weakref.ref(wrapped)
+        return wrapped, optimizer
+
+    def leave_group(self) -> None:
+        if self._wrapped() is not None:
+            raise RuntimeError("the wrapper outlives the process group")
+        super().leave_group()
 
 
 class DivergingBackend(DDPBackend):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -12,11 +13,18 @@ from typing import Any
 
 import pytest
 
-from backends.registry import find_backend
+from backends.registry import BACKENDS, find_backend
 from launch.config import RunConfig
 from launch.engines import PROJECT_DIRECTORY, Ranks, engine_command, engine_environment
 from launch.rank_files import LOGS_NAME
 from launch.supervisor import run_job
+
+# Every backend of ours that can run several ranks on a CPU.
+DISTRIBUTED = [
+    name
+    for name, row in BACKENDS.items()
+    if row.capabilities.max_world_size is None and "cpu" in row.capabilities.precisions
+]
 
 LOCKSTEP = Path(sys.executable).with_name("lockstep")
 
@@ -28,6 +36,17 @@ def require_backend(name: str) -> None:
         if name in os.environ.get("LOCKSTEP_REQUIRE", "").split(","):
             pytest.fail(f"{name} is required here: {reason}")
         pytest.skip(f"{name}: {reason}")
+
+
+def require_start_method(name: str) -> None:
+    """Skips where mpirun cannot start Horovod's ranks, unless LOCKSTEP_REQUIRE lists it."""
+    if name != "mpirun":
+        return
+    built = [sys.executable, "-c", "import sys, horovod.torch; sys.exit(not horovod.torch.mpi_built())"]
+    if shutil.which(name) is None or subprocess.run(built, check=False).returncode:
+        if name in os.environ.get("LOCKSTEP_REQUIRE", "").split(","):
+            pytest.fail("mpirun and a Horovod built with MPI are required here")
+        pytest.skip("no mpirun, or a Horovod built without MPI")
 
 
 def lockstep(*arguments: str | Path, timeout: float = 240, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -74,7 +93,7 @@ def probe(backend: str, world_size: int, directory: Path, cases: list[dict[str, 
     (directory / LOGS_NAME).mkdir(parents=True)
     specification = {"backend": backend, "world_size": world_size, "cases": cases}
     (directory / "cases.json").write_text(json.dumps(specification))
-    ranks = Ranks(world_size, ("tests.probe_rank", str(directory)), "cpu", 1, None, 60)
+    ranks = Ranks(world_size, ("tests.probe_rank", str(directory)), "cpu", 1, None, 60, directory / LOGS_NAME)
     environment = engine_environment(ranks) | {"PYTHONPATH": str(PROJECT_DIRECTORY)}
     failure = run_job(
         engine_command(find_backend(backend).capabilities.start_methods[0], ranks),

@@ -61,6 +61,7 @@ class Observations:
             return all_reduce(*arguments, **options)
 
         stack.enter_context(mock.patch.object(self.backend, "all_reduce", observed_all_reduce))
+        stack.enter_context(mock.patch.object(self.backend, "barrier", side_effect=AssertionError("a barrier")))
         if count_reductions:
             stack.enter_context(self._count_reductions(trainer))
         return stack
@@ -99,12 +100,14 @@ def run_case(backend: Backend, case: dict[str, Any], directory: Path) -> None:
         trainer = Trainer(config, task, backend, ProgressLog(directory, rank=1))
     model = backend.unwrap(trainer.model)
     initial = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     observed = Observations(backend)
     with observed.watch(trainer, count_reductions=case["count_reductions"]):
         trajectory = trainer.train()
     torch.save(
         {
             "initial": initial,
+            "buffers": buffers,
             "consumed": observed.consumed,
             "gradients": observed.gradients,
             "reduced_elements": observed.reduced_elements,

@@ -11,9 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.launching import lockstep, require_backend, train
+from tests.launching import DISTRIBUTED, lockstep, require_backend, require_start_method, train
 
-DISTRIBUTED = ("ddp", "horovod", "accelerate")
 TWENTY_STEPS = ("--num-processes", "2", "--max-steps", "20", "--dropout", "0.1", "--micro-batch-size", "8")
 
 
@@ -80,6 +79,18 @@ def test_all_ranks_skip_together_while_the_fp16_scale_settles(run_once: Runs) ->
     assert _trajectory(records["ddp"]) == _trajectory(records["horovod"])
 
 
+@pytest.mark.parametrize("backend", ["ddp", "horovod"])
+def test_one_rank_that_overflows_makes_all_skip(run_once: Runs, backend: str) -> None:
+    """An infinite loss on rank 1 in one micro-batch of step 3: nobody takes that step, all go on as one."""
+    options = ("--task", "tests.faults:OverflowingTask", "--precision", "fp16", "--max-steps", "6")
+    record = run_once(backend, *options, "--micro-batch-size", "8", "--lr-scheduler", "constant")
+    assert [step["skipped"] for step in record["steps"]] == [False, False, True, False, False, False]
+    assert record["steps"][2]["loss"] is None
+    assert record["steps"][3]["learning_rate"] == record["steps"][2]["learning_rate"]
+    assert _digest(record)
+    assert all(step["loss"] for step in record["steps"][3:])
+
+
 def test_inactive_clipping_is_a_no_op_and_active_clipping_is_not(run_once: Runs) -> None:
     options = ("--max-steps", "4", "--precision", "fp16", "--max-grad-norm")
     unclipped = run_once("ddp", *options, "0")
@@ -92,6 +103,8 @@ def test_inactive_clipping_is_a_no_op_and_active_clipping_is_not(run_once: Runs)
     ("backend", "start_method"), [("ddp", "spawn"), ("horovod", "mpirun"), ("accelerate", "torchrun")]
 )
 def test_other_start_methods_compute_the_same(run_once: Runs, backend: str, start_method: str) -> None:
+    require_backend(backend)
+    require_start_method(start_method)
     usual = run_once(backend, *TWENTY_STEPS, "--precision", "fp32")
     other = run_once(backend, *TWENTY_STEPS, "--start-method", start_method)
     assert _trajectory(usual) == _trajectory(other)

@@ -10,7 +10,7 @@ import torch
 
 from launch.plan import Plan
 from tasks.token_tagging import TokenTaggingSettings
-from tests.launching import probe, require_backend, run_config
+from tests.launching import DISTRIBUTED, probe, require_backend, run_config
 from tests.reference import ReferenceRun, train_reference
 
 SEED, WEIGHT_DECAY, LEARNING_RATE = 3, 0.01, 0.5
@@ -21,7 +21,6 @@ ACCUMULATIONS = (1, 2, 4)
 NUM_EPOCHS = 2
 TOLERANCE = 1e-12
 
-DISTRIBUTED = ("ddp", "horovod", "accelerate")
 WORLDS = [("single", 1), *((name, size) for size in (1, 2, 4) for name in DISTRIBUTED)]
 
 
@@ -158,5 +157,7 @@ def test_nothing_else_is_reduced_between_loggings(group: Group, accumulation: in
 
 def test_setup_makes_ranks_equal_that_were_seeded_apart(group: Group) -> None:
     ranks = group.observed["accumulation1"]
+    assert set(ranks[0]["buffers"]) == {"marks", "hidden_marks"}
     for seen in ranks[1:]:
+        assert all(torch.equal(seen["buffers"][name], buffer) for name, buffer in ranks[0]["buffers"].items())
         assert all(torch.equal(seen["initial"][name], tensor) for name, tensor in ranks[0]["initial"].items())
