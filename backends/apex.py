@@ -19,7 +19,7 @@ from apex import amp
 from apex.multi_tensor_apply import multi_tensor_applier
 from apex.parallel import DistributedDataParallel
 
-from backends.interface import BackendOptions, StepResult
+from backends.interface import StepResult
 from backends.registry import BACKENDS
 from backends.torch_amp import clip_gradients
 from backends.torch_group import TorchGroupBackend
@@ -30,10 +30,6 @@ _OPT_LEVELS = {"fp32": "O0", "fp16": "O1"}
 class ApexBackend(TorchGroupBackend):
     name = "apex"
     capabilities = BACKENDS["apex"].capabilities
-
-    def __init__(self, options: BackendOptions) -> None:
-        self.options = options
-        self.join_group(options)
 
     def setup(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer

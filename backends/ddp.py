@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from backends.interface import BackendOptions
 from backends.registry import BACKENDS
 from backends.torch_amp import TorchAmpBackend
 from backends.torch_group import TorchGroupBackend
@@ -22,10 +21,6 @@ from backends.torch_group import TorchGroupBackend
 class DDPBackend(TorchGroupBackend, TorchAmpBackend):
     name = "ddp"
     capabilities = BACKENDS["ddp"].capabilities
-
-    def __init__(self, options: BackendOptions) -> None:
-        self.options = options
-        self.join_group(options)
 
     def setup(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer

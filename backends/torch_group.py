@@ -23,7 +23,8 @@ def all_reduce_in_group(tensor: torch.Tensor, op: str) -> torch.Tensor:
 class TorchGroupBackend(Backend):
     """The part of an adapter that joins and leaves the group which RANK, LOCAL_RANK and WORLD_SIZE describe."""
 
-    def join_group(self, options: BackendOptions) -> None:
+    def __init__(self, options: BackendOptions) -> None:
+        self.options = options
         self.local_rank = int(os.environ["LOCAL_RANK"])
         self.device = torch.device(options.device)
         transport = "gloo"
