@@ -25,6 +25,7 @@ from safetensors.numpy import save_file
 
 from backends.registry import BACKENDS
 from launch.cli import main
+from tests.launching import run_config
 
 LOCKSTEP = Path(sys.executable).with_name("lockstep")
 RUN_SH = Path(__file__).parent.parent / "launch" / "run.sh"
@@ -78,8 +79,10 @@ TEXT_FILES: dict[str, str | bytes] = {
     "no-data/README": "nothing here",
     "complete/train.csv": ROWS,
     "complete/test.csv": ROWS,
-    "run/run.json": "{}",
+    "run/run.json": run_config("single", 1, Path("run"), micro_batch_size=32).model_dump_json(),
     "run/record.json": "{}",
+    "not-ours/run.json": "{}",
+    "not-ours/record.json": "{}",
     "run/rows.csv": ROWS,
     "run/model/notes.txt": "weights of the last run",
     "foreign/notes.txt": "mine",
@@ -348,6 +351,7 @@ OPTION_CASES: dict[str, tuple[str, ...]] = {
         "change one of the three",
     ),
     "output-holds-run": ("ddp --output-dir run", "--output-dir run", "holds a run already", "add --overwrite"),
+    "output-holds-files-named-alike": ("ddp --output-dir not-ours --overwrite", "not-ours", "is no run"),
     "output-holds-other-files": ("ddp --output-dir foreign", "--output-dir foreign", "no run; choose another"),
     "output-holds-other-files-overwrite": ("ddp --output-dir foreign --overwrite", "foreign", "choose another"),
     "output-is-working-directory": ("ddp --output-dir . --overwrite", "--output-dir .", "choose another directory"),
