@@ -35,6 +35,7 @@ class AccelerateBackend(Backend):
     capabilities = BACKENDS["accelerate"].capabilities
 
     def __init__(self, options: BackendOptions) -> None:
+        super().__init__(options)
         self.accelerator = Accelerator(
             cpu=options.device == "cpu",
             mixed_precision=_MIXED_PRECISION[options.precision],

@@ -29,7 +29,7 @@ class HorovodBackend(TorchAmpBackend):
     capabilities = BACKENDS["horovod"].capabilities
 
     def __init__(self, options: BackendOptions) -> None:
-        self.options = options
+        super().__init__(options)
         hvd.init()
         self.rank, self.local_rank, self.world_size = hvd.rank(), hvd.local_rank(), hvd.size()
         self.device = torch.device(options.device)
@@ -49,6 +49,9 @@ class HorovodBackend(TorchAmpBackend):
         with self._deadline():
             hvd.broadcast_parameters([*model.named_parameters(), *model.named_buffers()], root_rank=0)
         wrapped = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), op=hvd.Average)
+        # It is a new optimizer, made from the parameter groups alone.
+        wrapped.defaults = optimizer.defaults
+        wrapped.state.update(optimizer.state)
         self.prepare_amp(model, wrapped)
         return model, wrapped
 

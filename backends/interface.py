@@ -44,7 +44,9 @@ class Capabilities:
     ranks_may_share_gpu: bool = False
     unused_parameters: bool = True
 
-    def check(self, *, name: str, device: str, precision: str, world_size: int) -> None:
+    def check(
+        self, *, name: str, device: str, precision: str, world_size: int = 1, find_unused_parameters: bool = False
+    ) -> None:
         """Refuses what is not declared.
 
         Raises:
@@ -64,6 +66,8 @@ class Capabilities:
                 f"--num-processes {world_size}: {name} runs at most {self.max_world_size} process(es); "
                 "choose another backend for more"
             )
+        if find_unused_parameters and not self.unused_parameters:
+            raise UnsupportedError(f"--find-unused-parameters: {name} cannot; freeze the parameters that are not used")
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,19 @@ class BackendOptions:
 
 
 @dataclass(frozen=True)
+class KnownFailure:
+    """A clause of the contract that a backend is known not to keep, through no fault of its adapter.
+
+    Attributes:
+        reason: What goes wrong, in one line.
+        link: Where it is reported or described.
+    """
+
+    reason: str
+    link: str
+
+
+@dataclass(frozen=True)
 class StepResult:
     """What one optimizer step did.
 
@@ -102,9 +119,11 @@ class StepResult:
 class Backend(ABC):
     """One process's view of a data-parallel library.
 
-    Constructing an adapter joins the group of ranks that its launcher started.
+    Constructing an adapter joins the group of ranks that its launcher started. One adapter may
+    serve several trainings in turn: each begins with `setup`.
 
     Attributes:
+        known_failures: Checks of the contract that are expected to fail, by id.
         rank: This process's number among all processes, from 0.
         local_rank: This process's number among those on its machine.
         world_size: The number of processes.
@@ -113,6 +132,7 @@ class Backend(ABC):
 
     name: ClassVar[str]
     capabilities: ClassVar[Capabilities]
+    known_failures: ClassVar[Mapping[str, KnownFailure]] = {}
 
     rank: int
     local_rank: int
@@ -124,8 +144,19 @@ class Backend(ABC):
         """Says in one line why this machine cannot run the backend and what to install, or None."""
         return None
 
-    @abstractmethod
-    def __init__(self, options: BackendOptions) -> None: ...
+    def __init__(self, options: BackendOptions) -> None:
+        """Keeps the options, refusing what the backend does not declare; subclasses then join their group.
+
+        Raises:
+            UnsupportedError: The options ask for something that is not among `capabilities`.
+        """
+        self.capabilities.check(
+            name=self.name,
+            device=options.device,
+            precision=options.precision,
+            find_unused_parameters=options.find_unused_parameters,
+        )
+        self.options = options
 
     @abstractmethod
     def setup(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, torch.optim.Optimizer]:

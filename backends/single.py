@@ -17,7 +17,7 @@ class SingleBackend(TorchAmpBackend):
     capabilities = BACKENDS["single"].capabilities
 
     def __init__(self, options: BackendOptions) -> None:
-        self.options = options
+        super().__init__(options)
         self.rank, self.local_rank, self.world_size = 0, 0, 1
         self.device = torch.device(options.device)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from backends.interface import Backend, BackendOptions, StepResult
+from backends.interface import Backend, StepResult
 
 _AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -31,7 +31,6 @@ def clip_gradients(parameters: Iterable[torch.Tensor], max_grad_norm: float) -> 
 class TorchAmpBackend(Backend):
     """The part of an adapter that is about precision; subclasses add the communication."""
 
-    options: BackendOptions
     optimizer: Any  # Horovod's has methods of its own
 
     def prepare_amp(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:

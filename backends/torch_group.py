@@ -24,7 +24,7 @@ class TorchGroupBackend(Backend):
     """The part of an adapter that joins and leaves the group which RANK, LOCAL_RANK and WORLD_SIZE describe."""
 
     def __init__(self, options: BackendOptions) -> None:
-        self.options = options
+        super().__init__(options)
         self.local_rank = int(os.environ["LOCAL_RANK"])
         self.device = torch.device(options.device)
         transport = "gloo"

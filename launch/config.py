@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from backends.interface import BackendOptions
 
@@ -60,7 +60,8 @@ class RunOptions(BaseModel):
     init_loss_scale: float = Field(65536.0, ge=1, le=_MAX_FLOAT, description="first loss scale under fp16")
     find_unused_parameters: bool = Field(False, description="allow parameters that get no gradient")
 
-    optimizer: Literal["adamw", "sgd"] = Field("adamw", description="AdamW (decoupled decay) or plain SGD")
+    optimizer: Literal["adamw", "sgd"] = Field("adamw", description="AdamW (decoupled decay) or SGD")
+    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD (0: none; not for AdamW)")
     learning_rate: float | None = Field(
         None, gt=0, le=_MAX_FLOAT, description="peak learning rate (default: the task's)"
     )
@@ -88,6 +89,12 @@ class RunOptions(BaseModel):
         if value == 0 or value < -1:
             raise ValueError("give a positive number, or -1 for as many as the epochs say")
         return value
+
+    @model_validator(mode="after")
+    def _momentum_is_of_sgd(self) -> RunOptions:
+        if self.momentum and self.optimizer != "sgd":
+            raise ValueError(f"--momentum {self.momentum:g} is an option of --optimizer sgd, not of {self.optimizer}")
+        return self
 
 
 class RunConfig(RunOptions):

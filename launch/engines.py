@@ -129,6 +129,10 @@ def engine_environment(ranks: Ranks) -> dict[str, str]:
         for name, value in os.environ.items()
         if not name.startswith(_SCRUBBED_PREFIXES) and name not in _SCRUBBED
     }
+    if "PYTHONPATH" in environment:
+        # Ranks work in the project's directory, the user may have meant another.
+        paths = environment["PYTHONPATH"].split(os.pathsep)
+        environment["PYTHONPATH"] = os.pathsep.join(str(Path(path).absolute()) for path in paths if path)
     environment |= {
         "OMP_NUM_THREADS": str(ranks.num_threads),
         "TOKENIZERS_PARALLELISM": "false",

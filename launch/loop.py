@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -80,26 +81,56 @@ class Trainer:
 
     def train(self) -> Trajectory:
         """Trains to the last step, evaluating after every epoch and at the end."""
-        epoch = 0
         while self.step < self.num_steps:
             self.model.train()
-            global_batches = self.plan.epoch(epoch)[: self.num_steps - self.step]
+            epoch, first = divmod(self.step, self.plan.steps_per_epoch)
+            global_batches = self.plan.epoch(epoch)[first : first + self.num_steps - self.step]
             step_began = time.perf_counter()
             batches = self._load(global_batches)
             for global_batch in global_batches:
                 self.step += 1
                 self.train_step(epoch, global_batch, batches)
-                if self.step % self.config.logging_steps == 0 or self.step == 1 or global_batch is global_batches[-1]:
+                if (
+                    self.step % self.config.logging_steps == 0
+                    or self._is_first_step
+                    or global_batch is global_batches[-1]
+                ):
                     self._close_steps()
-                if self.step == 1:
+                if self._is_first_step:
                     self.trajectory.first_step_at = time.time()
                 step_ended = time.perf_counter()
                 self.trajectory.step_seconds.append(step_ended - step_began)
                 step_began = step_ended
                 self.progress.beat(step=self.step, num_steps=self.num_steps, loss=self.trajectory.steps[-1].loss)
             self.evaluate(epoch)
-            epoch += 1
         return self.trajectory
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what another trainer, on whatever backend, needs to go on after this optimizer step.
+
+        The weights are those of the task's own module, the optimizer's state is in torch's format,
+        `step` is the position in the plan and `num_updates` that in the schedule.
+        """
+        return {
+            "model": self.backend.unwrap(self.model).state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "backend": self.backend.state_dict(),
+            "step": self.step,
+            "num_updates": self._num_updates,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what `state_dict` returned, on every rank."""
+        self.backend.unwrap(self.model).load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.backend.load_state_dict(state["backend"])
+        self.step = state["step"]
+        self._num_updates = state["num_updates"]
+
+    @property
+    def _is_first_step(self) -> bool:
+        """Whether this process has not yet completed a step; a resumed run, too, has a first one."""
+        return self.trajectory.first_step_at is None
 
     def train_step(self, epoch: int, global_batch: SampleIds, batches: Iterator[Batch]) -> None:
         """Takes one optimizer step on this rank's share of a global batch."""
@@ -122,7 +153,7 @@ class Trainer:
                 samples += len(micro_batch.sample_ids)
                 tokens += batch.num_tokens
                 positions += batch.num_positions
-        if self.step == 1 and not config.find_unused_parameters:
+        if self._is_first_step and not config.find_unused_parameters:
             _require_gradients(backend.unwrap(self.model))
 
         result = backend.step(config.max_grad_norm)
@@ -244,7 +275,7 @@ def build_optimizer(config: RunConfig, model: torch.nn.Module) -> torch.optim.Op
     ]
     groups = [group for group in groups if group["params"]]
     if config.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=config.learning_rate)
+        return torch.optim.SGD(groups, lr=config.learning_rate, momentum=config.momentum)
     # The fused step is several times faster on CPU. Under fp16 it would take over the skipping
     # from the loss scaler, and then not every library notices that a step was skipped.
     return torch.optim.AdamW(groups, lr=config.learning_rate, fused=config.precision != "fp16")

@@ -112,4 +112,6 @@ def _validate(model: type[BaseModel], values: dict[str, Any]) -> Any:
     except ValidationError as error:
         first = error.errors()[0]
         reason = first["msg"].removeprefix("Value error, ").replace("Input should be", "should be")
+        if not first["loc"]:  # about options that do not go together
+            raise UsageError(reason) from error
         raise UsageError(f"{_option(str(first['loc'][0]))} {first['input']}: {reason}") from error

@@ -6,20 +6,17 @@ there; a rank that fails writes its error beside it, for the launcher to name.
 
 from __future__ import annotations
 
-import faulthandler
 import gc
-import os
 import resource
 import socket
 import sys
 import tempfile
 import time
-import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launch.config import RunConfig
-from launch.rank_files import RankFiles, rank_from_environment
+from launch.rank_files import reporting
 
 if TYPE_CHECKING:
     from torch import nn
@@ -32,22 +29,9 @@ CONFIG_NAME = "run.json"
 def main(run_directory: str) -> None:
     """Runs this rank to its end; on an error, exits with code 1 at once."""
     directory = Path(run_directory)
-    rank = rank_from_environment(os.environ)
-    files = RankFiles(directory, rank)
-    files.redirect_output()
-    faulthandler.enable()
-    files.announce()
-    try:
+    with reporting(directory):
         config = RunConfig.model_validate_json((directory / CONFIG_NAME).read_bytes())
         run(config, directory)
-        files.report_success()
-    except BaseException as error:
-        traceback.print_exc()
-        files.report_error(error)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        # Not a normal exit: with peers gone, tearing a process group down can wait for ever.
-        os._exit(1)
 
 
 def run(config: RunConfig, directory: Path) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+import traceback
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -116,6 +118,29 @@ class RankFiles:
         if not self._error.exists():
             return None
         return RankFailure(rank=self.rank, **json.loads(self._error.read_text()))
+
+
+@contextlib.contextmanager
+def reporting(run_directory: Path) -> Iterator[int]:
+    """What every rank does around its work: gives the rank, and lets the launcher know how the work ended.
+
+    Everything printed goes to the rank's log. An error ends the process at once, with code 1.
+    """
+    rank = rank_from_environment(os.environ)
+    files = RankFiles(run_directory, rank)
+    files.redirect_output()
+    faulthandler.enable()
+    files.announce()
+    try:
+        yield rank
+        files.report_success()
+    except BaseException as error:
+        traceback.print_exc()
+        files.report_error(error)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Not a normal exit: with peers gone, tearing a process group down can wait for ever.
+        os._exit(1)
 
 
 def _start_time(pid: int) -> str | None:

@@ -44,7 +44,13 @@ def resolve(
         raise UnsupportedError(f"{backend} cannot run here: {reason}")
     device = _settle_device(options, row)
     num_processes = options.num_processes or _default_num_processes(options, row, device)
-    row.capabilities.check(name=backend, device=device, precision=options.precision, world_size=num_processes)
+    row.capabilities.check(
+        name=backend,
+        device=device,
+        precision=options.precision,
+        world_size=num_processes,
+        find_unused_parameters=options.find_unused_parameters,
+    )
     start_methods = row.capabilities.start_methods
     start_method = start_methods[0] if options.start_method is None else options.start_method
     if start_method not in start_methods:
@@ -53,8 +59,6 @@ def resolve(
         raise UsageError(
             f"--num-processes {num_processes}: {backend} needs a GPU for each rank, here are {count_gpus()}"
         )
-    if options.find_unused_parameters and not row.capabilities.unused_parameters:
-        raise UsageError(f"--find-unused-parameters: {backend} cannot; freeze the parameters that are not used")
     # Composed for its checks alone: they belong before the long preparation of data.
     engine_command(start_method, Ranks(num_processes, (), device, 1, options.master_port, options.timeout, Path()))
     micro_batch_size = settle_batch_sizes(options.global_batch_size, options.micro_batch_size, num_processes)

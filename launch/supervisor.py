@@ -52,11 +52,13 @@ def run_job(
     run_directory: Path,
     num_processes: int,
     on_poll: Callable[[], None],
+    must_end_cleanly: bool = False,
 ) -> JobFailure | None:
     """Runs an engine's command to its end and returns None, or why it failed.
 
     However it ends, no process of the job is left: on this machine, ranks are known by the files
-    they write in `run_directory`.
+    they write in `run_directory`. That a launcher ends with an error although all ranks succeeded
+    is only mentioned, unless `must_end_cleanly`.
 
     Raises:
         Interrupted: SIGINT or SIGTERM arrived; the job has been ended.
@@ -88,8 +90,10 @@ def run_job(
     on_poll()
     if all(rank.succeeded() for rank in ranks):
         if engine.returncode:
-            code = engine.returncode
-            print(f"lockstep: all ranks finished, but their launcher ended with code {code}; see {engine_log}")
+            message = f"all ranks finished, but their launcher ended with code {engine.returncode}"
+            if must_end_cleanly:
+                return JobFailure(None, message, engine_log)
+            print(f"lockstep: {message}; see {engine_log}")
         return None
     return _explain(ranks, engine.returncode, engine_log)
 

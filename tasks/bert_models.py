@@ -61,6 +61,7 @@ def load_pretrained(directory: Path, *, labels: list[str], dropout: float | None
     Raises:
         TaskInputError: Most of the model would be drawn anew.
     """
+    import torch
     from transformers import AutoModelForSequenceClassification
 
     model: PreTrainedModel
@@ -68,6 +69,7 @@ def load_pretrained(directory: Path, *, labels: list[str], dropout: float | None
         directory,
         use_safetensors=True,
         local_files_only=True,
+        dtype=torch.float32,  # whatever they were saved in: a loss scaler refuses gradients in half precision
         ignore_mismatched_sizes=True,
         output_loading_info=True,
         **_label_options(labels),

@@ -1,4 +1,4 @@
-"""A tiny float64 task for proofs: tag every token of synthetic sentences.
+"""A tiny task for proofs, in float64: tag every token of synthetic sentences.
 
 It is small enough to be compared with a reference to the last digits, and awkward on purpose:
 sentence lengths differ by a factor of twelve, some tokens carry no target, labels are spread
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -30,6 +30,8 @@ class TokenTaggingSettings(TaskSettings):
 
     num_train_samples: int = Field(44, gt=0, le=1_000_000, description="synthetic training sentences")
     num_validation_samples: int = Field(23, gt=0, le=1_000_000, description="synthetic validation sentences")
+    dtype: Literal["float64", "float32"] = Field("float64", description="of the parameters")
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout probability of the hidden layer")
 
 
 class Tagger(nn.Module):
@@ -38,21 +40,23 @@ class Tagger(nn.Module):
     Maps token numbers [batch, length] to scores [batch, length, NUM_TAGS].
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, dtype: torch.dtype = torch.float64, dropout: float = 0.0) -> None:
         super().__init__()
         self.embedding = nn.Embedding(NUM_TAGS, HIDDEN_SIZE)
         self.mixer = nn.Linear(2 * HIDDEN_SIZE, HIDDEN_SIZE)
+        self.dropout = nn.Dropout(dropout)
         self.output = nn.Linear(HIDDEN_SIZE, NUM_TAGS)
         self.output.weight = self.embedding.weight
         # Drawn at random, so that ranks start with different ones; one of them is in no state_dict.
         self.register_buffer("marks", torch.randint(0, 1000, (3,)))
         self.register_buffer("hidden_marks", torch.rand(3), persistent=False)
-        self.double()
+        self.to(dtype)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         embedded = self.embedding(tokens)
         left = nn.functional.pad(embedded, (0, 0, 1, 0))[:, :-1]
-        scores: torch.Tensor = self.output(torch.tanh(self.mixer(torch.cat([embedded, left], dim=-1))))
+        hidden = self.dropout(torch.tanh(self.mixer(torch.cat([embedded, left], dim=-1))))
+        scores: torch.Tensor = self.output(hidden)
         return scores
 
 
@@ -77,7 +81,7 @@ class TokenTagging(Task):
         return 0.1
 
     def build_model(self) -> nn.Module:
-        return Tagger()
+        return Tagger(dtype=getattr(torch, self.settings.dtype), dropout=self.settings.dropout)
 
     def collate(self, split: Split, sample_ids: Sequence[int]) -> Batch:
         chosen = [self._samples[split][int(sample_id)] for sample_id in sample_ids]
@@ -96,16 +100,27 @@ class TokenTagging(Task):
         tags = batch.tensors["tags"]
         scores = model(batch.tensors["tokens"])
         losses = cross_entropy(scores.transpose(1, 2), tags, reduction="none").sum(dim=1)
-        hits = ((scores.argmax(dim=-1) == tags) & (tags != NO_TARGET)).sum(dim=1)
-        return torch.stack([losses, hits, (tags != NO_TARGET).sum(dim=1)], dim=1).double()
+        # Counted for each tag: targets, predictions among the targets, hits.
+        is_target = (tags != NO_TARGET)[..., None]
+        wanted = (tags[..., None] == torch.arange(NUM_TAGS, device=tags.device)) & is_target
+        predicted = (scores.argmax(dim=-1)[..., None] == torch.arange(NUM_TAGS, device=tags.device)) & is_target
+        counts = [count.sum(dim=1) for count in (wanted, predicted, wanted & predicted)]
+        return torch.cat([losses[:, None].double(), *counts], dim=1)
 
     @property
     def num_evaluation_columns(self) -> int:
-        return 3
+        return 1 + 3 * NUM_TAGS
 
     def metrics(self, rows: torch.Tensor) -> dict[str, float | None]:
-        losses, hits, targets = rows.sum(dim=0).tolist()
-        return {"loss": losses / targets, "accuracy": hits / targets}
+        """Loss and accuracy add up over samples; macro F1, over the tags that occur, does not."""
+        loss, *counts = rows.sum(dim=0)
+        wanted, predicted, hits = torch.stack(counts).reshape(3, NUM_TAGS)
+        f1 = (2 * hits / (wanted + predicted))[wanted > 0]
+        return {
+            "loss": float(loss / wanted.sum()),
+            "accuracy": float(hits.sum() / wanted.sum()),
+            "macro_f1": float(f1.mean()),
+        }
 
     def describe(self) -> dict[str, Any]:
         return {
