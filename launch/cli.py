@@ -56,6 +56,10 @@ def _dispatch(arguments: list[str]) -> int:
         from launch.doctor import examine
 
         return examine()
+    if arguments[0] == "contract":
+        from contract.command import run
+
+        return run(arguments[1:])
     return train(arguments[0], arguments[1:])
 
 
@@ -63,6 +67,7 @@ def _overview() -> str:
     backends = "\n".join(f"  {name:12}{row.summary}" for name, row in BACKENDS.items())
     return (
         "usage: launch/run.sh BACKEND [options]    train; BACKEND --help lists the options\n"
+        "       launch/run.sh contract BACKEND     prove that it computes what one process computes\n"
         "       launch/run.sh doctor               which backends run here\n\n"
         f"backends (or your own, as package.module:Class):\n{backends}"
     )

@@ -1,4 +1,4 @@
-"""One cache for the whole session, apart from the user's."""
+"""One cache for the whole session, apart from the user's; the tests importable in whatever it starts."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import os
 
 import pytest
 
+from launch.engines import PROJECT_DIRECTORY
+
 
 @pytest.fixture(autouse=True, scope="session")
 def cache_directory(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["LOCKSTEP_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    os.environ["PYTHONPATH"] = str(PROJECT_DIRECTORY)
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["HF_DATASETS_OFFLINE"] = "1"

@@ -15,9 +15,7 @@ import pytest
 
 from backends.registry import BACKENDS, find_backend
 from launch.config import RunConfig
-from launch.engines import PROJECT_DIRECTORY, Ranks, engine_command, engine_environment
-from launch.rank_files import LOGS_NAME
-from launch.supervisor import run_job
+from launch.engines import PROJECT_DIRECTORY
 
 # Every backend of ours that can run several ranks on a CPU.
 DISTRIBUTED = [
@@ -86,24 +84,6 @@ def run_config(backend: str, world_size: int, output_dir: Path, **options: Any) 
         "started_at": time.time(),
     }
     return RunConfig.model_validate(settled | options)
-
-
-def probe(backend: str, world_size: int, directory: Path, cases: list[dict[str, Any]]) -> None:
-    """Runs tests.probe_rank in a group of ranks that the backend's own launcher starts."""
-    (directory / LOGS_NAME).mkdir(parents=True)
-    specification = {"backend": backend, "world_size": world_size, "cases": cases}
-    (directory / "cases.json").write_text(json.dumps(specification))
-    ranks = Ranks(world_size, ("tests.probe_rank", str(directory)), "cpu", 1, None, 60, directory / LOGS_NAME)
-    environment = engine_environment(ranks) | {"PYTHONPATH": str(PROJECT_DIRECTORY)}
-    failure = run_job(
-        engine_command(find_backend(backend).capabilities.start_methods[0], ranks),
-        environment=environment,
-        working_directory=PROJECT_DIRECTORY,
-        run_directory=directory,
-        num_processes=world_size,
-        on_poll=lambda: None,
-    )
-    assert failure is None, f"{failure}\n{_logs(directory)}"
 
 
 def _logs(directory: Path) -> str:

@@ -300,6 +300,7 @@ LONG_NAME = 300 * "x"
 
 # id -> (arguments of lockstep, what the message must contain...): bad options.
 OPTION_CASES: dict[str, tuple[str, ...]] = {
+    "momentum-without-sgd": ("ddp --momentum 0.9", "--momentum 0.9", "--optimizer sgd"),
     "backend-unknown": ("dpd", "'dpd'", "choose single, ddp, apex, horovod, accelerate"),
     "backend-empty": ("''", "there is no backend ''", "choose single"),
     "backend-forgotten": ("--num-processes 2", "'--num-processes'", "choose single"),
@@ -583,6 +584,7 @@ FLOATS = {
     "warmup-ratio": ("ddp", "-0.5", "1.01"),
     "weight-decay": ("ddp", "-0.5", "1e39"),
     "dropout": ("ddp", "-0.5", "1"),
+    "momentum": ("ddp --optimizer sgd", "-0.5", "1"),
 }
 REMEDY = {
     ("max-steps", "0"): "give a positive number, or -1",

@@ -79,26 +79,6 @@ def test_all_ranks_skip_together_while_the_fp16_scale_settles(run_once: Runs) ->
     assert _trajectory(records["ddp"]) == _trajectory(records["horovod"])
 
 
-@pytest.mark.parametrize("backend", ["ddp", "horovod"])
-def test_one_rank_that_overflows_makes_all_skip(run_once: Runs, backend: str) -> None:
-    """An infinite loss on rank 1 in one micro-batch of step 3: nobody takes that step, all go on as one."""
-    options = ("--task", "tests.faults:OverflowingTask", "--precision", "fp16", "--max-steps", "6")
-    record = run_once(backend, *options, "--micro-batch-size", "8", "--lr-scheduler", "constant")
-    assert [step["skipped"] for step in record["steps"]] == [False, False, True, False, False, False]
-    assert record["steps"][2]["loss"] is None
-    assert record["steps"][3]["learning_rate"] == record["steps"][2]["learning_rate"]
-    assert _digest(record)
-    assert all(step["loss"] for step in record["steps"][3:])
-
-
-def test_inactive_clipping_is_a_no_op_and_active_clipping_is_not(run_once: Runs) -> None:
-    options = ("--max-steps", "4", "--precision", "fp16", "--max-grad-norm")
-    unclipped = run_once("ddp", *options, "0")
-    norms = [step["grad_norm"] for step in unclipped["steps"]]
-    assert _digest(run_once("ddp", *options, str(max(norms) * 1.001))) == _digest(unclipped)
-    assert _digest(run_once("ddp", *options, str(min(norms) / 2))) != _digest(unclipped)
-
-
 @pytest.mark.parametrize(
     ("backend", "start_method"), [("ddp", "spawn"), ("horovod", "mpirun"), ("accelerate", "torchrun")]
 )

@@ -14,7 +14,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from tasks.bert_models import PRESETS, VOCAB_SIZE, build_preset
+from tasks.bert_models import PRESETS, VOCAB_SIZE, build_preset, load_pretrained
 from tasks.text_classification import TextClassification, TextClassificationSettings
 from tests.launching import lockstep, require_backend, train
 
@@ -219,3 +219,10 @@ def test_a_relative_path_means_the_users_directory(tmp_path: Path) -> None:
     (run,) = (tmp_path / "runs").iterdir()
     assert (run / "record.json").exists()
     assert any((run / "logs").iterdir())
+
+
+def test_weights_saved_in_half_precision_are_trained_in_float32(tmp_path: Path) -> None:
+    model = build_preset("bert-tiny", labels=["no", "yes"], pad_token_id=0, dropout=0.0)
+    model.half().save_pretrained(tmp_path)
+    model = load_pretrained(tmp_path, labels=["no", "yes"], dropout=None)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}

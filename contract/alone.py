@@ -1,0 +1,39 @@
+"""The single-process backend doing what a group of ranks does, in this very process: both ends of a state exchange."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from backends.interface import BackendOptions
+from backends.single import SingleBackend
+from contract.cases import INIT_LOSS_SCALE, Case
+from contract.scenes import Scenery, train_once
+
+
+def train_alone(case: Case, world_size: int, *, device: str) -> dict[str, Any]:
+    """Runs the first training of a case on the batches of a group, and returns what was seen, saved state included."""
+    return _train(case, world_size, 0, None, device)
+
+
+def continue_alone(case: Case, world_size: int, state: Mapping[str, Any], *, device: str) -> dict[str, Any]:
+    """Resumes the case's second training, which continues the first, from a saved state."""
+    return _train(case, world_size, 1, state, device)
+
+
+def _train(case: Case, world_size: int, number: int, state: Mapping[str, Any] | None, device: str) -> dict[str, Any]:
+    backend = SingleBackend(BackendOptions(precision=case.precision, device=device, init_loss_scale=INIT_LOSS_SCALE))
+    num_threads = torch.get_num_threads()
+    random_state = torch.get_rng_state()
+    torch.set_num_threads(1)
+    try:
+        with tempfile.TemporaryDirectory() as directory:
+            scenery = Scenery(1, world_size, 0, Path(directory), {})
+            return train_once(backend, case, case.trainings[number], scenery, {}, state)
+    finally:
+        torch.set_num_threads(num_threads)
+        torch.set_rng_state(random_state)

@@ -1,0 +1,250 @@
+"""What is done with an adapter: small trainings and other scenes, each known by its name.
+
+Ranks look a case up by name, run it and write down what they saw. Checks, which run later in
+another process, name the cases whose evidence they judge.
+
+Most trainings use the token-tagging task, made to be unforgiving: shards differ tenfold in tokens
+and in their mix of labels, some targets are masked, a weight is tied, and a buffer holds integers.
+An epoch is three global batches and one sample: the last step leaves all ranks but one empty.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from launch.config import RunConfig
+
+NUM_VALIDATION_SAMPLES = 23
+_MOST_ACCUMULATION = 4
+# Small enough for no gradient of these trainings to overflow in fp16, unless it is made to.
+INIT_LOSS_SCALE = 1024.0
+
+
+def global_batch_size(world_size: int) -> int:
+    """At least 16, and such that four accumulation steps of so many ranks divide it."""
+    return -(-16 // (_MOST_ACCUMULATION * world_size)) * _MOST_ACCUMULATION * world_size
+
+
+@dataclass(frozen=True)
+class Overflow:
+    """Makes the loss of one micro-batch infinite, on one rank only (the last if there are fewer)."""
+
+    rank: int
+    step: int
+    micro_step: int
+
+
+@dataclass(frozen=True)
+class Training:
+    """One training of a case.
+
+    Attributes:
+        options: What differs from plain SGD at a constant rate without clipping.
+        settings: Of the task.
+        accumulation: Micro-batches of a full window, on each rank.
+        task: The task's name.
+        overflow: A fault to inject.
+        count_traffic: Whether to watch every collective.
+        save_after: The step after which to keep the state of the training.
+        resume: Where to begin: "own" is the state kept by the training before this one, "single"
+            that of the one-process backend in the same training.
+        clip_just_above: Whether to clip at slightly more than the largest norm of the training before.
+    """
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    accumulation: int = 1
+    task: str = "token-tagging"
+    overflow: Overflow | None = None
+    count_traffic: bool = False
+    save_after: int | None = None
+    resume: Literal["own", "single"] | None = None
+    clip_just_above: bool = False
+
+    def config(
+        self,
+        *,
+        world_size: int,
+        precision: str,
+        device: str,
+        find_unused_parameters: bool,
+        batch_for: int | None = None,
+    ) -> RunConfig:
+        """The configuration of this training at one world size.
+
+        `batch_for` is the world size that the global batch is made for, where it is another one.
+        """
+        batch_size = global_batch_size(batch_for or world_size)
+        defaults: dict[str, Any] = {
+            "backend": "",
+            "task": self.task,
+            "task_settings": {
+                "num_train_samples": 3 * batch_size + 1,
+                "num_validation_samples": NUM_VALIDATION_SAMPLES,
+                **self.settings,
+            },
+            "num_processes": world_size,
+            "precision": precision,
+            "device": device,
+            "find_unused_parameters": find_unused_parameters,
+            "start_method": "",
+            "threads_per_rank": 1,
+            "init_loss_scale": INIT_LOSS_SCALE,
+            "global_batch_size": batch_size,
+            "micro_batch_size": batch_size // (world_size * self.accumulation),
+            "eval_batch_size": 5,
+            "optimizer": "sgd",
+            "learning_rate": 0.5,
+            "lr_scheduler": "constant",
+            "warmup_ratio": 0.0,
+            "weight_decay": 0.01,
+            "max_grad_norm": 0.0,
+            "num_train_epochs": 2,
+            "logging_steps": 3,
+            "seed": 3,
+            "output_dir": Path(),
+            "launch_command": "",
+            "started_at": time.time(),
+        }
+        return RunConfig.model_validate(defaults | dict(self.options))
+
+
+@dataclass(frozen=True)
+class Case:
+    """One scene in a group of ranks, or one job of its own.
+
+    Attributes:
+        name: Its name, which ranks look it up by.
+        trainings: What is trained, in order; empty for other scenes.
+        scene: What the ranks do: a function of contract.scenes, or, for a job, of contract.jobs.
+        precision: Of the group that runs it.
+        world_sizes: How many ranks it is run with unless the user asks for other numbers.
+        find_unused_parameters: Whether the adapter is told to expect unused parameters.
+        is_job: Whether it is a process tree of its own instead of a scene in a group.
+    """
+
+    name: str
+    trainings: tuple[Training, ...] = ()
+    scene: str = "train"
+    precision: str = "fp32"
+    world_sizes: tuple[int, ...] = (1, 2, 4)
+    find_unused_parameters: bool = False
+    is_job: bool = False
+
+    def sizes_among(self, asked: Sequence[int] | None) -> Sequence[int]:
+        """The world sizes to run it at: its own, or those asked for, one rank only where it makes sense."""
+        if asked is None or self.world_sizes == (1,):
+            return self.world_sizes
+        return [size for size in asked if size in self.world_sizes or (size > 1 and max(self.world_sizes) > 1)]
+
+
+def _saved_and_resumed(training: Training, *, overflow: Overflow | None = None) -> tuple[Training, ...]:
+    """A training that keeps its state after the third step, and two that go on, from that and from one process'."""
+    whole = replace(training, save_after=3, overflow=overflow)
+    return whole, replace(training, resume="own"), replace(training, resume="single")
+
+
+_FLOAT32 = {"dtype": "float32"}
+_ADAMW = {"optimizer": "adamw", "learning_rate": 0.01, "lr_scheduler": "linear", "warmup_ratio": 0.25}
+_SEVERAL = (2, 4)
+_PAIR = (1, 2)
+
+WORLD = Case("world", scene="world")
+COLLECTIVES = Case("collectives", scene="collectives")
+BARRIER = Case("barrier", scene="barrier", world_sizes=_SEVERAL)
+PREPARED_OPTIMIZER = Case("prepared-optimizer", scene="prepared_optimizer", world_sizes=_PAIR)
+SHUTDOWN = Case("shutdown", scene="shutdown")
+
+# Neither an adaptive optimizer nor clipping: both hide a gradient that is wrong by a constant factor.
+PLAIN = tuple(Case(f"accumulation-{steps}", (Training(accumulation=steps, count_traffic=True),)) for steps in (1, 2, 4))
+MOMENTUM = Case("momentum", (Training({"momentum": 0.9}, accumulation=2),))
+CLIPPED = tuple(Case(f"clipped-{steps}", (Training({"max_grad_norm": 0.05}, accumulation=steps),)) for steps in (1, 2))
+ADAMW = Case("adamw", (Training({**_ADAMW, "max_grad_norm": 1e6}, accumulation=2),))
+ADAMW_CLIPPED = Case("adamw-clipped", (Training({**_ADAMW, "max_grad_norm": 0.05}, accumulation=2),))
+FLOAT32 = Case("float32", (Training(settings=_FLOAT32, accumulation=2),))
+BITS = Case(
+    "bits",
+    (Training({**_ADAMW, "max_steps": 20, "num_train_epochs": 5}, settings=_FLOAT32, accumulation=2),),
+    world_sizes=(2,),
+)
+# Three validation samples in batches of five: all of them on rank 0, so the other ranks have none.
+SMALL_EVALUATION = Case("small-evaluation", (Training({"max_steps": 2}, {"num_validation_samples": 3}),))
+# Sorted by label by the task, one sentence a batch: each rank sees labels that others do not.
+ONE_BY_ONE_EVALUATION = Case(
+    "evaluation-one-by-one", (Training({"max_steps": 2, "eval_batch_size": 1}, {"num_validation_samples": 7}),)
+)
+_DROPOUT = Training({"max_steps": 4}, {**_FLOAT32, "dropout": 0.5}, accumulation=2)
+DROPOUT = Case("dropout", (_DROPOUT, _DROPOUT), world_sizes=_PAIR)
+
+_STATEFUL = Training({**_ADAMW, "max_grad_norm": 1.0}, accumulation=2)
+STATE = Case("state", _saved_and_resumed(_STATEFUL), world_sizes=_PAIR)
+
+HALF = tuple(
+    Case(
+        f"{precision}-accumulation-{steps}",
+        (Training(settings=_FLOAT32, accumulation=steps, count_traffic=True),),
+        precision=precision,
+        world_sizes=_PAIR,
+    )
+    for precision in ("bf16", "fp16")
+    for steps in (1, 2)
+)
+OVERFLOWS = tuple(
+    Case(
+        f"overflow-on-rank-{overflow.rank}-micro-batch-{overflow.micro_step}",
+        (Training({"lr_scheduler": "linear", "max_grad_norm": 0.5}, _FLOAT32, accumulation=2, overflow=overflow),),
+        precision="fp16",
+        world_sizes=_PAIR,
+    )
+    for overflow in (Overflow(1, 3, 0), Overflow(0, 3, 1))
+)
+_FP16 = Training(settings=_FLOAT32, accumulation=2)
+CLIP_FP16 = Case(
+    "clip-just-above-the-norm", (_FP16, replace(_FP16, clip_just_above=True)), precision="fp16", world_sizes=_PAIR
+)
+STATE_FP16 = Case(
+    "state-fp16",
+    _saved_and_resumed(replace(_FP16, options=_ADAMW), overflow=Overflow(0, 2, 0)),
+    precision="fp16",
+    world_sizes=_PAIR,
+)
+
+_DECAYING = {"momentum": 0.9, "weight_decay": 0.5, "max_steps": 4}
+UNUSED = Case(
+    "unused-parameter",
+    (Training(_DECAYING, accumulation=2, task="contract.awkward_tasks:UnusedParameterTask"),),
+    world_sizes=_PAIR,
+    find_unused_parameters=True,
+)
+UNEVEN = Case(
+    "parameter-used-by-one-rank",
+    (Training(_DECAYING, accumulation=2, task="contract.awkward_tasks:UnevenParameterTask"),),
+    world_sizes=(2,),
+    find_unused_parameters=True,
+)
+# Ends its group, so it comes last.
+UNANNOUNCED = Case(
+    "unannounced-unused-parameter",
+    (Training({"max_steps": 3}, task="contract.awkward_tasks:UnusedParameterTask"),),
+    scene="refused_training",
+    world_sizes=_PAIR,
+)
+
+REFUSALS = Case("refusals", scene="refusals", world_sizes=(1,), is_job=True)
+HOSTILE = Case("hostile-environment", scene="hostile", world_sizes=_PAIR, is_job=True)
+FAULTS = tuple(
+    # A rank that hangs is noticed by those that wait for it.
+    Case(f"rank-{fault}", scene="fault", world_sizes=(2,) if fault == "hangs" else _PAIR, is_job=True)
+    for fault in ("raises", "exits", "is-killed", "hangs")
+)
+
+ALL = (
+    WORLD, COLLECTIVES, BARRIER, PREPARED_OPTIMIZER, *PLAIN, MOMENTUM, *CLIPPED, ADAMW, ADAMW_CLIPPED, FLOAT32, BITS,
+    SMALL_EVALUATION, ONE_BY_ONE_EVALUATION, DROPOUT, STATE, *HALF, *OVERFLOWS, CLIP_FP16, STATE_FP16, UNUSED, UNEVEN,
+    UNANNOUNCED, SHUTDOWN, REFUSALS, HOSTILE, *FAULTS,
+)  # fmt: skip
+BY_NAME = {case.name: case for case in ALL}

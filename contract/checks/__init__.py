@@ -1,0 +1,5 @@
+"""The clauses of the contract, by subject; importing this package registers them all."""
+
+from contract.checks import data, jobs, precision, randomness, setup, state, traffic, trajectory, unused, world
+
+__all__ = ["data", "jobs", "precision", "randomness", "setup", "state", "traffic", "trajectory", "unused", "world"]

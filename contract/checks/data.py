@@ -1,0 +1,107 @@
+"""Which samples are consumed, and what is said of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+from contract.cases import ONE_BY_ONE_EVALUATION, PLAIN, SMALL_EVALUATION
+from contract.check import Evidence, Violation, check
+from contract.checks.judging import TIGHT, config_of, reference_of, require_equal
+from contract.reference import global_batches, micro_batches
+
+
+@check("C11", PLAIN, traps="O3 S5 S6 S7 A9 A11 H4")
+def consumed_samples_are_the_plan(evidence: Evidence) -> None:
+    """Every rank computes in every step and micro-step the samples that the plan says, in that order.
+
+    The plan is rewritten in the reference from its description. All ranks take equally many
+    micro-steps, also for the last, short batch.
+    """
+    config = config_of(evidence)
+    batches = [batch for epoch in global_batches(config) for batch in epoch]
+    for rank, (seen,) in enumerate(evidence.ranks):
+        require_equal(len(seen["steps"]), len(batches), what="optimizer steps:", rank=rank)
+        for number, (step, batch) in enumerate(zip(seen["steps"], batches, strict=True), start=1):
+            share = micro_batches(config, batch)[rank]
+            # Where a rank has nothing left, it computes some sample of the batch without weight.
+            consumed = [
+                [] if micro_batch["coefficient"] == 0 else micro_batch["sample_ids"]
+                for micro_batch in step["micro_batches"]
+            ]
+            require_equal(consumed, share, what=f"in step {number} the samples", rank=rank)
+
+
+@check("C12", PLAIN, traps="S1 S2 S15 A2")
+def every_sample_counts_once_an_epoch(evidence: Evidence) -> None:
+    """Over an epoch, all ranks together compute each sample exactly once, and no two epochs agree in their order.
+
+    Counted with multiplicity over what entered the loss with a weight: padding, repetition and
+    dropped remainders all show.
+    """
+    config = config_of(evidence)
+    num_samples = config.task_settings["num_train_samples"]
+    steps_per_epoch = -(-num_samples // config.global_batch_size)
+    orders = []
+    for epoch in range(config.num_train_epochs):
+        order = [
+            sample_id
+            for number in range(epoch * steps_per_epoch, (epoch + 1) * steps_per_epoch)
+            for (seen,) in evidence.ranks
+            for micro_batch in (seen["steps"][number]["micro_batches"] if number < len(seen["steps"]) else [])
+            if micro_batch["coefficient"] != 0
+            for sample_id in micro_batch["sample_ids"]
+        ]
+        counts = Counter(order)
+        wrong = {i: counts[i] for i in {*range(num_samples), *counts} if counts[i] != 1}
+        if wrong:
+            raise Violation(f"each of {num_samples} samples once in epoch {epoch}", f"sample: times {wrong}"[:200])
+        orders.append(order)
+    if any(first == second for first, second in pairwise(orders)):
+        raise Violation("another order in every epoch", "the same order twice")
+
+
+_EVALUATIONS = (*PLAIN, SMALL_EVALUATION, ONE_BY_ONE_EVALUATION)
+
+
+@check("C13", _EVALUATIONS, traps="S2 S4 S5 S11")
+def evaluation_sees_every_sample_once(evidence: Evidence) -> None:
+    """An evaluation computes every validation sample exactly once, on whichever rank, however sizes divide.
+
+    With 23, 7 and 3 samples in batches of 5 and 1: nothing divides, and with 3 samples all ranks
+    but the first have none, yet the job goes on.
+    """
+    num_samples = config_of(evidence).task_settings["num_validation_samples"]
+    for number in range(len(evidence.ranks[0][0]["evaluated"])):
+        counts = Counter(i for (seen,) in evidence.ranks for i in seen["evaluated"][number])
+        wrong = {i: counts[i] for i in {*range(num_samples), *counts} if counts[i] != 1}
+        if wrong:
+            raise Violation(f"each of {num_samples} validation samples once", f"sample: times {wrong}"[:200])
+
+
+@check("C14", _EVALUATIONS, traps="S3 S4 S8 S9 S11 H8")
+def metrics_are_those_of_one_process(evidence: Evidence) -> None:
+    """Every evaluation metric equals that of a single process on all samples, on every rank.
+
+    Among them macro F1, which does not add up over samples or ranks; labels that only some ranks
+    see; a last batch that is short; ranks without any sample. The reference counts pairs.
+    """
+    expected = reference_of(evidence).evaluations
+    for rank, (seen,) in enumerate(evidence.ranks):
+        require_equal(len(seen["evaluations"]), len(expected), what="evaluations:", rank=rank)
+        for epoch, (metrics, wanted) in enumerate(zip(seen["evaluations"], expected, strict=True)):
+            require_equal(sorted(metrics), sorted(wanted), what="metrics", rank=rank)
+            for name, value in wanted.items():
+                if metrics[name] is None or abs(metrics[name] - value) > TIGHT * abs(value):
+                    raise Violation(f"{name} {value!r} after epoch {epoch}", repr(metrics[name]), rank)
+
+
+@check("C15", PLAIN, traps="G18")
+def logged_loss_is_the_global_mean(evidence: Evidence) -> None:
+    """The loss that is logged for a step is the mean over all targets of the global batch, on every rank."""
+    expected = reference_of(evidence).losses
+    for rank, (seen,) in enumerate(evidence.ranks):
+        require_equal(len(seen["losses"]), len(expected), what="logged losses:", rank=rank)
+        for step, (loss, wanted) in enumerate(zip(seen["losses"], expected, strict=True), start=1):
+            if loss is None or abs(loss - wanted) > TIGHT * abs(wanted):
+                raise Violation(f"a loss of {wanted!r} in step {step}", repr(loss), rank)

@@ -1,0 +1,59 @@
+"""Whole jobs: what a user's environment may not change, and what a failing rank must bring about."""
+
+from __future__ import annotations
+
+from contract.cases import FAULTS, HOSTILE
+from contract.check import Evidence, Violation, check
+from contract.checks.judging import require_equal
+
+_SECONDS_TO_END = 20.0
+_MESSAGES = {
+    "rank-raises": "the planted error",
+    "rank-exits": "SystemExit: 3",
+    "rank-is-killed": "killed",
+    "rank-hangs": "stuck",
+}
+
+
+@check("C43", FAULTS, traps="H2 H3 H13 H14")
+def a_failing_rank_ends_the_job(evidence: Evidence) -> None:
+    """A rank that raises, exits with 3, is killed or hangs ends the whole job within 20 s, by name, leaving nothing.
+
+    The job is started from the command line with a timeout of 10 s; its last rank fails in the
+    fifth batch. The exit code must be 1, the message must name the rank and its error, the record
+    must say failed, and no process may mention the run any more.
+    """
+    (seen,) = evidence.ranks
+    if seen["seconds"] is None:
+        raise Violation("the job to reach its fifth batch", seen["message"][-300:] or "no message")
+    require_equal(seen["return_code"], 1, what="exit code")
+    if seen["seconds"] > _SECONDS_TO_END:
+        raise Violation(f"an end within {_SECONDS_TO_END:g} s", f"{seen['seconds']:.0f} s")
+    for text in (f"rank {seen['faulty_rank']}", _MESSAGES[evidence.case.name]):
+        if text not in seen["message"]:
+            raise Violation(f"a message with {text!r}", seen["message"][-300:])
+    require_equal(seen["left"], [], what="processes left behind:")
+    require_equal(seen["status"], "failed", what="a record that says")
+
+
+@check("C44", [HOSTILE], traps="A12 H11 P7 L5 L10")
+def a_hostile_environment_changes_nothing(evidence: Evidence) -> None:
+    """Variables, configuration files, impostors of libraries and a taken port change neither settings nor training.
+
+    ACCELERATE_* variables and a user's accelerate configuration ask for another precision and
+    accumulation, RANK and WORLD_SIZE lie, warnings are errors, the working directory has files named
+    like the libraries, and someone listens on the usual port. Settings, threads, every loss and
+    the final weights must be those of the same job in peace.
+    """
+    (seen,) = evidence.ranks
+    peaceful, hostile = seen["peaceful"], seen["hostile"]
+    for name, record in (("in peace", peaceful), ("in a hostile environment", hostile)):
+        if "error" in record and record["error"] is not None:
+            raise Violation(f"a completed run {name}", record["error"][-300:])
+    require_equal(len(hostile["ranks"]), evidence.world_size, what="ranks:")
+    for rank, (one, other) in enumerate(zip(peaceful["ranks"], hostile["ranks"], strict=True)):
+        for name in ("effective_settings", "num_threads", "device", "weights_sha256"):
+            require_equal(other[name], one[name], what=name.replace("_", " "), rank=rank)
+        require_equal(other["num_threads"], 1, what="threads:", rank=rank)
+    for one, other in zip(peaceful["steps"], hostile["steps"], strict=True):
+        require_equal(other, one, what="the step")

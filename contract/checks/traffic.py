@@ -1,0 +1,78 @@
+"""What crosses between ranks, counted where it enters the communication library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from contract.cases import PLAIN
+from contract.check import SEVERAL, Evidence, NotSeen, Violation, check
+from contract.checks.judging import config_of, reference_of
+
+# A flag and a norm may travel beside the gradients.
+_SPARE_ELEMENTS = 2
+# DDP, for one, agrees on its buckets in the second step.
+_STEPS_TO_SETTLE = 2
+
+
+def _steps(evidence: Evidence) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """Every (rank, step, observation)."""
+    if not any(step["traffic"] for (seen,) in evidence.ranks for step in seen["steps"]):
+        raise NotSeen("its traffic passes neither through torch.distributed nor through Horovod, which are counted")
+    for rank, (seen,) in enumerate(evidence.ranks):
+        for number, step in enumerate(seen["steps"], start=1):
+            yield rank, number, step
+
+
+@check("C25", PLAIN, traps="A8 C2 P1 P5 P11", world_sizes=SEVERAL)
+def every_gradient_is_reduced_once(evidence: Evidence) -> None:
+    """Every gradient element is reduced exactly once an optimizer step, whatever the accumulation.
+
+    Elements are counted where they enter torch.distributed (in C++ too) or Horovod, and compared
+    with the number of trainable elements; two spare ones may travel beside them.
+    """
+    for rank, number, step in _steps(evidence):
+        expected = evidence.ranks[rank][0]["setup"]["trainable_elements"]
+        reduced = sum(size for where, _, size in step["traffic"] if where.startswith("backward") or where == "step")
+        if not expected <= reduced <= expected + _SPARE_ELEMENTS:
+            raise Violation(f"{expected} elements to be reduced in step {number}", str(reduced), rank)
+
+
+@check("C26", PLAIN[1:], traps="P1 A3 A4 A8", world_sizes=SEVERAL)
+def micro_batches_before_the_last_stay_local(evidence: Evidence) -> None:
+    """Under `no_sync` nothing is reduced: that belongs to the last micro-batch of a window, or to `step`."""
+    for rank, number, step in _steps(evidence):
+        last = len(step["micro_batches"]) - 1
+        early = [
+            f"{size} elements in {where}"
+            for where, _, size in step["traffic"]
+            if where.startswith("backward") and int(where.split()[1]) < last
+        ]
+        if early:
+            raise Violation(f"silence before the last micro-batch of step {number}", ", ".join(early)[:200], rank)
+
+
+@check("C27", PLAIN, traps="H8 P2 P4", world_sizes=SEVERAL)
+def nothing_else_is_communicated(evidence: Evidence) -> None:
+    """Between two reports of the loss, ranks exchange gradients and nothing else: no buffers, no barrier, no flags.
+
+    Every small collective costs a latency, and buffers broadcast in a forward deadlock a rank that
+    runs one alone. The first two steps are left to a library for arranging itself.
+    """
+    config = config_of(evidence)
+    batches = reference_of(evidence).batches
+    epoch_ends = [number for number, batch in enumerate(batches, start=1) if len(batch) < config.global_batch_size]
+    for rank, number, step in _steps(evidence):
+        if number <= _STEPS_TO_SETTLE:
+            continue
+        reports = number % config.logging_steps == 0 or number in epoch_ends
+        evaluates = number - 1 in epoch_ends
+        others = [
+            f"{operation} of {size} in {where}"
+            for where, operation, size in step["traffic"]
+            if (where == "loop" and not (reports or evaluates))
+            or (where != "loop" and operation in ("barrier", "broadcast"))
+            or where.startswith(("forward", "between"))
+        ]
+        if others:
+            raise Violation(f"gradients alone to travel in step {number}", ", ".join(others)[:200], rank)

@@ -1,0 +1,246 @@
+"""Starting groups of ranks for cases: through the backend's own launcher, one group for many cases.
+
+A case that hangs is ended and named. What it left undone is done by a fresh group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import re
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from backends.registry import BackendRow
+from contract.cases import SHUTDOWN, Case
+from contract.worker import SPECIFICATION_NAME, observation_path, phases_path
+from launch.engines import PROJECT_DIRECTORY, Ranks, engine_command, engine_environment
+from launch.rank_files import LOGS_NAME, RankFiles
+from launch.supervisor import JobFailure, run_job
+
+# A collective that one rank never enters should fail by itself, naming the rank; what does not is
+# ended after this long in one phase. Starting Python and torch is not the adapter's doing.
+COLLECTIVE_SECONDS = 15.0
+PHASE_SECONDS = 25.0
+START_SECONDS = 90.0
+_MAX_STARTS = 6
+
+
+@dataclass(frozen=True)
+class GroupKey:
+    """What is settled when a group of ranks is started."""
+
+    world_size: int
+    precision: str
+    find_unused_parameters: bool
+
+    def __str__(self) -> str:
+        ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
+        return f"{ranks}, {self.precision}" + (", unused parameters" if self.find_unused_parameters else "")
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """Why a case gave no evidence: on which rank (None: unknown) and what happened."""
+
+    rank: int | None
+    message: str
+
+
+Outcome = list[Any] | Breakdown
+
+
+class Hung(Exception):
+    """Some rank has been in one phase for too long."""
+
+    def __init__(self, phase: str, breakdown: Breakdown) -> None:
+        super().__init__(breakdown.message)
+        self.phase, self.breakdown = phase, breakdown
+
+
+def run_group(
+    adapter: str,
+    row: BackendRow,
+    key: GroupKey,
+    cases: Sequence[Case],
+    directory: Path,
+    *,
+    device: str,
+    single_states: Mapping[str, Path],
+    on_phase: Callable[[str], None] = lambda phase: None,
+    module: str = "contract.worker",
+    extra: Mapping[str, Any] | None = None,
+) -> dict[str, Outcome]:
+    """Runs cases in as few groups as it takes, and returns the outcome of each.
+
+    Args:
+        adapter: A name of the registry, or module:Class.
+        row: Its row.
+        key: What the group is started with.
+        cases: What to run; leaving the group is a case of its own, always the last.
+        directory: Receives everything; created.
+        device: "cpu" or "cuda".
+        single_states: Files of states kept by the one-process backend, by case.
+        on_phase: Told what is being done.
+        module: What each rank runs.
+        extra: Added to what the ranks are told.
+    """
+    outcomes: dict[str, Outcome] = {}
+    wanted = [case.name for case in cases if case is not SHUTDOWN]
+    if SHUTDOWN in cases:
+        wanted.append(SHUTDOWN.name)
+    for attempt in range(_MAX_STARTS):
+        left = [name for name in wanted if name not in outcomes]
+        if not left:
+            return outcomes
+        place = directory / f"start-{attempt}"
+        specification = {
+            "adapter": adapter,
+            "world_size": key.world_size,
+            "precision": key.precision,
+            "device": device,
+            "find_unused_parameters": key.find_unused_parameters,
+            "timeout_seconds": COLLECTIVE_SECONDS,
+            "cases": [name for name in left if name != SHUTDOWN.name],
+            "single_states": {name: str(path) for name, path in single_states.items()},
+            **(extra or {}),
+        }
+        broken_phase, breakdown = _run_once(row, key, place, specification, device, on_phase, module)
+        for name in left:
+            paths = [observation_path(place, name, rank) for rank in range(key.world_size)]
+            if all(path.exists() for path in paths):
+                outcomes[name] = _read(paths)
+        if breakdown is None:
+            break
+        if broken_phase in left:
+            outcomes[broken_phase] = breakdown
+        else:  # it did not come as far as any case
+            break
+    reason = breakdown or Breakdown(None, "the ranks ended without any observation")
+    for name in wanted:
+        outcomes.setdefault(name, reason)
+    return outcomes
+
+
+def _read(paths: list[Path]) -> Outcome:
+    try:
+        return [torch.load(path, map_location="cpu") for path in paths]
+    except pickle.UnpicklingError as error:
+        found = re.search(r"GLOBAL (\S+)", str(error))
+        kind = f", but a {found[1]}" if found else ""
+        return Breakdown(None, f"plain data and tensors are all that may be saved{kind}: it is not loaded")
+
+
+def _run_once(
+    row: BackendRow,
+    key: GroupKey,
+    directory: Path,
+    specification: Mapping[str, Any],
+    device: str,
+    on_phase: Callable[[str], None],
+    module: str,
+) -> tuple[str, Breakdown | None]:
+    """Starts one group; returns the phase it ended in and, unless it went through, why."""
+    (directory / LOGS_NAME).mkdir(parents=True)
+    (directory / SPECIFICATION_NAME).write_text(json.dumps(specification))
+    log_directory = directory / LOGS_NAME
+    ranks = Ranks(key.world_size, (module, str(directory)), device, 1, None, COLLECTIVE_SECONDS, log_directory)
+    watch = _PhaseWatch(directory, key.world_size, on_phase)
+    try:
+        failure = run_job(
+            engine_command(row.capabilities.start_methods[0], ranks),
+            environment=engine_environment(ranks),
+            working_directory=PROJECT_DIRECTORY,
+            run_directory=directory,
+            num_processes=key.world_size,
+            on_poll=watch.look,
+            must_end_cleanly=True,
+        )
+    except Hung as hung:
+        return hung.phase, hung.breakdown
+    if failure is None:
+        return SHUTDOWN.name, None
+    return watch.phase(failure.rank), _breakdown(failure)
+
+
+def _breakdown(failure: JobFailure) -> Breakdown:
+    return Breakdown(failure.rank, failure.message)
+
+
+class _PhaseWatch:
+    """Follows what the ranks say they are doing, and ends the group when one is at it for too long."""
+
+    def __init__(self, directory: Path, world_size: int, on_phase: Callable[[str], None]) -> None:
+        self._directory, self._world_size, self._on_phase = directory, world_size, on_phase
+        self._began = time.time()
+
+    def look(self) -> None:
+        phases = self._phases()
+        self._on_phase(min(phases)[1])
+        now = time.time()
+        late = [
+            rank
+            for rank, (since, name) in enumerate(phases)
+            if now - since > (PHASE_SECONDS if name != "start" else START_SECONDS)
+        ]
+        if late:
+            # The one that is behind the others, or that never waited for them, is stuck.
+            rank = min(late, key=lambda rank: phases[rank][0])
+            name = phases[rank][1]
+            positions = _positions(self._directory, range(self._world_size))
+            where = "; ".join(f"rank {r} {position}" for r, position in positions.items())
+            seconds = f"{now - phases[rank][0]:.0f} s"
+            raise Hung(name, Breakdown(None, f"hung: no end to {name} after {seconds} ({where})"))
+
+    def phase(self, rank: int | None) -> str:
+        """The phase this rank is in; for None, the one that the slowest is in."""
+        phases = self._phases()
+        return phases[rank][1] if rank is not None else min(phases)[1]
+
+    def _phases(self) -> list[tuple[float, str]]:
+        return [self._last_phase(rank) for rank in range(self._world_size)]
+
+    def _last_phase(self, rank: int) -> tuple[float, str]:
+        try:
+            text = phases_path(self._directory, rank).read_text()
+        except FileNotFoundError:
+            return self._began, "start"
+        lines = text.splitlines()
+        if not lines:
+            return self._began, "start"
+        since, _, name = lines[-1].partition(" ")
+        return float(since), name
+
+
+def _positions(directory: Path, ranks: Iterable[int]) -> dict[int, str]:
+    """Ends the ranks and tells from their stacks where each of them was."""
+    files = {rank: RankFiles(directory, rank) for rank in ranks}
+    for file in files.values():
+        pid = file.running_pid()
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)  # a rank answers with its stacks, even from inside a collective
+    deadline = time.monotonic() + 2
+    while any(file.running_pid() for file in files.values()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return {rank: _innermost(file.stacks) for rank, file in files.items()}
+
+
+def _innermost(stacks: Path) -> str:
+    """The innermost frame that is neither Python's nor an installed library's."""
+    text = stacks.read_text() if stacks.exists() else ""
+    main_thread = text.rpartition("Current thread")[2] or text
+    frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', main_thread)
+    own = [frame for frame in frames if "/lib/python" not in frame[0] and not frame[0].startswith("<")]
+    if not (own or frames):
+        return "left no stack"
+    path, line, function = (own or frames)[0]
+    return f"was at {Path(path).name}:{line} in {function}"

@@ -1,0 +1,153 @@
+"""Cases that are whole jobs of their own: started from the command line, as a user would, and judged from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import sysconfig
+import time
+from pathlib import Path
+from typing import Any
+
+from backends.registry import find_backend
+from contract.awkward_tasks import FAULT_VARIABLE
+from contract.cases import Case, global_batch_size
+from launch.engines import PROJECT_DIRECTORY, Ranks, engine_environment
+from launch.record import RECORD_NAME
+
+# The whole job, with the start of its ranks; what follows a fault has a limit of its own.
+JOB_SECONDS = 90.0
+_IMPOSTORS = ("torch", "numpy", "horovod", "accelerate", "transformers", "datasets", "launch", "tasks", "backends")
+
+
+def refusals(adapter: str, world_size: int, case: Case, directory: Path, device: str) -> list[dict[str, Any]]:
+    """What the adapter answers to requests it does not declare; the last may be one it failed to answer."""
+    answers = directory / "answers.jsonl"
+    answers.touch()
+    ranks = Ranks(1, (), "cpu", 1, None, 15.0, directory)
+    command = [sys.executable, "-m", "contract.refusals", adapter, str(answers)]
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        subprocess.run(
+            command, env=engine_environment(ranks), cwd=PROJECT_DIRECTORY, timeout=25, capture_output=True, check=False
+        )
+    seen = [json.loads(line) for line in answers.read_text().splitlines()]
+    row = find_backend(adapter)
+    limit = row.capabilities.max_world_size
+    if limit is not None:
+        done = _run(adapter, directory, "--num-processes", limit + 1, "--output-dir", directory / "run")
+        is_clear = done.returncode == 2 and not (directory / "run").exists()
+        answer = {"asked": {"num_processes": limit + 1}, "names": str(limit + 1), "error": done.stderr, "type": ""}
+        seen.append({**answer, "clear": is_clear})
+    return [{"answers": seen}]
+
+
+def fault(adapter: str, world_size: int, case: Case, directory: Path, device: str) -> list[dict[str, Any]]:
+    """What becomes of a job whose last rank goes wrong in the way the case is named after."""
+    rank, kind = world_size - 1, case.name.removeprefix("rank-")
+    run = directory / "run"
+    options = ("--task", "contract.awkward_tasks:FaultyTask", "--max-steps", "50", "--timeout", "10")
+    variables = {FAULT_VARIABLE: f"{kind} {rank}"}
+    done = _run(adapter, directory, *options, *_world(world_size, device), "--output-dir", run, **variables)
+    ended_at = time.time()
+    log = run / "logs" / f"rank{rank}.log"
+    noted = re.search(r"fault at ([\d.]+)", log.read_text()) if log.exists() else None
+    record = run / RECORD_NAME
+    return [
+        {
+            "faulty_rank": rank,
+            "return_code": done.returncode,
+            "message": done.stderr.strip(),
+            "seconds": ended_at - float(noted[1]) if noted else None,
+            "left": _processes_mentioning(str(run)),
+            "status": json.loads(record.read_text())["status"] if record.exists() else None,
+        }
+    ]
+
+
+def hostile(adapter: str, world_size: int, case: Case, directory: Path, device: str) -> list[dict[str, Any]]:
+    """The same job twice: in peace, and amid everything libraries have been seen to obey by mistake."""
+    options = ("--task", "token-tagging", "--max-steps", 4)
+    # Float32, since autocast leaves float64 alone whatever it is told.
+    options = (*options, "--dtype", "float32", "--threads-per-rank", 1, *_world(world_size, device))
+    home, working = directory / "home", directory / "working"
+    (home / "accelerate").mkdir(parents=True)
+    (home / "accelerate" / "default_config.yaml").write_text("mixed_precision: bf16\nnum_processes: 7\n")
+    working.mkdir()
+    for name in _IMPOSTORS:
+        (working / f"{name}.py").write_text("raise ImportError('this is not the library')\n")
+    variables = {
+        "HF_HOME": str(home),
+        "ACCELERATE_MIXED_PRECISION": "bf16",
+        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "8",
+        "PYTHONWARNINGS": "error",
+        "OMP_NUM_THREADS": "7",
+        "RANK": "3",
+        "LOCAL_RANK": "3",
+        "WORLD_SIZE": "5",
+        "MASTER_ADDR": "nowhere.invalid",
+        "MASTER_PORT": "1",
+    }
+    with socket.socket() as listener:
+        # The port that launchers meet on unless told otherwise; if it is taken already, so be it.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", 29500))
+            listener.listen()
+        amid = _run(adapter, working, *options, "--output-dir", directory / "hostile", **variables)
+    in_peace = _run(adapter, directory, *options, "--output-dir", directory / "peaceful")
+    return [
+        {
+            "peaceful": _record(directory / "peaceful", in_peace),
+            "hostile": _record(directory / "hostile", amid),
+        }
+    ]
+
+
+def _world(world_size: int, device: str) -> tuple[Any, ...]:
+    batch = ("--global-batch-size", global_batch_size(world_size), "--micro-batch-size", 4)
+    return ("--num-processes", world_size, "--device", device, *batch)
+
+
+def _run(adapter: str, working_directory: Path, *arguments: Any, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs one command line to its end; it has a process group of its own, ended if it takes too long."""
+    command = [str(Path(sysconfig.get_path("scripts")) / "lockstep"), adapter, *map(str, arguments)]
+    environment = {name: value for name, value in os.environ.items() if name != "LOCKSTEP_STARTED_AT"} | variables
+    if "PYTHONPATH" in environment:
+        paths = environment["PYTHONPATH"].split(os.pathsep)
+        environment["PYTHONPATH"] = os.pathsep.join(str(Path(path).absolute()) for path in paths if path)
+    try:
+        return subprocess.run(
+            command,
+            cwd=working_directory,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=JOB_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        # Its ranks end with it: they have asked the system for that.
+        return subprocess.CompletedProcess(command, 124, "", f"no end within {JOB_SECONDS:g} s")
+
+
+def _record(directory: Path, done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    path = directory / RECORD_NAME
+    if done.returncode or not path.exists():
+        return {"error": done.stderr.strip() or f"exit code {done.returncode}"}
+    record: dict[str, Any] = json.loads(path.read_text())
+    return record
+
+
+def _processes_mentioning(text: str) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if text.encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+    return found

@@ -1,0 +1,324 @@
+"""Watching one training from outside: stand-ins for backend and task that pass everything on and write it down.
+
+What is recorded is what happened, not what a backend says of itself: the loss scale is the gradient
+that reaches the loss, the weight of a micro-batch the gradient that reaches its sum, traffic is
+counted where it enters a communication library.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from backends.interface import Backend, StepResult
+from contract.cases import Overflow
+from tasks.interface import Batch, Split, Task
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass
+class MicroSeen:
+    """One micro-batch on one rank.
+
+    Attributes:
+        sample_ids: What was collated for it.
+        coefficient: The factor its summed loss entered the backward pass with, loss scale included.
+        scale: The factor the backend put on the loss it was given.
+        loss_dtype: Of the summed loss.
+        layer_dtype: Of what a linear layer inside the model returned.
+        mask: Which of the first hidden units dropout silenced.
+    """
+
+    sample_ids: list[int]
+    coefficient: float = float("nan")
+    scale: float = float("nan")
+    loss_dtype: str = ""
+    layer_dtype: str = ""
+    mask: list[bool] = field(default_factory=list)
+
+
+@dataclass
+class StepSeen:
+    """One optimizer step on one rank; `gradients` is None if the optimizer was not stepped.
+
+    `traffic` lists what entered a communication library: where ("forward 0", "backward 0", ...,
+    "step", "loop"), which operation, how many elements.
+    """
+
+    micro_batches: list[MicroSeen] = field(default_factory=list)
+    learning_rates: list[float] = field(default_factory=list)
+    gradients: Tensors | None = None
+    grad_norm: float = float("nan")
+    skipped: bool = False
+    weights: Tensors = field(default_factory=dict)
+    traffic: list[tuple[str, str, int]] = field(default_factory=list)
+
+
+@dataclass
+class SetupSeen:
+    """Model and optimizer around `setup`, on one rank."""
+
+    weights_before: Tensors
+    weights_after: Tensors
+    buffers_after: Tensors
+    groups_before: list[dict[str, Any]]
+    groups_after: list[dict[str, Any]]
+    state_before: list[Tensors]
+    state_after: list[Tensors]
+    is_task_module: bool
+    trainable_elements: int
+
+
+@dataclass
+class TrainingSeen:
+    """One whole training on one rank."""
+
+    setup: SetupSeen | None = None
+    steps: list[StepSeen] = field(default_factory=list)
+    losses: list[float | None] = field(default_factory=list)
+    evaluations: list[dict[str, float | None]] = field(default_factory=list)
+    evaluated: list[list[int]] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+    state: dict[str, Any] | None = None
+
+
+class Watch:
+    """Collects what one training does on one rank."""
+
+    def __init__(self) -> None:
+        self.seen = TrainingSeen()
+        self.where = "loop"
+        self.step = StepSeen()
+        self.waiting: list[list[int]] = []
+        self.evaluated: list[int] = []
+
+    def close_step(self, model: torch.nn.Module) -> None:
+        """To be called when the loop has completed an optimizer step."""
+        self.step.weights = named(model.named_parameters())
+        self.seen.steps.append(self.step)
+        self.step = StepSeen()
+
+    @contextmanager
+    def counting(self, enabled: bool) -> Iterator[None]:
+        """Counts what enters torch.distributed, from C++ too, and Horovod where it is loaded."""
+        with ExitStack() as stack:
+            if enabled:
+                stack.enter_context(_TorchTraffic(self._count))
+                if "horovod.torch" in sys.modules:
+                    stack.enter_context(_horovod_traffic(self._count))
+            yield
+
+    def _count(self, operation: str, num_elements: int) -> None:
+        self.step.traffic.append((self.where, operation, num_elements))
+
+
+class _TorchTraffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees every collective of torch.distributed: DDP's reducer, too, goes through the dispatcher."""
+
+    def __init__(self, count: Callable[[str, int], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._count = count
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function.namespace in ("c10d", "_c10d_functional"):
+            self._count(function.__name__.split(".")[0].strip("_"), _num_elements(args[0]))
+        return function(*args, **(kwargs or {}))
+
+
+def _num_elements(argument: Any) -> int:
+    if isinstance(argument, torch.Tensor):
+        return argument.numel()
+    return sum(_num_elements(item) for item in argument) if isinstance(argument, (list, tuple)) else 0
+
+
+@contextmanager
+def _horovod_traffic(count: Callable[[str, int], None]) -> Iterator[None]:
+    """Sees every collective of Horovod: its Python functions all lead through these."""
+    from horovod.torch import mpi_ops
+
+    operations = {
+        "_allreduce_async": "allreduce",
+        "_grouped_allreduce_async": "allreduce",
+        "_broadcast_async": "broadcast",
+        "_allgather_async": "allgather",
+        "horovod_torch_barrier": "barrier",
+    }
+    with ExitStack() as stack:
+        for name, operation in operations.items():
+            module = mpi_ops if name.startswith("_") else mpi_ops.mpi_lib
+            counted = _counted(getattr(module, name), operation, count)
+            stack.enter_context(mock.patch.object(module, name, counted))
+        yield
+
+
+def _counted(function: Callable[..., Any], operation: str, count: Callable[[str, int], None]) -> Callable[..., Any]:
+    def call(tensors: Any, *arguments: Any, **options: Any) -> Any:
+        count(operation, _num_elements(tensors))
+        return function(tensors, *arguments, **options)
+
+    return call
+
+
+class ObservedTask:
+    """A task that writes down which samples are asked for and how they are weighed."""
+
+    def __init__(self, task: Task, watch: Watch, rank: int, overflow: Overflow | None) -> None:
+        self._task, self._watch, self._rank, self._overflow = task, watch, rank, overflow
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._task, name)
+
+    def build_model(self) -> torch.nn.Module:
+        # Ranks are seeded apart, so that only the adapter can make them equal.
+        torch.manual_seed(1000 + self._rank)
+        model = self._task.build_model()
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.register_forward_hook(self._see_dropout)
+                break
+        return model
+
+    def collate(self, split: Split, sample_ids: Sequence[int]) -> Batch:
+        samples = [int(sample_id) for sample_id in sample_ids]
+        if split == "train":
+            self._watch.waiting.append(samples)
+        else:
+            self._watch.evaluated += samples
+        return self._task.collate(split, sample_ids)
+
+    def loss_sum(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        watch = self._watch
+        micro_step = len(watch.step.micro_batches)
+        micro_batch = MicroSeen(watch.waiting.pop(0))
+        watch.step.micro_batches.append(micro_batch)
+        watch.where = f"forward {micro_step}"
+        loss = self._task.loss_sum(model, batch)
+        micro_batch.loss_dtype = str(loss.dtype)
+        _on_gradient(loss, micro_batch, "coefficient")
+        fault = self._overflow
+        if fault is not None and (fault.rank, fault.step, fault.micro_step) == (
+            self._rank,
+            len(watch.seen.steps) + 1,
+            micro_step,
+        ):
+            loss = loss * float("inf")
+        return loss
+
+    def metrics(self, rows: torch.Tensor) -> dict[str, float | None]:
+        self._watch.seen.evaluated.append(self._watch.evaluated)
+        self._watch.evaluated = []
+        return self._task.metrics(rows)
+
+    def _see_dropout(self, module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> None:
+        if module.training:
+            micro_batch = self._watch.step.micro_batches[-1]
+            # What dropout is given comes from the linear layer before it, and keeps its dtype.
+            micro_batch.layer_dtype = str(output.dtype)
+            micro_batch.mask = (output == 0).flatten()[:12].tolist()
+
+
+class ObservedBackend:
+    """A backend that writes down what `setup`, `backward` and `step` are given and do."""
+
+    def __init__(self, backend: Backend, watch: Watch) -> None:
+        self._backend, self._watch = backend, watch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def setup(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:
+        self.model, before = model, _describe(model, optimizer)
+        wrapped, wrapped_optimizer = self._backend.setup(model, optimizer)
+        unwrapped = self._backend.unwrap(wrapped)
+        after = _describe(unwrapped, wrapped_optimizer)
+        self.optimizer = wrapped_optimizer
+        self._watch.seen.setup = SetupSeen(
+            weights_before=before[0],
+            weights_after=after[0],
+            buffers_after=named(unwrapped.named_buffers()),
+            groups_before=before[1],
+            groups_after=after[1],
+            state_before=before[2],
+            state_after=after[2],
+            is_task_module=unwrapped is model,
+            trainable_elements=sum(p.numel() for p in unwrapped.parameters() if p.requires_grad),
+        )
+        return wrapped, wrapped_optimizer
+
+    def backward(self, loss: torch.Tensor) -> None:
+        watch = self._watch
+        micro_batch = watch.step.micro_batches[-1]
+        _on_gradient(loss, micro_batch, "scale")
+        watch.where = f"backward {len(watch.step.micro_batches) - 1}"
+        self._backend.backward(loss)
+        watch.where = "between"
+
+    def step(self, max_grad_norm: float) -> StepResult:
+        watch = self._watch
+        watch.where = "step"
+        watch.step.learning_rates = [group["lr"] for group in self.optimizer.param_groups]
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+
+        def see_gradients(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            # Horovod's optimizer steps through that of its parent class, hooks and all: the last counts.
+            watch.step.gradients = {
+                names.get(id(parameter), f"unknown {index}"): parameter.grad.detach().clone()
+                for group in optimizer.param_groups
+                for index, parameter in enumerate(group["params"])
+                if parameter.grad is not None
+            }
+
+        handle = register_optimizer_step_pre_hook(see_gradients)
+        try:
+            result = self._backend.step(max_grad_norm)
+        finally:
+            handle.remove()
+        watch.step.grad_norm, watch.step.skipped = float(result.grad_norm), bool(result.skipped)
+        watch.where = "loop"
+        return result
+
+    def no_sync(self) -> AbstractContextManager[Any]:
+        return self._backend.no_sync()
+
+
+def named(tensors: Any) -> Tensors:
+    """Copies named tensors to the CPU."""
+    return {name: tensor.detach().cpu().clone() for name, tensor in tensors}
+
+
+def _describe(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[Tensors, list[dict[str, Any]], list[Tensors]]:
+    groups = [
+        {"defaults": {name: _plain(value) for name, value in optimizer.defaults.items()}},
+        *(
+            {name: _plain(value) for name, value in group.items() if name != "params"}
+            | {"num_parameters": len(group["params"])}
+            for group in optimizer.param_groups
+        ),
+    ]
+    states = [
+        named((name, value) for name, value in optimizer.state[parameter].items() if isinstance(value, torch.Tensor))
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if parameter in optimizer.state
+    ]
+    return named(model.named_parameters()), groups, states
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, (bool, int, float, str, type(None))) else str(value)
+
+
+def _on_gradient(loss: torch.Tensor, micro_batch: MicroSeen, name: str) -> None:
+    """Writes down the gradient that reaches a loss, which is the factor it counts with."""
+    loss.register_hook(lambda gradient: setattr(micro_batch, name, float(gradient)))  # type: ignore[no-untyped-call]

@@ -1,0 +1,54 @@
+"""Asks an adapter for what it does not declare: ``python -m contract.refusals ADAPTER FILE``, one process, no group.
+
+Each request must be refused by the constructor. The answers go to the file, one JSON line each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from backends.interface import PRECISIONS, BackendOptions, Capabilities, UnsupportedError
+from backends.registry import load_backend
+
+
+def undeclared(capabilities: Capabilities) -> list[dict[str, Any]]:
+    """Options that the capabilities exclude, each with the value that a refusal must name."""
+    known = {"precision": "fp32", "device": next(iter(capabilities.precisions))}
+    requests: list[dict[str, Any]] = [{**known, "precision": "fp7", "names": "fp7"}]
+    for device in ("cpu", "cuda", "abacus"):
+        declared = capabilities.precisions.get(device)
+        if declared is None:
+            requests.append({**known, "device": device, "names": device})
+            continue
+        for precision in PRECISIONS:
+            if precision not in declared:
+                requests.append({"device": device, "precision": precision, "names": precision})
+    if not capabilities.unused_parameters:
+        requests.append({**known, "find_unused_parameters": True, "names": "unused"})
+    return requests
+
+
+def main(adapter_name: str, path: Path) -> None:
+    """Makes the requests in turn; ends at the first that is not refused, since a group may then exist."""
+    adapter = load_backend(adapter_name)
+    for request in undeclared(adapter.capabilities):
+        options = {name: value for name, value in request.items() if name != "names"}
+        answer: dict[str, Any] = {"asked": options, "names": request["names"]}
+        try:
+            adapter(BackendOptions(**options))
+        except Exception as error:
+            answer |= {"error": str(error), "type": type(error).__name__, "clear": isinstance(error, UnsupportedError)}
+        else:
+            answer |= {"error": None, "type": None, "clear": False}
+        with path.open("a") as file:
+            file.write(json.dumps(answer) + "\n")
+        if not answer["clear"]:
+            os._exit(1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

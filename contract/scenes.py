@@ -1,0 +1,192 @@
+"""What the ranks of a group do for one case; every function returns plain data and tensors."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from backends.interface import Backend
+from contract.cases import Case, Training
+from contract.observe import ObservedBackend, ObservedTask, Watch, named
+from launch.loop import Trainer, build_optimizer
+from launch.progress import ProgressLog
+from launch.world import gather_facts
+from tasks.interface import Task
+from tasks.registry import load_task
+
+
+@dataclasses.dataclass(frozen=True)
+class Scenery:
+    """What a scene may need besides the backend.
+
+    Attributes:
+        world_size: The number of ranks that were asked for.
+        batch_for: The number of ranks that global batches are made for; another one for a process
+            alone that does what a group does.
+        rank: The number the launcher gave this process, whatever the backend believes.
+        directory: Shared by the ranks of the group, for files.
+        single_states: For each case with a training that resumes from "single", the file of that state.
+    """
+
+    world_size: int
+    batch_for: int
+    rank: int
+    directory: Path
+    single_states: Mapping[str, str]
+
+
+def world(backend: Backend, case: Case, scenery: Scenery) -> dict[str, Any]:
+    """Asks who is there, and what reaches whom."""
+    total = backend.all_reduce(torch.tensor(float(backend.rank), device=backend.device))
+    facts = {"rank": backend.rank, "local_rank": backend.local_rank, "device": str(backend.device)}
+    return {
+        **facts,
+        "launched_as": scenery.rank,
+        "world_size": backend.world_size,
+        "sum_of_ranks": float(total),
+        "gathered": gather_facts(backend, facts),
+    }
+
+
+def collectives(backend: Backend, case: Case, scenery: Scenery) -> dict[str, Any]:
+    """Reduces [rank + 1, -rank] in several dtypes, and a 0-d tensor."""
+    results = []
+    for dtype in (torch.float32, torch.float64, torch.int32, torch.int64):
+        for operation in ("sum", "min", "max"):
+            given = torch.tensor([backend.rank + 1, -backend.rank], dtype=dtype, device=backend.device)
+            kept = given.clone()
+            reduced = backend.all_reduce(given, operation)
+            facts = {"dtype": str(reduced.dtype), "result": reduced.tolist(), "untouched": torch.equal(given, kept)}
+            results.append({"asked_dtype": str(dtype), "operation": operation, **facts})
+    scalar = backend.all_reduce(torch.ones((), dtype=torch.float64, device=backend.device))
+    return {"results": results, "scalar": float(scalar), "scalar_shape": list(scalar.shape)}
+
+
+def barrier(backend: Backend, case: Case, scenery: Scenery) -> dict[str, Any]:
+    """The last rank comes late and leaves a file just before it enters; nobody may leave without finding it."""
+    late = scenery.directory / "late"
+    backend.all_reduce(torch.zeros(1, device=backend.device))
+    if scenery.rank == scenery.world_size - 1:
+        time.sleep(0.5)
+        late.touch()
+    backend.barrier()
+    return {"found": late.exists()}
+
+
+def prepared_optimizer(backend: Backend, case: Case, scenery: Scenery) -> dict[str, Any]:
+    """Hands over an optimizer that has already taken a step and has momentum."""
+    config = Training({"momentum": 0.9}).config(
+        world_size=scenery.world_size,
+        precision="fp32",
+        device=backend.device.type,
+        find_unused_parameters=False,
+    )
+    task_class = load_task(config.task)
+    task = task_class(task_class.Settings.model_validate(config.task_settings))
+    task.prepare()
+    torch.manual_seed(1)
+    model = task.build_model().to(backend.device)
+    optimizer = build_optimizer(config, model)
+    task.loss_sum(model, task.collate("train", [0, 1]).to(backend.device)).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    optimizer.zero_grad()
+    watch = Watch()
+    ObservedBackend(backend, watch).setup(model, optimizer)
+    return {"setup": dataclasses.asdict(watch.seen)["setup"]}
+
+
+def train(backend: Backend, case: Case, scenery: Scenery) -> list[dict[str, Any]]:
+    """Runs the trainings of the case one after the other."""
+    seen: list[dict[str, Any]] = []
+    for training in case.trainings:
+        options: dict[str, Any] = {}
+        state = None
+        if training.clip_just_above:
+            options["max_grad_norm"] = max(step["grad_norm"] for step in seen[-1]["steps"]) * 1.0001
+        if training.resume == "own":
+            state = seen[-1]["state"]
+        elif training.resume == "single":
+            state = torch.load(scenery.single_states[case.name], map_location="cpu")
+        seen.append(train_once(backend, case, training, scenery, options, state))
+    return seen
+
+
+def train_once(
+    backend: Backend,
+    case: Case,
+    training: Training,
+    scenery: Scenery,
+    options: Mapping[str, Any],
+    state: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """Runs one training, from `state` if there is one, and returns a TrainingSeen as a dictionary."""
+    config = training.config(
+        world_size=scenery.world_size,
+        precision=case.precision,
+        device=backend.device.type,
+        find_unused_parameters=case.find_unused_parameters,
+        batch_for=scenery.batch_for,
+    ).model_copy(update=dict(options))
+    task_class = load_task(config.task)
+    task = task_class(task_class.Settings.model_validate(config.task_settings))
+    task.prepare()
+    watch = Watch()
+    overflow = training.overflow
+    if overflow is not None:
+        overflow = dataclasses.replace(overflow, rank=min(overflow.rank, scenery.world_size - 1))
+    observed_task = cast(Task, ObservedTask(task, watch, scenery.rank, overflow))
+    observed_backend = ObservedBackend(backend, watch)
+    progress = _StepEnds(watch, observed_backend, training.save_after)
+    trainer = Trainer(config, observed_task, cast(Backend, observed_backend), cast(ProgressLog, progress))
+    progress.trainer = trainer
+    if state is not None:
+        # An optimizer goes on in the very tensors it is given.
+        trainer.load_state_dict(copy.deepcopy(dict(state)))
+    with watch.counting(training.count_traffic):
+        trajectory = trainer.train()
+    watch.seen.losses = [step.loss for step in trajectory.steps]
+    watch.seen.evaluations = [evaluation.metrics for evaluation in trajectory.evaluations]
+    watch.seen.settings = backend.effective_settings()
+    return dataclasses.asdict(watch.seen)
+
+
+class _StepEnds:
+    """Stands where the loop reports its progress, to learn when a step is over."""
+
+    trainer: Trainer
+
+    def __init__(self, watch: Watch, backend: ObservedBackend, save_after: int | None) -> None:
+        self._watch, self._backend, self._save_after = watch, backend, save_after
+
+    def beat(self, *, step: int, **_: Any) -> None:
+        self._watch.close_step(self._backend.model)
+        if step == self._save_after:
+            self._watch.seen.state = _copied(self.trainer.state_dict())
+
+    def write(self, *_: Any, **__: Any) -> None:
+        pass
+
+
+def refused_training(backend: Backend, case: Case, scenery: Scenery) -> dict[str, Any]:
+    """A training that must be refused on every rank; returns how."""
+    try:
+        train_once(backend, case, case.trainings[0], scenery, {}, None)
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    return {"error": None}
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return named([("", value)])[""]
+    if isinstance(value, Mapping):
+        return {key: _copied(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_copied(item) for item in value]
+    return value

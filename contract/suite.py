@@ -1,0 +1,296 @@
+"""Holding one adapter to the contract: which cases are run in which group, and what the checks make of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from backends.devices import count_gpus
+from backends.interface import PRECISIONS, KnownFailure, UnsupportedError
+from backends.registry import find_backend, load_backend
+from contract import jobs
+from contract.alone import train_alone
+from contract.cases import ALL, REFUSALS, SHUTDOWN, WORLD, Case
+from contract.check import Check, Evidence, NotSeen, State, Violation, all_checks
+from contract.groups import Breakdown, GroupKey, Outcome, run_group
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One check, to be judged by the evidence of one case at one world size."""
+
+    check: Check
+    case: Case
+    world_size: int
+
+    def __str__(self) -> str:
+        return f"{self.world_size}-{self.case.precision}-{self.check.id}-{self.case.name}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """How an instance ended, and why unless it passed."""
+
+    instance: Instance
+    state: State
+    reason: str = ""
+    link: str = ""
+
+
+class Suite:
+    """All that is known about one adapter, found out when it is asked for.
+
+    Raises:
+        UnsupportedError: There is no such adapter.
+    """
+
+    def __init__(
+        self,
+        adapter: str,
+        directory: Path,
+        *,
+        device: str = "auto",
+        world_sizes: Sequence[int] | None = None,
+        precisions: Sequence[str] = PRECISIONS,
+        check_ids: Iterable[str] | None = None,
+        on_phase: Callable[[str, str], None] = lambda place, phase: None,
+    ) -> None:
+        self.adapter, self.directory = adapter, directory
+        self.row = find_backend(adapter)
+        self.device = self._settle_device(device)
+        self.unavailable_reason = self.row.unavailable_reason()
+        self.seconds: dict[str, float] = {}
+        self._on_phase = on_phase
+        self._outcomes: dict[tuple[str, int], Evidence | Breakdown] = {}
+        self._known: dict[str, KnownFailure] | None = None
+        checks = all_checks()
+        wanted = [
+            Instance(checks[check_id], case, world_size)
+            for check_id in (checks if check_ids is None else check_ids)
+            for case in checks[check_id].cases
+            if case.precision in precisions
+            for world_size in self._world_sizes(case, world_sizes)
+            if world_size in checks[check_id].world_sizes
+        ]
+        # By groups, so that whoever goes through them in turn sees each group started once.
+        self.instances = sorted(wanted, key=lambda instance: _order(instance.case, instance.world_size))
+
+    def _settle_device(self, asked: str) -> str:
+        devices = self.row.capabilities.precisions
+        if asked != "auto":
+            return asked
+        return "cuda" if "cuda" in devices and (count_gpus() or "cpu" not in devices) else "cpu"
+
+    def _world_sizes(self, case: Case, asked: Sequence[int] | None) -> Sequence[int]:
+        sizes = case.sizes_among(asked)
+        limit = self.row.capabilities.max_world_size
+        if case.is_job and sizes:  # once is enough
+            return [max([size for size in sizes if limit is None or size <= limit] or sizes)]
+        return sizes
+
+    def results(self) -> Iterator[Result]:
+        """Judges every instance, starting what that takes."""
+        for instance in self.instances:
+            yield self.judge(instance)
+
+    def judge(self, instance: Instance) -> Result:
+        """Judges one instance; the first of a group runs the whole group."""
+        if self.unavailable_reason is not None:
+            return Result(instance, State.UNAVAILABLE, self.unavailable_reason)
+        try:
+            self._require_supported(instance)
+            if not instance.case.is_job and instance.case is not WORLD:
+                self._require_world(instance.case, instance.world_size)
+            self._verify(instance.check, self.evidence(instance.case, instance.world_size))
+        except UnsupportedError as refusal:
+            return Result(instance, State.UNSUPPORTED, str(refusal))
+        except NotSeen as reason:
+            return Result(instance, State.UNAVAILABLE, str(reason))
+        except Violation as violation:
+            known = self.known_failures.get(instance.check.id)
+            if known is not None:
+                return Result(instance, State.EXPECTED_FAILURE, f"{known.reason}: {violation}", known.link)
+            return Result(instance, State.FAILED, str(violation))
+        return Result(instance, State.PASSED)
+
+    def _require_supported(self, instance: Instance) -> None:
+        """Raises UnsupportedError for what the adapter does not declare, once it is shown to refuse that itself."""
+        case, world_size = instance.case, instance.world_size
+        try:
+            self.row.capabilities.check(
+                name=self.adapter,
+                device=self.device,
+                precision=case.precision,
+                world_size=world_size,
+                find_unused_parameters=case.find_unused_parameters,
+            )
+        except UnsupportedError as error:
+            if self._refuses(case, world_size):
+                raise
+            raise Violation(f"a refusal of what is not declared ({error})", "the adapter took it") from error
+
+    def _refuses(self, case: Case, world_size: int) -> bool:
+        """Whether the adapter, asked for what this case needs, refused with a clear error."""
+        evidence = self.evidence(REFUSALS, 1)
+        assert isinstance(evidence, Evidence), "a job always leaves evidence"
+        limit = self.row.capabilities.max_world_size
+        if limit is not None and world_size > limit:
+            wanted = str(limit + 1)
+        elif case.find_unused_parameters and not self.row.capabilities.unused_parameters:
+            wanted = "unused"
+        else:
+            wanted = case.precision
+        return any(answer["clear"] and answer["names"] == wanted for answer in evidence.ranks[0]["answers"])
+
+    @property
+    def known_failures(self) -> dict[str, KnownFailure]:
+        """The adapter's own list of clauses it is known to break, by id."""
+        if self._known is None:
+            self._known = dict(load_backend(self.adapter).known_failures)
+        return self._known
+
+    def _require_world(self, case: Case, world_size: int) -> None:
+        """Nothing that a group shows is worth anything unless it is the group that was asked for."""
+        world = self._outcome(WORLD, _key(case, world_size), world_size)
+        if isinstance(world, Breakdown):
+            raise Violation("a group of ranks", world.message, world.rank)
+        try:
+            all_checks()["C01"].verify(world)
+        except Violation as violation:
+            raise Violation("a world to judge by (C01)", str(violation)) from violation
+
+    @staticmethod
+    def _verify(check: Check, evidence: Evidence | Breakdown) -> None:
+        if isinstance(evidence, Breakdown):
+            raise Violation("the case to go through", evidence.message, evidence.rank)
+        check.verify(evidence)
+
+    def evidence(self, case: Case, world_size: int) -> Evidence | Breakdown:
+        """What a case showed, or why it showed nothing."""
+        return self._outcome(case, _key(case, world_size), world_size)
+
+    def _outcome(self, case: Case, key: GroupKey, world_size: int) -> Evidence | Breakdown:
+        place = f"{case.name} of {key}" if case.is_job else str(key)
+        if (place + case.name, world_size) not in self._outcomes:
+            began = time.monotonic()
+            outcomes = self._run_job(case, place, world_size) if case.is_job else self._run_group(key, place)
+            for name, outcome in outcomes.items():
+                self._outcomes[place + name, world_size] = outcome
+            self.seconds[place] = time.monotonic() - began
+        return self._outcomes[place + case.name, world_size]
+
+    def _run_job(self, case: Case, place: str, world_size: int) -> dict[str, Evidence | Breakdown]:
+        self._on_phase(place, "")
+        directory = self.directory / f"{case.name}-{world_size}"
+        directory.mkdir(parents=True)
+        seen = getattr(jobs, case.scene)(self.adapter, world_size, case, directory, self.device)
+        return {case.name: Evidence(self.adapter, case, world_size, self.device, seen)}
+
+    def _run_group(self, key: GroupKey, place: str) -> dict[str, Evidence | Breakdown]:
+        self._on_phase(place, "start")
+        asked = {
+            instance.case.name
+            for instance in self.instances
+            if not instance.case.is_job and _key(instance.case, instance.world_size) == key
+        }
+        cases = [case for case in ALL if case.name in asked or case in (WORLD, SHUTDOWN)]
+        directory = self.directory / "-".join(str(key).replace(",", "").split())
+        directory.mkdir(parents=True)
+        alone, files = {}, {}
+        for case in cases:
+            if any(training.resume == "single" for training in case.trainings):
+                alone[case.name] = train_alone(case, key.world_size, device=self.device)
+                files[case.name] = directory / f"{case.name}.single.pt"
+                torch.save(alone[case.name]["state"], files[case.name])
+        outcomes = run_group(
+            self.adapter,
+            self.row,
+            key,
+            cases,
+            directory,
+            device=self.device,
+            single_states=files,
+            on_phase=lambda phase: self._on_phase(place, phase),
+        )
+        return {
+            case.name: self._as_evidence(case, key.world_size, outcomes[case.name], alone.get(case.name))
+            for case in cases
+        }
+
+    def _as_evidence(
+        self, case: Case, world_size: int, outcome: Outcome, alone: dict[str, Any] | None
+    ) -> Evidence | Breakdown:
+        if isinstance(outcome, Breakdown):
+            return outcome
+        memory = {} if alone is None else {"single": alone}
+        return Evidence(self.adapter, case, world_size, self.device, outcome, memory)
+
+
+def _key(case: Case, world_size: int) -> GroupKey:
+    return GroupKey(world_size, case.precision, case.find_unused_parameters)
+
+
+def _order(case: Case, world_size: int) -> tuple[Any, ...]:
+    return case.is_job, case.find_unused_parameters, PRECISIONS.index(case.precision), world_size, ALL.index(case)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one check over all its instances.
+
+    Attributes:
+        check: The check.
+        state: The worst of its instances' states; passed if some passed and the others could not run.
+        results: Of its instances.
+        reason: Why, unless it passed everywhere.
+    """
+
+    check: Check
+    state: State
+    results: tuple[Result, ...]
+    reason: str
+
+
+_WORST_FIRST = (State.FAILED, State.EXPECTED_FAILURE, State.PASSED, State.UNSUPPORTED, State.UNAVAILABLE)
+
+
+def summarise(results: Sequence[Result], known: dict[str, KnownFailure]) -> list[Verdict]:
+    """Sums up results by check. A failure that was expected and did not come is a failure."""
+    verdicts = []
+    for check in all_checks().values():
+        mine = tuple(result for result in results if result.instance.check is check)
+        if not mine:
+            continue
+        state = next(state for state in _WORST_FIRST if any(result.state is state for result in mine))
+        if state is State.PASSED and check.id in known:
+            state, reason = (
+                State.FAILED,
+                f"expected to fail ({known[check.id].reason}) but passes: drop it from the list",
+            )
+        else:
+            reason = _reason(mine, state)
+        verdicts.append(Verdict(check, state, mine, reason))
+    return verdicts
+
+
+def _reason(results: tuple[Result, ...], state: State) -> str:
+    """The first reason among the results that decided, and where else it was so."""
+    deciding = [result for result in results if result.state is state and result.reason]
+    others = sorted({result.reason for result in results if result.state is not state and result.reason})
+    if not deciding:
+        return "; ".join(others)
+    first = deciding[0]
+    if state in (State.UNSUPPORTED, State.UNAVAILABLE):
+        return first.reason
+    where = f"{first.instance.case.name} at {_ranks(first.instance.world_size)}"
+    more = f" (and in {len(deciding) - 1} more)" if len(deciding) > 1 else ""
+    return f"{where}: {first.reason}{more}" + (f" [{first.link}]" if first.link else "")
+
+
+def _ranks(world_size: int) -> str:
+    return "1 rank" if world_size == 1 else f"{world_size} ranks"
