@@ -9,42 +9,72 @@ switched before a forward, never after it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from apex import amp
+from apex.amp._amp_state import _amp_state
 from apex.multi_tensor_apply import multi_tensor_applier
 from apex.parallel import DistributedDataParallel
 
-from backends.interface import StepResult
+from backends.apex_settings import ApexSettings
+from backends.interface import BackendOptions, StepResult, UnsupportedError
 from backends.registry import BACKENDS
 from backends.torch_amp import clip_gradients
 from backends.torch_group import TorchGroupBackend
 
-_OPT_LEVELS = {"fp32": "O0", "fp16": "O1"}
+# amp's loss scaler doubles, halves and waits as torch's does; it has no names for these numbers.
+_SCALER = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000}
 
 
 class ApexBackend(TorchGroupBackend):
     name = "apex"
     capabilities = BACKENDS["apex"].capabilities
+    Settings = ApexSettings
+
+    def __init__(self, options: BackendOptions) -> None:
+        self.settings = cast(ApexSettings, options.settings)
+        self.opt_level = self.settings.opt_level or ("O1" if options.precision == "fp16" else "O0")
+        if self.settings.fused_adam and not multi_tensor_applier.available:
+            raise UnsupportedError(
+                "--fused-adam: this Apex was built without its kernels; build it with --cpp_ext --cuda_ext or drop it"
+            )
+        super().__init__(options)
 
     def setup(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer
     ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-        opt_level = _OPT_LEVELS[self.options.precision]
-        model, self.optimizer = amp.initialize(model, optimizer, opt_level=opt_level, verbosity=0)
-        if opt_level == "O1":
+        # Apex's own check for a model that is wrapped already never matches.
+        if isinstance(model, (DistributedDataParallel, torch.nn.parallel.DistributedDataParallel)):
+            raise ValueError("the model is wrapped already; amp.initialize must come before the wrapper")
+        _unpatch_torch()
+        # Apex broadcasts the parameters when it wraps, and never the buffers. Under O2 the
+        # parameters have by then lost half of their digits, which the master weights should keep.
+        for tensor in [*model.parameters(), *model.buffers()]:
+            dist.broadcast(tensor.detach(), src=0)
+        weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        if self.settings.fused_adam:
+            optimizer = _fused_adam(optimizer)
+        model, self.optimizer = amp.initialize(
+            model,
+            optimizer,
+            opt_level=self.opt_level,
+            # O0 would cast a float64 model, and turn outputs into plain dictionaries.
+            cast_model_type=False if self.opt_level == "O0" else None,
+            max_loss_scale=max(2.0**24, self.options.init_loss_scale),
+            verbosity=0,
+        )
+        if self.opt_level != "O0":
+            _amp_state.loss_scalers[0]._loss_scale = self.options.init_loss_scale
+        if self.opt_level == "O1":
             # O1 caches weight casts and fails on a weight that is used twice in a forward.
-            amp._amp_state.handle._enable_caching = False
-            amp.load_state_dict({"loss_scaler0": {"loss_scale": self.options.init_loss_scale, "unskipped": 0}})
-        # Wrapping broadcasts the parameters and never the buffers.
-        for buffer in model.buffers():
-            dist.broadcast(buffer, src=0)
-        self.model = DistributedDataParallel(model, delay_allreduce=True)
-        self.optimizer.zero_grad()
+            _amp_state.handle._enable_caching = False
+        self.model = DistributedDataParallel(model, delay_allreduce=self.settings.delay_allreduce)
+        self.optimizer.zero_grad()  # makes the master weights; under O2 it takes no argument
+        self._set_masters(weights)
         self._delay_unscale = False
         return self.model, self.optimizer
 
@@ -73,27 +103,77 @@ class ApexBackend(TorchGroupBackend):
         else:
             grad_norm = clip_gradients(amp.master_params(self.optimizer), max_grad_norm)
         self.optimizer.step()
-        self.optimizer.zero_grad()  # takes no argument under O2
+        self.optimizer.zero_grad()
         return StepResult(grad_norm, skipped)
 
     def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
         return cast(torch.nn.Module, model.module)
 
+    def weights(self, model: torch.nn.Module) -> dict[str, Any]:
+        masters = self._masters()
+        weights = super().weights(model)
+        for name, parameter in self.unwrap(model).named_parameters(remove_duplicate=False):
+            weights[name] = masters.get(parameter, parameter).detach()
+        return weights
+
+    def load_weights(self, model: torch.nn.Module, weights: Mapping[str, Any]) -> None:
+        super().load_weights(model, weights)
+        self._set_masters(weights)
+
+    def _masters(self) -> dict[torch.nn.Parameter, torch.Tensor]:
+        """The float32 master weight of each parameter that amp cast to half precision; none but under O2."""
+        stash = self.optimizer._amp_stash
+        if self.opt_level != "O2":
+            return {}
+        return dict(zip(stash.all_fp16_params, stash.all_fp32_from_fp16_params, strict=True))
+
+    def _set_masters(self, weights: Mapping[str, torch.Tensor]) -> None:
+        masters = self._masters()
+        for name, parameter in self.unwrap(self.model).named_parameters():
+            if parameter in masters:
+                masters[parameter].detach().copy_(weights[name])
+
     def state_dict(self) -> dict[str, Any]:
-        return dict(amp.state_dict())
+        if self.opt_level == "O0":
+            return {}
+        scaler = amp.state_dict()["loss_scaler0"]
+        return {"scale": scaler["loss_scale"], **_SCALER, "_growth_tracker": scaler["unskipped"]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        amp.load_state_dict(state)
+        if self.opt_level != "O0":
+            scaler = {"loss_scale": state["scale"], "unskipped": state["_growth_tracker"]}
+            amp.load_state_dict({"loss_scaler0": scaler})
 
     def effective_settings(self) -> dict[str, Any]:
         return {
             "transport": dist.get_backend(),
-            "opt_level": amp._amp_state.opt_properties.opt_level,
+            "opt_level": _amp_state.opt_properties.opt_level,
             "message_size_elements": self.model.message_size,
             "delay_allreduce": self.model.delay_allreduce,
+            "optimizer": type(self.optimizer).__name__,
+            # Without them Apex computes the same in Python, slowly.
             "fused_kernels": bool(multi_tensor_applier.available),
         }
 
     def shutdown(self) -> None:
         self.model = self.optimizer = None
+        _unpatch_torch()
         self.leave_group()
+
+
+def _unpatch_torch() -> None:
+    """Takes back what O1 did to the functions of torch, for every later training in this process."""
+    handle = getattr(_amp_state, "handle", None)
+    if handle is not None:
+        handle._deactivate()
+
+
+def _fused_adam(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Replaces torch's AdamW; the state of one is of no use to the other."""
+    from apex.optimizers import FusedAdam
+
+    groups = [
+        {name: group[name] for name in ("params", "lr", "betas", "eps", "weight_decay")}
+        for group in optimizer.param_groups
+    ]
+    return cast(torch.optim.Optimizer, FusedAdam(groups, adam_w_mode=True))

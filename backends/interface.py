@@ -12,14 +12,34 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
 PRECISIONS = ("fp32", "bf16", "fp16")
+
+
+class BackendSettings(BaseModel):
+    """A backend's own options; each field is a command-line option of the same name. Most have none."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    @property
+    def implied_precision(self) -> str | None:
+        """The precision these options ask for by themselves, where the user names none."""
+        return None
+
+    def check(self, *, precision: str, optimizer: str) -> None:
+        """Refuses what does not go together with the options all backends share.
+
+        Raises:
+            UnsupportedError: The text names the value and a remedy.
+        """
 
 
 class UnsupportedError(ValueError):
@@ -36,6 +56,7 @@ class Capabilities:
         max_world_size: The largest number of ranks, None when unlimited.
         ranks_may_share_gpu: Whether there may be more ranks than GPUs.
         unused_parameters: Whether `find_unused_parameters` is possible.
+        reasons: Why some precision is left out, for the refusal.
     """
 
     precisions: Mapping[str, tuple[str, ...]]
@@ -43,6 +64,7 @@ class Capabilities:
     max_world_size: int | None = None
     ranks_may_share_gpu: bool = False
     unused_parameters: bool = True
+    reasons: Mapping[str, str] = field(default_factory=dict)
 
     def check(
         self, *, name: str, device: str, precision: str, world_size: int = 1, find_unused_parameters: bool = False
@@ -57,8 +79,9 @@ class Capabilities:
                 f"{name} does not run on {device} (it runs on {', '.join(self.precisions)}); choose another backend"
             )
         if precision not in self.precisions[device]:
+            why = f" ({self.reasons[precision]})" if precision in self.reasons else ""
             raise UnsupportedError(
-                f"--precision {precision}: {name} cannot compute in {precision} on {device}; "
+                f"--precision {precision}: {name} cannot compute in {precision} on {device}{why}; "
                 f"choose {' or '.join(self.precisions[device])}"
             )
         if self.max_world_size is not None and world_size > self.max_world_size:
@@ -80,6 +103,7 @@ class BackendOptions:
         timeout_seconds: After how long a collective that some rank never enters becomes an error.
         init_loss_scale: First loss scale under fp16.
         find_unused_parameters: Whether some parameters may get no gradient in a step.
+        settings: The backend's own.
     """
 
     precision: str = "fp32"
@@ -87,6 +111,7 @@ class BackendOptions:
     timeout_seconds: float = 300.0
     init_loss_scale: float = 65536.0
     find_unused_parameters: bool = False
+    settings: BackendSettings = field(default_factory=BackendSettings)
 
 
 @dataclass(frozen=True)
@@ -123,6 +148,7 @@ class Backend(ABC):
     serve several trainings in turn: each begins with `setup`.
 
     Attributes:
+        Settings: The backend's own options.
         known_failures: Checks of the contract that are expected to fail, by id.
         rank: This process's number among all processes, from 0.
         local_rank: This process's number among those on its machine.
@@ -132,6 +158,7 @@ class Backend(ABC):
 
     name: ClassVar[str]
     capabilities: ClassVar[Capabilities]
+    Settings: ClassVar[type[BackendSettings]] = BackendSettings
     known_failures: ClassVar[Mapping[str, KnownFailure]] = {}
 
     rank: int
@@ -194,6 +221,14 @@ class Backend(ABC):
     @abstractmethod
     def unwrap(self, model: nn.Module) -> nn.Module:
         """Returns the task's own module behind what `setup` returned."""
+
+    def weights(self, model: nn.Module) -> dict[str, Any]:
+        """Returns the state of the task's module, each weight with all digits that training has of it."""
+        return self.unwrap(model).state_dict()
+
+    def load_weights(self, model: nn.Module, weights: Mapping[str, Any]) -> None:
+        """Restores what `weights` returned, under whatever backend."""
+        self.unwrap(model).load_state_dict(weights)
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:

@@ -7,16 +7,18 @@ A backend of your own needs no row: name it as ``package.module:Class``.
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from backends.apex_settings import ApexSettings
 from backends.devices import count_gpus
-from backends.interface import PRECISIONS, Backend, Capabilities, UnsupportedError
+from backends.interface import PRECISIONS, Backend, BackendSettings, Capabilities, UnsupportedError
 
 
-def _nothing_missing() -> str | None:
+def _nothing() -> str | None:
     return None
 
 
@@ -50,6 +52,12 @@ def _apex_missing() -> str | None:
     return None
 
 
+def _apex_remark() -> str | None:
+    if find_spec("amp_C") is None:
+        return "apex runs without its compiled kernels, correctly but slowly; build it with --cpp_ext --cuda_ext"
+    return None
+
+
 def _package_directory(name: str) -> Path | None:
     spec = find_spec(name)
     if spec is None or not spec.submodule_search_locations:
@@ -66,12 +74,16 @@ class BackendRow:
         summary: What it is, in a few words.
         capabilities: What it can do.
         unavailable_reason: Says in one line why it cannot run here and what to install, or None.
+        remark: Says in one line what is worth knowing of it where it runs, or None.
+        settings: Its own options.
     """
 
     adapter: str
     summary: str
     capabilities: Capabilities
-    unavailable_reason: Callable[[], str | None] = _nothing_missing
+    unavailable_reason: Callable[[], str | None] = _nothing
+    remark: Callable[[], str | None] = _nothing
+    settings: type[BackendSettings] = BackendSettings
 
 
 BACKENDS = {
@@ -90,15 +102,17 @@ BACKENDS = {
     "apex": BackendRow(
         "backends.apex:ApexBackend",
         "NVIDIA Apex: DistributedDataParallel and amp",
-        # bf16 gradients are dropped from Apex's delayed reduction without a word, and what it
-        # reduces is the gradients that exist, which must be the same ones on all ranks.
+        # What Apex reduces is the gradients that exist, which must be the same ones on all ranks.
         Capabilities(
             {"cuda": ("fp32", "fp16")},
             start_methods=("torchrun",),
             ranks_may_share_gpu=True,
             unused_parameters=False,
+            reasons={"bf16": "its reduction leaves bfloat16 gradients out without a word"},
         ),
         _apex_missing,
+        _apex_remark,
+        ApexSettings,
     ),
     "horovod": BackendRow(
         "backends.horovod:HorovodBackend",
@@ -110,8 +124,11 @@ BACKENDS = {
     "accelerate": BackendRow(
         "backends.accelerate:AccelerateBackend",
         "Hugging Face Accelerate",
-        # Asked for fp16 on CPU, Accelerate reports fp16 and computes in fp32.
-        Capabilities({"cpu": ("fp32", "bf16"), "cuda": PRECISIONS}, start_methods=("accelerate", "torchrun")),
+        Capabilities(
+            {"cpu": ("fp32", "bf16"), "cuda": PRECISIONS},
+            start_methods=("accelerate", "torchrun"),
+            reasons={"fp16": "it would say so and compute in fp32"},
+        ),
         _accelerate_missing,
     ),
 }
@@ -130,7 +147,9 @@ def find_backend(name: str) -> BackendRow:
             f"there is no backend {name!r}; choose {', '.join(BACKENDS)}, or name your own as package.module:Class"
         )
     adapter = load_backend(name)
-    return BackendRow(name, adapter.__doc__ or name, adapter.capabilities, adapter.unavailable_reason)
+    return BackendRow(
+        name, adapter.__doc__ or name, adapter.capabilities, adapter.unavailable_reason, settings=adapter.Settings
+    )
 
 
 def load_backend(name: str) -> type[Backend]:
@@ -142,7 +161,10 @@ def load_backend(name: str) -> type[Backend]:
     path = BACKENDS[name].adapter if name in BACKENDS else name
     module_name, _, class_name = path.partition(":")
     try:
-        adapter = getattr(importlib.import_module(module_name), class_name)
+        # What a library warns of while it is imported is no error, whatever the user's own filters say.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            adapter = getattr(importlib.import_module(module_name), class_name)
     except Exception as error:  # importing runs code that may raise anything
         raise UnsupportedError(f"backend {name!r} cannot be imported ({error}); is it on PYTHONPATH?") from error
     if not (isinstance(adapter, type) and issubclass(adapter, Backend) and hasattr(adapter, "capabilities")):

@@ -78,8 +78,7 @@ def train(backend: str, arguments: list[str]) -> int:
     started_at = float(os.environ.get("LOCKSTEP_STARTED_AT") or time.time())
     try:
         row = find_backend(backend)
-        options, task_class, settings = read_options(backend, arguments)
-        config = resolve(backend, row, options, task_class, settings, started_at=started_at)
+        config = resolve(backend, row, read_options(backend, row.settings, arguments), started_at=started_at)
         ranks = Ranks(
             num_processes=config.num_processes,
             module=("launch.rank", str(config.output_dir)),

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from backends.interface import BackendOptions
+from backends.interface import BackendOptions, BackendSettings
 
 DEFAULT_CPU_PROCESSES = 2
 
@@ -101,6 +101,7 @@ class RunConfig(RunOptions):
     """A run with nothing left open: what every rank reads and what the run record repeats."""
 
     backend: str
+    backend_settings: dict[str, Any] = {}
     task_settings: dict[str, Any]
     num_processes: int
     device: Literal["cpu", "cuda"]
@@ -117,13 +118,15 @@ class RunConfig(RunOptions):
         """Follows from the sizes; a short batch takes fewer."""
         return self.global_batch_size // (self.micro_batch_size * self.num_processes)
 
-    def backend_options(self) -> BackendOptions:
+    def backend_options(self, settings: type[BackendSettings]) -> BackendOptions:
+        """What the launcher tells an adapter whose own options are of the type `settings`."""
         return BackendOptions(
             precision=self.precision,
             device=self.device,
             timeout_seconds=self.timeout,
             init_loss_scale=self.init_loss_scale,
             find_unused_parameters=self.find_unused_parameters,
+            settings=settings.model_validate(self.backend_settings),
         )
 
 

@@ -26,4 +26,7 @@ def examine() -> int:
     for name, reason in reasons.items():
         if reason is not None:
             terminal.print(f"{name}: {reason}")
+    for name, row in BACKENDS.items():
+        if reasons[name] is None and (remark := row.remark()) is not None:
+            terminal.print(f"{name}: {remark}")
     return 0 if None in reasons.values() else 1

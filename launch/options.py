@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import argparse
 import difflib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NoReturn, get_args, get_origin
+from typing import Any, Literal, NamedTuple, NoReturn, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from backends.interface import BackendSettings
 from launch.config import RunOptions, UsageError
 from tasks.interface import Task, TaskSettings
 from tasks.registry import load_task
@@ -25,11 +27,20 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}; see --help")
 
 
-def read_options(backend: str, arguments: list[str]) -> tuple[RunOptions, type[Task], TaskSettings]:
+class Options(NamedTuple):
+    """What a user asked for: of the run, of the backend, and of the task."""
+
+    run: RunOptions
+    backend_settings: BackendSettings
+    task_class: type[Task]
+    task_settings: TaskSettings
+
+
+def read_options(backend: str, backend_settings: type[BackendSettings], arguments: list[str]) -> Options:
     """Reads the options of a training run, those of the command line before those of --config FILE.
 
     Raises:
-        UsageError, TaskInputError: Something in them cannot be used.
+        UsageError, UnsupportedError, TaskInputError: Something in them cannot be used.
     """
     first_look = _Parser(add_help=False, allow_abbrev=False)
     first_look.add_argument("--task")
@@ -39,32 +50,41 @@ def read_options(backend: str, arguments: list[str]) -> tuple[RunOptions, type[T
     task_name = known.task if known.task is not None else from_file.get("task", RunOptions.model_fields["task"].default)
     task_class = load_task(str(task_name))
 
-    parser = _parser(backend, task_class)
+    models: dict[str, type[BaseModel]] = {
+        "run": RunOptions,
+        f"backend {backend}": backend_settings,
+        f"task {task_class.name}": task_class.Settings,
+    }
+    parser = _parser(backend, models)
     namespace, unknown = parser.parse_known_args(arguments)
     if unknown:
         option = unknown[0].partition("=")[0]
-        options = [_option(name) for name in ("config", *RunOptions.model_fields, *task_class.Settings.model_fields)]
+        options = ["--config", *(_option(name) for model in models.values() for name in model.model_fields)]
         close = difflib.get_close_matches(option, options, n=1)
         hint = f"did you mean {close[0]}?" if close else f"see launch/run.sh {backend} --help"
         raise UsageError(f"unknown option {option}; {hint}")
     from_line = {name: value for name, value in vars(namespace).items() if name != "config"}
 
-    run_fields, task_fields = set(RunOptions.model_fields), set(task_class.Settings.model_fields)
+    fields = {name for model in models.values() for name in model.model_fields}
     for name in from_file:
-        if name not in run_fields | task_fields:
-            close = difflib.get_close_matches(name, run_fields | task_fields, n=1)
+        if name not in fields:
+            close = difflib.get_close_matches(name, fields, n=1)
             hint = f"did you mean {close[0]}?" if close else f"see launch/run.sh {backend} --help"
             raise UsageError(f"--config {known.config}: there is no option {name!r}; {hint}")
     merged = {**from_file, **from_line}
-    run_options = _validate(RunOptions, {name: merged[name] for name in merged if name in run_fields})
-    settings = _validate(task_class.Settings, {name: merged[name] for name in merged if name in task_fields})
-    return run_options, task_class, settings
+    chosen = _validate(backend_settings, merged)
+    implied = {"precision": chosen.implied_precision} if chosen.implied_precision else {}
+    run = _validate(RunOptions, {**implied, **merged})
+    chosen.check(precision=run.precision, optimizer=run.optimizer)
+    return Options(run, chosen, task_class, _validate(task_class.Settings, merged))
 
 
-def _parser(backend: str, task_class: type[Task]) -> argparse.ArgumentParser:
+def _parser(backend: str, models: Mapping[str, type[BaseModel]]) -> argparse.ArgumentParser:
     parser = _Parser(prog=f"launch/run.sh {backend}", allow_abbrev=False, argument_default=argparse.SUPPRESS)
     parser.add_argument("--config", type=Path, metavar="FILE", help="options as a YAML or JSON mapping; the line wins")
-    for title, model in (("run", RunOptions), (f"task {task_class.name}", task_class.Settings)):
+    for title, model in models.items():
+        if not model.model_fields:
+            continue
         group = parser.add_argument_group(title)
         for name, field in model.model_fields.items():
             if field.annotation is bool:
@@ -75,8 +95,9 @@ def _parser(backend: str, task_class: type[Task]) -> argparse.ArgumentParser:
 
 
 def _metavar(field: FieldInfo) -> str:
-    if get_origin(field.annotation) is Literal:
-        return "|".join(get_args(field.annotation))
+    for annotation in (field.annotation, *get_args(field.annotation)):
+        if get_origin(annotation) is Literal:
+            return "|".join(get_args(annotation))
     kinds = [kind for kind in (field.annotation, *get_args(field.annotation)) if kind in (int, float, Path)]
     return {int: "N", float: "X", Path: "PATH"}[kinds[0]] if kinds else "NAME"
 
@@ -103,6 +124,8 @@ def _option(name: str) -> str:
 
 
 def _validate(model: type[BaseModel], values: dict[str, Any]) -> Any:
+    """Validates those of the values that are fields of the model."""
+    values = {name: value for name, value in values.items() if name in model.model_fields}
     for name, value in values.items():
         # YAML reads yes, no, on and off as truth values, which pydantic would take for the numbers 1 and 0.
         if isinstance(value, bool) and model.model_fields[name].annotation is not bool:

@@ -51,7 +51,8 @@ def run(config: RunConfig, directory: Path) -> None:
     task_class = load_task(config.task)
     task = task_class(task_class.Settings.model_validate(config.task_settings))
     task.prepare()
-    backend = load_backend(config.backend)(config.backend_options())
+    adapter = load_backend(config.backend)
+    backend = adapter(config.backend_options(adapter.Settings))
     prove_world(backend, world_size=config.num_processes)
 
     trainer = Trainer(config, task, backend, ProgressLog(directory, rank=backend.rank))

@@ -21,24 +21,18 @@ from launch.config import (
     settle_batch_sizes,
 )
 from launch.engines import Ranks, engine_command
+from launch.options import Options
 from launch.rank import CONFIG_NAME
-from tasks.interface import Task, TaskSettings
+from tasks.interface import TaskSettings
 
 
-def resolve(
-    backend: str,
-    row: BackendRow,
-    options: RunOptions,
-    task_class: type[Task],
-    settings: TaskSettings,
-    *,
-    started_at: float,
-) -> RunConfig:
+def resolve(backend: str, row: BackendRow, asked: Options, *, started_at: float) -> RunConfig:
     """Turns options into the configuration of a run that can start.
 
     Raises:
         UsageError, UnsupportedError, TaskInputError: It cannot; the text says why and what to do.
     """
+    options, backend_settings, task_class, settings = asked
     reason = row.unavailable_reason()
     if reason is not None:
         raise UnsupportedError(f"{backend} cannot run here: {reason}")
@@ -75,6 +69,7 @@ def resolve(
         )
     settled = {
         "backend": backend,
+        "backend_settings": backend_settings.model_dump(mode="json"),
         "task_settings": settings.model_dump(mode="json"),
         "num_processes": num_processes,
         "device": device,

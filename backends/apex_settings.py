@@ -1,0 +1,34 @@
+"""What a user may choose about Apex; apart from the adapter, so that it is known where Apex is not installed."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from backends.interface import BackendSettings, UnsupportedError
+
+_PRECISIONS = {"O0": "fp32", "O1": "fp16", "O2": "fp16"}
+
+
+class ApexSettings(BackendSettings):
+    """Options of NVIDIA Apex."""
+
+    opt_level: Literal["O0", "O1", "O2"] | None = Field(
+        None, description="of amp: O0 is fp32, O1 casts functions to fp16, O2 the model (default: as --precision says)"
+    )
+    delay_allreduce: bool = Field(False, description="reduce all gradients at the end of the backward pass")
+    fused_adam: bool = Field(False, description="Apex's FusedAdam instead of torch's AdamW; needs Apex's kernels")
+
+    @property
+    def implied_precision(self) -> str | None:
+        return None if self.opt_level is None else _PRECISIONS[self.opt_level]
+
+    def check(self, *, precision: str, optimizer: str) -> None:
+        if self.implied_precision not in (None, precision):
+            raise UnsupportedError(
+                f"--opt-level {self.opt_level} computes in {self.implied_precision}, not in {precision}; "
+                f"drop --precision {precision} or choose another level"
+            )
+        if self.fused_adam and optimizer != "adamw":
+            raise UnsupportedError(f"--fused-adam takes the place of adamw, not of --optimizer {optimizer}; drop one")

@@ -1,0 +1,243 @@
+"""Apex: what tells its installations apart, the adapter's calls, and Apex's own Python code under the contract."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from backends import registry
+from backends.apex_settings import ApexSettings
+from backends.interface import BackendOptions, Capabilities, UnsupportedError
+from contract.check import State
+from contract.suite import Suite
+from launch.doctor import examine
+from tests import apex_double
+from tests.apex_double import CALLS
+from tests.launching import lockstep
+
+# Detection.
+
+_HERE = {"amp": "", "parallel": "", "multi_tensor_apply": ""}
+INSTALLATIONS = {
+    "nothing": ({}, 1, "apex is not installed"),
+    "the package of PyPI": ({"lib": "", "models": ""}, 1, "Pyramid toolkit"),
+    "after 25.04": ({"multi_tensor_apply": "", "optimizers": ""}, 1, "removed after tag 25.04"),
+    "without a GPU": (_HERE, 0, "needs a CUDA GPU"),
+}
+
+
+def _install(path: Path, monkeypatch: pytest.MonkeyPatch, packages: dict[str, str], num_gpus: int) -> None:
+    for package in packages:
+        (path / "apex" / package).mkdir(parents=True)
+        (path / "apex" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(path))
+    monkeypatch.setattr(registry, "count_gpus", lambda: num_gpus)
+
+
+@pytest.mark.parametrize("name", INSTALLATIONS)
+def test_each_wrong_apex_has_its_own_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    packages, num_gpus, words = INSTALLATIONS[name]
+    if not packages and find_spec("apex"):
+        pytest.skip("some apex is installed here")
+    _install(tmp_path, monkeypatch, packages, num_gpus)
+    examine()
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("apex:")]
+    assert len(lines) == 1
+    assert words in lines[0]
+
+
+@pytest.mark.parametrize("with_kernels", [False, True])
+def test_apex_without_its_kernels_is_remarked_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], with_kernels: bool
+) -> None:
+    _install(tmp_path, monkeypatch, _HERE, num_gpus=1)
+    if with_kernels:
+        (tmp_path / "amp_C.py").touch()
+    examine()
+    out = capsys.readouterr().out
+    assert ("apex: apex runs without its compiled kernels" in out) == (not with_kernels)
+    (row,) = [line for line in out.splitlines() if line.startswith("apex ")]
+    assert "yes" in row.split()
+
+
+# Options.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--opt-level", "O3"), ("--opt-level O3", "'O0', 'O1' or 'O2'")),
+        (("--opt-level", "O2", "--precision", "fp32"), ("--opt-level O2 computes in fp16", "drop --precision fp32")),
+        (("--opt-level", "O0", "--precision", "fp16"), ("--opt-level O0 computes in fp32", "drop --precision fp16")),
+        (("--fused-adam", "--optimizer", "sgd"), ("--fused-adam", "--optimizer sgd")),
+    ],
+    ids=str,
+)
+def test_options_that_do_not_fit_are_refused(arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
+    done = lockstep("apex", *arguments)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert all(word in done.stderr for word in words), done.stderr
+
+
+def test_options_of_apex_are_options_of_apex_alone() -> None:
+    done = lockstep("ddp", "--delay-allreduce")
+    assert done.returncode == 2
+    assert "unknown option --delay-allreduce" in done.stderr
+
+
+def test_bf16_is_refused_with_the_reason() -> None:
+    with pytest.raises(UnsupportedError, match="leaves bfloat16 gradients out"):
+        registry.BACKENDS["apex"].capabilities.check(name="apex", device="cuda", precision="bf16")
+
+
+@pytest.mark.parametrize(("level", "precision"), [("O0", "fp32"), ("O1", "fp16"), ("O2", "fp16"), (None, None)])
+def test_a_level_implies_its_precision(level: Any, precision: str | None) -> None:
+    assert ApexSettings(opt_level=level).implied_precision == precision
+
+
+# The adapter's calls, against a double.
+
+
+@pytest.fixture
+def adapter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
+    """The adapter's class, on a double of Apex, in a group of one."""
+    apex_double.install(monkeypatch)
+    module = importlib.import_module("backends.apex")
+    monkeypatch.setattr(module.ApexBackend, "capabilities", Capabilities({"cpu": ("fp32", "fp16")}, ("torchrun",)))
+    variables = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(dist, "init_process_group", _joined_through(dist.init_process_group, tmp_path / "store"))
+    yield module.ApexBackend
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    monkeypatch.undo()
+
+
+def _joined_through(join: Any, path: Path) -> Any:
+    return lambda transport, **options: join(transport, init_method=f"file://{path}", rank=0, world_size=1)
+
+
+def _window(backend: Any, *, losses: tuple[float, ...]) -> Any:
+    """One optimizer step of a tiny model, a micro-batch for each factor of the loss."""
+    model = torch.nn.Linear(2, 1)
+    wrapped, _ = backend.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    CALLS.append("--")
+    for number, factor in enumerate(losses):
+        if number < len(losses) - 1:
+            with backend.no_sync():
+                backend.backward(wrapped(torch.ones(1, 2)).sum() * factor)
+        else:
+            backend.backward(wrapped(torch.ones(1, 2)).sum() * factor)
+    return backend.step(1.0)
+
+
+def test_setup_initializes_then_wraps(adapter: Any) -> None:
+    backend = adapter(BackendOptions(precision="fp16", settings=ApexSettings()))
+    _window(backend, losses=(1.0,))
+    assert CALLS[: CALLS.index("--")] == ["initialize O1", "wrap", "zero_grad"]
+    # Another training in the same process starts from torch as it was.
+    CALLS.clear()
+    _window(backend, losses=(1.0,))
+    assert CALLS[:3] == ["take back the patches", "initialize O1", "wrap"]
+
+
+@pytest.mark.parametrize("settings", [ApexSettings(), ApexSettings(opt_level="O0"), ApexSettings(delay_allreduce=True)])
+def test_settings_reach_apex(adapter: Any, settings: ApexSettings) -> None:
+    precision = settings.implied_precision or "fp16"
+    backend = adapter(BackendOptions(precision=precision, settings=settings))
+    _window(backend, losses=(1.0,))
+    effective = backend.effective_settings()
+    assert effective["opt_level"] == (settings.opt_level or "O1")
+    assert effective["delay_allreduce"] == settings.delay_allreduce
+    assert effective["fused_kernels"] is False
+
+
+def test_reduction_is_switched_before_the_forward_and_unscaling_delayed(adapter: Any) -> None:
+    backend = adapter(BackendOptions(precision="fp16", settings=ApexSettings()))
+    result = _window(backend, losses=(1.0, 1.0))
+    assert CALLS[CALLS.index("--") + 1 :] == [
+        "disable_allreduce",
+        "forward",
+        "backward, unscale later",
+        "enable_allreduce",
+        "forward",
+        "backward, unscale",
+        "master_params",
+        "step",
+        "zero_grad",
+    ]
+    assert not result.skipped
+
+
+def test_a_skipped_step_is_still_called_and_not_clipped(adapter: Any) -> None:
+    backend = adapter(BackendOptions(precision="fp16", settings=ApexSettings()))
+    result = _window(backend, losses=(float("inf"),))
+    assert CALLS[-2:] == ["skip", "zero_grad"]
+    assert "master_params" not in CALLS
+    assert result.skipped
+
+
+def test_a_wrapped_model_is_refused(adapter: Any) -> None:
+    backend = adapter(BackendOptions(precision="fp16", settings=ApexSettings()))
+    wrapped = apex_double.DistributedDataParallel(torch.nn.Linear(1, 1), delay_allreduce=True)
+    with pytest.raises(ValueError, match=r"amp.initialize must come before the wrapper"):
+        backend.setup(wrapped, torch.optim.SGD(wrapped.parameters(), lr=0.1))
+
+
+def test_fused_adam_needs_the_kernels(adapter: Any) -> None:
+    with pytest.raises(UnsupportedError, match="without its kernels"):
+        adapter(BackendOptions(settings=ApexSettings(fused_adam=True)))
+
+
+def test_the_scaler_speaks_torchs_format(adapter: Any) -> None:
+    backend = adapter(BackendOptions(precision="fp16", init_loss_scale=8.0, settings=ApexSettings()))
+    _window(backend, losses=(1.0,))
+    assert set(backend.state_dict()) == set(torch.amp.GradScaler("cpu").state_dict())
+    backend.load_state_dict(torch.amp.GradScaler("cpu", init_scale=4.0).state_dict())
+    assert CALLS[-1] == "load scale 4"
+
+
+# Apex's own Python code.
+
+
+def _has_real_apex() -> bool:
+    return all(find_spec(name) for name in ("apex", "apex.amp", "apex.parallel")) if find_spec("apex") else False
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not _has_real_apex() or torch.cuda.is_available(),
+    reason="the source of Apex 25.04 is not on PYTHONPATH (or here is a GPU, where it runs for real)",
+)
+@pytest.mark.parametrize("adapter_name", ["ApexO1OnCpu", "ApexO1DelayedOnCpu", "ApexO2OnCpu"])
+def test_real_apex_keeps_the_contract_on_stand_ins_for_cuda(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, adapter_name: str
+) -> None:
+    source = find_spec("apex")
+    assert source is not None
+    assert source.submodule_search_locations
+    origin = Path(next(iter(source.submodule_search_locations))).parent
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([os.environ["PYTHONPATH"], str(origin)]))
+    target = tmp_path / "out.json"
+    done = lockstep(
+        "contract", f"tests.apex_on_cpu:{adapter_name}", "--num-processes", "1,2", "--json", target, timeout=600,
+        env={"PYTHONPATH": os.environ["PYTHONPATH"]},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert State.PASSED.value in target.read_text()
+
+
+def test_apex_is_held_to_every_check() -> None:
+    assert {instance.check.id for instance in Suite("apex", Path()).instances}
