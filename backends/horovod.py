@@ -46,8 +46,9 @@ class HorovodBackend(TorchAmpBackend):
                 )
         # Not state_dict(): it leaves out the non-persistent buffers. Not broadcast_optimizer_state():
         # on a fresh optimizer it takes a real step with zero gradients, which decays every weight.
+        tensors = [*model.named_parameters(), *((name, _carried(buffer)) for name, buffer in model.named_buffers())]
         with self._deadline():
-            hvd.broadcast_parameters([*model.named_parameters(), *model.named_buffers()], root_rank=0)
+            hvd.broadcast_parameters(tensors, root_rank=0)
         wrapped = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), op=hvd.Average)
         # It is a new optimizer, made from the parameter groups alone.
         wrapped.defaults = optimizer.defaults
@@ -137,3 +138,8 @@ class HorovodBackend(TorchAmpBackend):
         self.release()
         self.barrier()
         hvd.shutdown()
+
+
+def _carried(buffer: torch.Tensor) -> torch.Tensor:
+    """The same memory in a dtype that Horovod carries, which truth values are not."""
+    return buffer.view(torch.uint8) if buffer.dtype == torch.bool else buffer

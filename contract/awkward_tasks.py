@@ -7,12 +7,13 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from launch.rank_files import rank_from_environment
 from tasks.interface import Batch, Split
-from tasks.token_tagging import TokenTagging
+from tasks.token_tagging import NUM_TAGS, TokenTagging
 
 FAULT_VARIABLE = "LOCKSTEP_FAULT"
 _FAULTY_CALL = 5
@@ -48,11 +49,32 @@ class UnusedParameterTask(TokenTagging):
         return model
 
 
-class UnevenParameterTask(UnusedParameterTask):
-    """Uses that parameter on rank 0 alone."""
+class DisusedParameterTask(UnusedParameterTask):
+    """Uses that parameter in the first training forward, and never again."""
 
     def build_model(self) -> torch.nn.Module:
         model = super().build_model()
-        if rank_from_environment(os.environ) == 0:
-            model.register_forward_hook(lambda module, arguments, scores: scores + scores.sum() * module.idle.mean())
+        model.register_buffer("is_used", torch.ones((), dtype=torch.bool))
+        model.register_forward_hook(_use_idle_once)
         return model
+
+
+def _use_idle_once(model: Any, arguments: tuple[torch.Tensor], scores: torch.Tensor) -> torch.Tensor:
+    if model.training and model.is_used:
+        model.is_used.fill_(False)
+        scores = scores * (1 + model.idle.mean())
+    return scores
+
+
+class RareParameterTask(UnusedParameterTask):
+    """Uses that parameter for few sentences only, so that it gets a gradient in some micro-batches, on some ranks."""
+
+    def build_model(self) -> torch.nn.Module:
+        model = super().build_model()
+        model.register_forward_hook(_use_idle)
+        return model
+
+
+def _use_idle(model: Any, arguments: tuple[torch.Tensor], scores: torch.Tensor) -> torch.Tensor:
+    is_rare = arguments[0][:, 0] == NUM_TAGS - 1
+    return scores * (1 + is_rare[:, None, None] * model.idle.mean()) if is_rare.any() else scores

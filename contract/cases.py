@@ -166,6 +166,8 @@ CLIPPED = tuple(Case(f"clipped-{steps}", (Training({"max_grad_norm": 0.05}, accu
 ADAMW = Case("adamw", (Training({**_ADAMW, "max_grad_norm": 1e6}, accumulation=2),))
 ADAMW_CLIPPED = Case("adamw-clipped", (Training({**_ADAMW, "max_grad_norm": 0.05}, accumulation=2),))
 FLOAT32 = Case("float32", (Training(settings=_FLOAT32, accumulation=2),))
+# Wide enough for a library to cut the gradients into several buckets.
+WIDE = Case("wide", (Training({"max_steps": 3}, {"hidden_size": 400}, accumulation=2),), world_sizes=_PAIR)
 BITS = Case(
     "bits",
     (Training({**_ADAMW, "max_steps": 20, "num_train_epochs": 5}, settings=_FLOAT32, accumulation=2),),
@@ -185,13 +187,17 @@ STATE = Case("state", _saved_and_resumed(_STATEFUL), world_sizes=_PAIR)
 
 HALF = tuple(
     Case(
-        f"{precision}-accumulation-{steps}",
-        (Training(settings=_FLOAT32, accumulation=steps, count_traffic=True),),
+        f"{precision}-{name}-{steps}",
+        (Training(options, _FLOAT32, accumulation=steps),),
         precision=precision,
         world_sizes=_PAIR,
     )
     for precision in ("bf16", "fp16")
-    for steps in (1, 2)
+    for name, options, steps in (
+        ("accumulation", {}, 1),
+        ("accumulation", {}, 2),
+        ("clipped", {"max_grad_norm": 0.05}, 2),
+    )
 )
 OVERFLOWS = tuple(
     Case(
@@ -220,18 +226,21 @@ UNUSED = Case(
     world_sizes=_PAIR,
     find_unused_parameters=True,
 )
-UNEVEN = Case(
-    "parameter-used-by-one-rank",
-    (Training(_DECAYING, accumulation=2, task="contract.awkward_tasks:UnevenParameterTask"),),
-    world_sizes=(2,),
+RARE = Case(
+    "rarely-used-parameter",
+    (Training(_DECAYING, accumulation=2, task="contract.awkward_tasks:RareParameterTask"),),
+    world_sizes=_PAIR,
     find_unused_parameters=True,
 )
-# Ends its group, so it comes last.
-UNANNOUNCED = Case(
-    "unannounced-unused-parameter",
-    (Training({"max_steps": 3}, task="contract.awkward_tasks:UnusedParameterTask"),),
-    scene="refused_training",
-    world_sizes=_PAIR,
+# They leave a training half done, so they come last.
+UNANNOUNCED = tuple(
+    Case(
+        f"unannounced-{name}",
+        (Training({"max_steps": 4}, task=f"contract.awkward_tasks:{task}"),),
+        scene="refused_training",
+        world_sizes=_PAIR,
+    )
+    for name, task in (("unused-parameter", "UnusedParameterTask"), ("disused-parameter", "DisusedParameterTask"))
 )
 
 REFUSALS = Case("refusals", scene="refusals", world_sizes=(1,), is_job=True)
@@ -243,8 +252,8 @@ FAULTS = tuple(
 )
 
 ALL = (
-    WORLD, COLLECTIVES, BARRIER, PREPARED_OPTIMIZER, *PLAIN, MOMENTUM, *CLIPPED, ADAMW, ADAMW_CLIPPED, FLOAT32, BITS,
-    SMALL_EVALUATION, ONE_BY_ONE_EVALUATION, DROPOUT, STATE, *HALF, *OVERFLOWS, CLIP_FP16, STATE_FP16, UNUSED, UNEVEN,
-    UNANNOUNCED, SHUTDOWN, REFUSALS, HOSTILE, *FAULTS,
+    WORLD, COLLECTIVES, BARRIER, PREPARED_OPTIMIZER, *PLAIN, MOMENTUM, *CLIPPED, ADAMW, ADAMW_CLIPPED, FLOAT32, WIDE,
+    BITS, SMALL_EVALUATION, ONE_BY_ONE_EVALUATION, DROPOUT, STATE, *HALF, *OVERFLOWS, CLIP_FP16, STATE_FP16,
+    UNUSED, RARE, *UNANNOUNCED, SHUTDOWN, REFUSALS, HOSTILE, *FAULTS,
 )  # fmt: skip
 BY_NAME = {case.name: case for case in ALL}

@@ -32,6 +32,7 @@ COLLECTIVE_SECONDS = 15.0
 PHASE_SECONDS = 25.0
 START_SECONDS = 90.0
 _MAX_STARTS = 6
+_MAX_HANGS = 2
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Breakdown:
 
     rank: int | None
     message: str
+    is_hang: bool = False
 
 
 Outcome = list[Any] | Breakdown
@@ -97,6 +99,7 @@ def run_group(
     wanted = [case.name for case in cases if case is not SHUTDOWN]
     if SHUTDOWN in cases:
         wanted.append(SHUTDOWN.name)
+    num_hangs = 0
     for attempt in range(_MAX_STARTS):
         left = [name for name in wanted if name not in outcomes]
         if not left:
@@ -120,9 +123,10 @@ def run_group(
                 outcomes[name] = _read(paths)
         if breakdown is None:
             break
+        num_hangs += breakdown.is_hang
         if broken_phase in left:
             outcomes[broken_phase] = breakdown
-        else:  # it did not come as far as any case
+        if broken_phase not in left or num_hangs == _MAX_HANGS:  # it came as far as no case, or others will hang, too
             break
     reason = breakdown or Breakdown(None, "the ranks ended without any observation")
     for name in wanted:
@@ -172,7 +176,7 @@ def _run_once(
 
 
 def _breakdown(failure: JobFailure) -> Breakdown:
-    return Breakdown(failure.rank, failure.message)
+    return Breakdown(failure.rank, failure.message, is_hang=failure.message.startswith("stuck"))
 
 
 class _PhaseWatch:
@@ -198,7 +202,7 @@ class _PhaseWatch:
             positions = _positions(self._directory, range(self._world_size))
             where = "; ".join(f"rank {r} {position}" for r, position in positions.items())
             seconds = f"{now - phases[rank][0]:.0f} s"
-            raise Hung(name, Breakdown(None, f"hung: no end to {name} after {seconds} ({where})"))
+            raise Hung(name, Breakdown(None, f"hung: no end to {name} after {seconds} ({where})", True))
 
     def phase(self, rank: int | None) -> str:
         """The phase this rank is in; for None, the one that the slowest is in."""

@@ -51,7 +51,7 @@ def fault(adapter: str, world_size: int, case: Case, directory: Path, device: st
     rank, kind = world_size - 1, case.name.removeprefix("rank-")
     run = directory / "run"
     options = ("--task", "contract.awkward_tasks:FaultyTask", "--max-steps", "50", "--timeout", "10")
-    variables = {FAULT_VARIABLE: f"{kind} {rank}"}
+    variables = {FAULT_VARIABLE: f"{kind} {rank}", "LOCKSTEP_CONTRACT_RUN": str(run)}
     done = _run(adapter, directory, *options, *_world(world_size, device), "--output-dir", run, **variables)
     ended_at = time.time()
     log = run / "logs" / f"rank{rank}.log"
@@ -63,7 +63,7 @@ def fault(adapter: str, world_size: int, case: Case, directory: Path, device: st
             "return_code": done.returncode,
             "message": done.stderr.strip(),
             "seconds": ended_at - float(noted[1]) if noted else None,
-            "left": _processes_mentioning(str(run)),
+            "left": _processes_of(str(run)),
             "status": json.loads(record.read_text())["status"] if record.exists() else None,
         }
     ]
@@ -144,10 +144,12 @@ def _record(directory: Path, done: subprocess.CompletedProcess[str]) -> dict[str
     return record
 
 
-def _processes_mentioning(text: str) -> list[int]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            if text.encode() in path.read_bytes():
-                found.append(int(path.parent.name))
-    return found
+def _processes_of(run: str) -> list[int]:
+    """Processes with the run on their command line or in the environment that they were started with."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*"):
+        for name in ("cmdline", "environ"):
+            with contextlib.suppress(OSError):
+                if run.encode() in (path / name).read_bytes():
+                    found.add(int(path.name))
+    return sorted(found)

@@ -87,6 +87,7 @@ class TrainingSeen:
     losses: list[float | None] = field(default_factory=list)
     evaluations: list[dict[str, float | None]] = field(default_factory=list)
     evaluated: list[list[int]] = field(default_factory=list)
+    buffers: Tensors = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     state: dict[str, Any] | None = None
 
@@ -237,6 +238,9 @@ class ObservedBackend:
 
     def setup(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:
         self.model, before = model, _describe(model, optimizer)
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        # By place in the optimizer: a backend may put master weights where parameters were.
+        self.names = [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
         wrapped, wrapped_optimizer = self._backend.setup(model, optimizer)
         unwrapped = self._backend.unwrap(wrapped)
         after = _describe(unwrapped, wrapped_optimizer)
@@ -266,14 +270,13 @@ class ObservedBackend:
         watch = self._watch
         watch.where = "step"
         watch.step.learning_rates = [group["lr"] for group in self.optimizer.param_groups]
-        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
 
         def see_gradients(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             # Horovod's optimizer steps through that of its parent class, hooks and all: the last counts.
             watch.step.gradients = {
-                names.get(id(parameter), f"unknown {index}"): parameter.grad.detach().clone()
-                for group in optimizer.param_groups
-                for index, parameter in enumerate(group["params"])
+                name: parameter.grad.detach().cpu().clone()
+                for names, group in zip(self.names, optimizer.param_groups, strict=True)
+                for name, parameter in zip(names, group["params"], strict=True)
                 if parameter.grad is not None
             }
 

@@ -10,7 +10,9 @@ the same micro-batches one after the other, in the task's own words, and average
 
 from __future__ import annotations
 
+import copy
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -91,34 +93,37 @@ def learning_rate(config: RunConfig, num_updates: int, num_steps: int) -> float:
 
 
 def compute_reference(initial: Tensors, config: RunConfig, *, skipped_steps: tuple[int, ...] = ()) -> Reference:
-    """Trains the token-tagging task from the given weights in float64."""
-    task = TokenTagging(TokenTagging.Settings.model_validate(config.task_settings))
+    """Trains the token-tagging task, or one made from it, from the given weights in float64."""
+    task = load_task(config.task)(TokenTagging.Settings.model_validate(config.task_settings))
+    assert isinstance(task, TokenTagging)
     task.prepare()
     model = task.build_model().double()
     model.load_state_dict(initial, strict=False)
-    names = [name for name, _ in model.named_parameters()]
-    weights = [parameter for _, parameter in model.named_parameters()]
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     update = _AdamW(config) if config.optimizer == "adamw" else _Momentum(config)
     reference = Reference()
     epochs = global_batches(config)
     num_steps = sum(len(batches) for batches in epochs)
     for batch in (batch for batches in epochs for batch in batches):
-        sentences = [task._samples["train"][index] for index in batch]
-        loss, _ = _mean_loss(model, sentences)
-        gradients = list(torch.autograd.grad(loss, weights))
-        norm = math.sqrt(sum(float((gradient * gradient).sum()) for gradient in gradients))
+        loss, _ = _mean_loss(model, [task._samples["train"][index] for index in batch])
+        derivatives = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+        # A parameter that no sample uses has no gradient, and then neither decay nor momentum moves it.
+        gradients = {name: g for name, g in zip(trained, derivatives, strict=True) if g is not None}
+        norm = math.sqrt(sum(float((gradient * gradient).sum()) for gradient in gradients.values()))
         if 0 < config.max_grad_norm < norm:
             # torch.nn.utils.clip_grad_norm_ keeps the quotient finite in this way.
-            gradients = [gradient * (config.max_grad_norm / (norm + 1e-6)) for gradient in gradients]
+            factor = config.max_grad_norm / (norm + 1e-6)
+            gradients = {name: gradient * factor for name, gradient in gradients.items()}
         reference.learning_rates.append(learning_rate(config, update.num_updates, num_steps))
         is_skipped = len(reference.batches) + 1 in skipped_steps
         if not is_skipped:
-            update.apply(weights, gradients, reference.learning_rates[-1])
+            with torch.no_grad():
+                update.apply(trained, gradients, reference.learning_rates[-1])
         reference.batches.append(batch)
         reference.losses.append(float(loss.detach()))
         reference.grad_norms.append(norm)
-        reference.gradients.append(None if is_skipped else dict(zip(names, gradients, strict=True)))
-        reference.weights.append({name: weight.detach().clone() for name, weight in zip(names, weights, strict=True)})
+        reference.gradients.append(None if is_skipped else gradients)
+        reference.weights.append({name: p.detach().clone() for name, p in model.named_parameters()})
         if len(reference.batches) in _ends(epochs):
             reference.evaluations.append(_evaluate(model, task._samples["validation"]))
     return reference
@@ -161,20 +166,15 @@ class _Momentum:
 
     def __init__(self, config: RunConfig) -> None:
         self.config, self.num_updates = config, 0
-        self.velocities: list[torch.Tensor] = []
+        self.velocities: Tensors = {}
 
-    def apply(self, weights: list[torch.nn.Parameter], gradients: list[torch.Tensor], learning_rate: float) -> None:
-        with torch.no_grad():
-            decayed = [g + self._decay(w) * w for w, g in zip(weights, gradients, strict=True)]
-            if not self.velocities:
-                self.velocities = [torch.zeros_like(weight) for weight in weights]
-            for weight, velocity, gradient in zip(weights, self.velocities, decayed, strict=True):
-                velocity.mul_(self.config.momentum).add_(gradient)
-                weight.sub_(learning_rate * velocity)
+    def apply(self, weights: Mapping[str, torch.Tensor], gradients: Tensors, learning_rate: float) -> None:
+        for name, gradient in gradients.items():
+            weight = weights[name]
+            velocity = self.velocities.setdefault(name, torch.zeros_like(weight))
+            velocity.mul_(self.config.momentum).add_(gradient + _decay(self.config, weight) * weight)
+            weight.sub_(learning_rate * velocity)
         self.num_updates += 1
-
-    def _decay(self, weight: torch.Tensor) -> float:
-        return self.config.weight_decay if weight.ndim >= 2 else 0.0
 
 
 class _AdamW:
@@ -182,27 +182,31 @@ class _AdamW:
 
     def __init__(self, config: RunConfig) -> None:
         self.config, self.num_updates = config, 0
-        self.moments: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.moments: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def apply(self, weights: list[torch.nn.Parameter], gradients: list[torch.Tensor], learning_rate: float) -> None:
+    def apply(self, weights: Mapping[str, torch.Tensor], gradients: Tensors, learning_rate: float) -> None:
         self.num_updates += 1
-        if not self.moments:
-            self.moments = [(torch.zeros_like(weight), torch.zeros_like(weight)) for weight in weights]
-        with torch.no_grad():
-            for weight, gradient, (first, second) in zip(weights, gradients, self.moments, strict=True):
-                first.mul_(0.9).add_(0.1 * gradient)
-                second.mul_(0.999).add_(0.001 * gradient * gradient)
-                first_unbiased = first / (1 - 0.9**self.num_updates)
-                second_unbiased = second / (1 - 0.999**self.num_updates)
-                decay = self.config.weight_decay if weight.ndim >= 2 else 0.0
-                weight.mul_(1 - learning_rate * decay)
-                weight.sub_(learning_rate * first_unbiased / (second_unbiased.sqrt() + 1e-8))
+        for name, gradient in gradients.items():
+            weight = weights[name]
+            first, second = self.moments.setdefault(name, (torch.zeros_like(weight), torch.zeros_like(weight)))
+            first.mul_(0.9).add_(0.1 * gradient)
+            second.mul_(0.999).add_(0.001 * gradient * gradient)
+            first_unbiased = first / (1 - 0.9**self.num_updates)
+            second_unbiased = second / (1 - 0.999**self.num_updates)
+            weight.mul_(1 - learning_rate * _decay(self.config, weight))
+            weight.sub_(learning_rate * first_unbiased / (second_unbiased.sqrt() + 1e-8))
 
 
-def simulate(initial: Tensors, config: RunConfig, *, loss_scale: float = 1.0) -> Reference:
+def _decay(config: RunConfig, weight: torch.Tensor) -> float:
+    return config.weight_decay if weight.ndim >= 2 else 0.0
+
+
+def simulate(initial: Tensors, config: RunConfig, *, loss_scale: float = 1.0, casts_model: bool = False) -> Reference:
     """Computes every rank's micro-batches in this process, in the run's own precision, and averages by hand.
 
-    The sum over ranks and the optimizer's step are in the dtype of the parameters. No clipping.
+    Precision below float32 is that of torch.autocast; with `casts_model`, of a model that is cast as a
+    whole, returns float32, and is given new weights from float32 ones after every step. The sum over
+    ranks is in the dtype of the gradients.
     """
     device = torch.device(config.device)
     task_class = load_task(config.task)
@@ -210,7 +214,7 @@ def simulate(initial: Tensors, config: RunConfig, *, loss_scale: float = 1.0) ->
     task.prepare()
     model = task.build_model().to(device)
     model.load_state_dict(initial, strict=False)
-    parameters = dict(model.named_parameters())
+    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     matrices = [parameter for parameter in parameters.values() if parameter.ndim >= 2]
     vectors = [parameter for parameter in parameters.values() if parameter.ndim < 2]
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
@@ -220,30 +224,41 @@ def simulate(initial: Tensors, config: RunConfig, *, loss_scale: float = 1.0) ->
         else torch.optim.SGD(groups, lr=1.0, momentum=config.momentum)
     )
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision)
+    working = model
+    if casts_model:
+        working = copy.deepcopy(model).to(dtype)
+        working.register_forward_hook(lambda module, arguments, scores: scores.float())
+    working_parameters = {name: p for name, p in working.named_parameters() if p.requires_grad}
+    autocasts = dtype is not None and not casts_model
     world_size = config.num_processes
     reference = Reference()
     epochs = global_batches(config)
     num_steps = sum(len(batches) for batches in epochs)
     for step, batch in enumerate(batch for batches in epochs for batch in batches):
         num_targets = task.num_targets("train", batch)
-        totals = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
+        totals = {name: torch.zeros_like(parameter) for name, parameter in working_parameters.items()}
         for share in micro_batches(config, batch):
             for piece in share:
                 if piece:
-                    with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
-                        loss = task.loss_sum(model, task.collate("train", piece).to(device)) * (1.0 / num_targets)
+                    with torch.autocast(device.type, dtype=dtype, enabled=autocasts):
+                        loss = task.loss_sum(working, task.collate("train", piece).to(device)) * (1.0 / num_targets)
                     (loss * world_size * loss_scale).backward()  # type: ignore[no-untyped-call]
-            for name, parameter in parameters.items():
+            for name, parameter in working_parameters.items():
                 if parameter.grad is not None:
                     totals[name] += parameter.grad
                     parameter.grad = None
         for name, parameter in parameters.items():
-            parameter.grad = totals[name] / world_size / loss_scale
+            parameter.grad = (totals[name] / world_size).to(parameter.dtype) / loss_scale
+        reference.grad_norms.append(
+            float(torch.nn.utils.clip_grad_norm_(parameters.values(), config.max_grad_norm or math.inf))
+        )
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(config, step, num_steps)
         reference.gradients.append({name: p.grad.cpu().clone() for name, p in parameters.items() if p.grad is not None})
         optimizer.step()
         optimizer.zero_grad()
+        if casts_model:
+            working.load_state_dict(model.state_dict())
         reference.batches.append(batch)
-        reference.weights.append({name: p.detach().cpu().clone() for name, p in parameters.items()})
+        reference.weights.append({name: p.detach().cpu().clone() for name, p in model.named_parameters()})
     return reference

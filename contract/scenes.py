@@ -55,7 +55,7 @@ def world(backend: Backend, case: Case, scenery: Scenery) -> dict[str, Any]:
 
 
 def collectives(backend: Backend, case: Case, scenery: Scenery) -> dict[str, Any]:
-    """Reduces [rank + 1, -rank] in several dtypes, and a 0-d tensor."""
+    """Reduces [rank + 1, -rank] in several dtypes, many elements, a 0-d tensor, and the same shape twice."""
     results = []
     for dtype in (torch.float32, torch.float64, torch.int32, torch.int64):
         for operation in ("sum", "min", "max"):
@@ -65,18 +65,32 @@ def collectives(backend: Backend, case: Case, scenery: Scenery) -> dict[str, Any
             facts = {"dtype": str(reduced.dtype), "result": reduced.tolist(), "untouched": torch.equal(given, kept)}
             results.append({"asked_dtype": str(dtype), "operation": operation, **facts})
     scalar = backend.all_reduce(torch.ones((), dtype=torch.float64, device=backend.device))
-    return {"results": results, "scalar": float(scalar), "scalar_shape": list(scalar.shape)}
+    many = torch.arange(300_000, dtype=torch.float64, device=backend.device).reshape(300, 1000)
+    first = backend.all_reduce(many + backend.rank)
+    kept = first.clone()
+    backend.all_reduce(many)
+    offset = backend.world_size * (backend.world_size - 1) / 2
+    return {
+        "results": results,
+        "scalar": float(scalar),
+        "scalar_shape": list(scalar.shape),
+        "many": torch.equal(kept, many * backend.world_size + offset),
+        "kept": torch.equal(first, kept),
+    }
 
 
 def barrier(backend: Backend, case: Case, scenery: Scenery) -> dict[str, Any]:
-    """The last rank comes late and leaves a file just before it enters; nobody may leave without finding it."""
-    late = scenery.directory / "late"
-    backend.all_reduce(torch.zeros(1, device=backend.device))
-    if scenery.rank == scenery.world_size - 1:
-        time.sleep(0.5)
-        late.touch()
-    backend.barrier()
-    return {"found": late.exists()}
+    """Each rank in turn comes late, leaving a file just before it enters; nobody may leave without finding it."""
+    found = []
+    for late_rank in range(scenery.world_size):
+        late = scenery.directory / f"late-{late_rank}"
+        backend.all_reduce(torch.zeros(1, device=backend.device))
+        if scenery.rank == late_rank:
+            time.sleep(0.3)
+            late.touch()
+        backend.barrier()
+        found.append(late.exists())
+    return {"found": found}
 
 
 def prepared_optimizer(backend: Backend, case: Case, scenery: Scenery) -> dict[str, Any]:
@@ -152,6 +166,7 @@ def train_once(
         trajectory = trainer.train()
     watch.seen.losses = [step.loss for step in trajectory.steps]
     watch.seen.evaluations = [evaluation.metrics for evaluation in trajectory.evaluations]
+    watch.seen.buffers = named(observed_backend.model.named_buffers())
     watch.seen.settings = backend.effective_settings()
     return dataclasses.asdict(watch.seen)
 

@@ -279,17 +279,26 @@ def summarise(results: Sequence[Result], known: dict[str, KnownFailure]) -> list
 
 
 def _reason(results: tuple[Result, ...], state: State) -> str:
-    """The first reason among the results that decided, and where else it was so."""
-    deciding = [result for result in results if result.state is state and result.reason]
-    others = sorted({result.reason for result in results if result.state is not state and result.reason})
-    if not deciding:
-        return "; ".join(others)
+    """The first reason among the results that decided, or where a check that passed could not be held to."""
+    if state is State.PASSED:
+        return "; ".join(_gap(results, missing) for missing in (State.UNSUPPORTED, State.UNAVAILABLE)).strip("; ")
+    deciding = [result for result in results if result.state is state]
     first = deciding[0]
     if state in (State.UNSUPPORTED, State.UNAVAILABLE):
         return first.reason
     where = f"{first.instance.case.name} at {_ranks(first.instance.world_size)}"
     more = f" (and in {len(deciding) - 1} more)" if len(deciding) > 1 else ""
     return f"{where}: {first.reason}{more}" + (f" [{first.link}]" if first.link else "")
+
+
+def _gap(results: tuple[Result, ...], missing: State) -> str:
+    """World sizes and precisions at which a check that passed elsewhere is in the state `missing`."""
+    passed = [result.instance for result in results if result.state is State.PASSED]
+    left = [result.instance for result in results if result.state is missing]
+    sizes = {instance.world_size for instance in left} - {instance.world_size for instance in passed}
+    precisions = {instance.case.precision for instance in left} - {instance.case.precision for instance in passed}
+    gaps = [*sorted(precisions), *(_ranks(size) for size in sorted(sizes))]
+    return f"{missing.value}: {', '.join(gaps)}" if left else ""
 
 
 def _ranks(world_size: int) -> str:

@@ -112,7 +112,7 @@ class Trainer:
         `step` is the position in the plan and `num_updates` that in the schedule.
         """
         return {
-            "model": self.backend.unwrap(self.model).state_dict(),
+            "model": self.backend.weights(self.model),
             "optimizer": self.optimizer.state_dict(),
             "backend": self.backend.state_dict(),
             "step": self.step,
@@ -121,7 +121,7 @@ class Trainer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what `state_dict` returned, on every rank."""
-        self.backend.unwrap(self.model).load_state_dict(state["model"])
+        self.backend.load_weights(self.model, state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.backend.load_state_dict(state["backend"])
         self.step = state["step"]
@@ -148,12 +148,13 @@ class Trainer:
                 with backend.autocast():
                     loss = self.task.loss_sum(self.model, batch) * (micro_batch.weight / num_targets)
                 backend.backward(loss * backend.world_size)
-            loss_share += loss.detach()
+            # Converted by hand: functions that Apex O1 replaces refuse to mix dtypes.
+            loss_share += loss.detach().double()
             if micro_batch.weight:
                 samples += len(micro_batch.sample_ids)
                 tokens += batch.num_tokens
                 positions += batch.num_positions
-        if self._is_first_step and not config.find_unused_parameters:
+        if not config.find_unused_parameters:
             _require_gradients(backend.unwrap(self.model))
 
         result = backend.step(config.max_grad_norm)

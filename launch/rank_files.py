@@ -124,7 +124,8 @@ class RankFiles:
 def reporting(run_directory: Path) -> Iterator[int]:
     """What every rank does around its work: gives the rank, and lets the launcher know how the work ended.
 
-    Everything printed goes to the rank's log. An error ends the process at once, with code 1.
+    Everything printed goes to the rank's log. The process ends at once when the work is over, with
+    code 0, or with code 1 after an error.
     """
     rank = rank_from_environment(os.environ)
     files = RankFiles(run_directory, rank)
@@ -134,6 +135,10 @@ def reporting(run_directory: Path) -> Iterator[int]:
     try:
         yield rank
         files.report_success()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # All is done, and what torch and gloo leave to the end of the interpreter aborts it now and then.
+        os._exit(0)
     except BaseException as error:
         traceback.print_exc()
         files.report_error(error)

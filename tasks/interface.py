@@ -102,7 +102,11 @@ class Task(ABC):
 
     @abstractmethod
     def loss_sum(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """Returns the sum of the loss over the batch's targets, 0-d, at least float32."""
+        """Returns the sum of the loss over the batch's targets, 0-d, at least float32.
+
+        Functions of torch are to be called through their module (`nn.functional.cross_entropy`): mixed
+        precision that replaces functions there, as that of Apex does, misses a name imported before.
+        """
 
     @abstractmethod
     def evaluation_rows(self, model: nn.Module, batch: Batch) -> torch.Tensor:

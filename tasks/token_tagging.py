@@ -2,8 +2,8 @@
 
 It is small enough to be compared with a reference to the last digits, and awkward on purpose:
 sentence lengths differ by a factor of twelve, some tokens carry no target, labels are spread
-unevenly over the sample numbers, and the embedding is tied to the output layer. A mean of means,
-wherever one hides, gives another gradient here.
+unevenly over the sample numbers, the embedding is tied to the output layer, and a weight is frozen.
+A mean of means, wherever one hides, gives another gradient here.
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ from typing import Any, Literal
 import torch
 from pydantic import Field
 from torch import nn
-from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 
 from tasks.interface import Batch, Split, Task, TaskSettings
 
 NUM_TAGS = 7
-HIDDEN_SIZE = 12
 NO_TARGET = -100
 
 
@@ -32,6 +30,7 @@ class TokenTaggingSettings(TaskSettings):
     num_validation_samples: int = Field(23, gt=0, le=1_000_000, description="synthetic validation sentences")
     dtype: Literal["float64", "float32"] = Field("float64", description="of the parameters")
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout probability of the hidden layer")
+    hidden_size: int = Field(12, gt=0, le=4096, description="width of the hidden layer")
 
 
 class Tagger(nn.Module):
@@ -40,13 +39,14 @@ class Tagger(nn.Module):
     Maps token numbers [batch, length] to scores [batch, length, NUM_TAGS].
     """
 
-    def __init__(self, *, dtype: torch.dtype = torch.float64, dropout: float = 0.0) -> None:
+    def __init__(self, *, dtype: torch.dtype, dropout: float, hidden_size: int) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(NUM_TAGS, HIDDEN_SIZE)
-        self.mixer = nn.Linear(2 * HIDDEN_SIZE, HIDDEN_SIZE)
+        self.embedding = nn.Embedding(NUM_TAGS, hidden_size)
+        self.mixer = nn.Linear(2 * hidden_size, hidden_size)
         self.dropout = nn.Dropout(dropout)
-        self.output = nn.Linear(HIDDEN_SIZE, NUM_TAGS)
+        self.output = nn.Linear(hidden_size, NUM_TAGS)
         self.output.weight = self.embedding.weight
+        self.gain = nn.Parameter(0.5 + torch.rand(hidden_size), requires_grad=False)
         # Drawn at random, so that ranks start with different ones; one of them is in no state_dict.
         self.register_buffer("marks", torch.randint(0, 1000, (3,)))
         self.register_buffer("hidden_marks", torch.rand(3), persistent=False)
@@ -56,7 +56,7 @@ class Tagger(nn.Module):
         embedded = self.embedding(tokens)
         left = nn.functional.pad(embedded, (0, 0, 1, 0))[:, :-1]
         hidden = self.dropout(torch.tanh(self.mixer(torch.cat([embedded, left], dim=-1))))
-        scores: torch.Tensor = self.output(hidden)
+        scores: torch.Tensor = self.output(hidden * self.gain)
         return scores
 
 
@@ -81,7 +81,8 @@ class TokenTagging(Task):
         return 0.1
 
     def build_model(self) -> nn.Module:
-        return Tagger(dtype=getattr(torch, self.settings.dtype), dropout=self.settings.dropout)
+        settings = self.settings
+        return Tagger(dtype=getattr(torch, settings.dtype), dropout=settings.dropout, hidden_size=settings.hidden_size)
 
     def collate(self, split: Split, sample_ids: Sequence[int]) -> Batch:
         chosen = [self._samples[split][int(sample_id)] for sample_id in sample_ids]
@@ -94,12 +95,12 @@ class TokenTagging(Task):
 
     def loss_sum(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         scores = model(batch.tensors["tokens"])
-        return cross_entropy(scores.flatten(0, 1), batch.tensors["tags"].flatten(), reduction="sum")
+        return nn.functional.cross_entropy(scores.flatten(0, 1), batch.tensors["tags"].flatten(), reduction="sum")
 
     def evaluation_rows(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         tags = batch.tensors["tags"]
         scores = model(batch.tensors["tokens"])
-        losses = cross_entropy(scores.transpose(1, 2), tags, reduction="none").sum(dim=1)
+        losses = nn.functional.cross_entropy(scores.transpose(1, 2), tags, reduction="none").sum(dim=1)
         # Counted for each tag: targets, predictions among the targets, hits.
         is_target = (tags != NO_TARGET)[..., None]
         wanted = (tags[..., None] == torch.arange(NUM_TAGS, device=tags.device)) & is_target

@@ -7,7 +7,6 @@ there is a group, or after.
 
 from __future__ import annotations
 
-import atexit
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -742,7 +741,7 @@ def noise_that_does_not_repeat(backend: Any) -> Iterator[None]:
 # Unused parameters.
 
 
-@mutant("C36", cases.UNANNOUNCED)
+@mutant("C36", cases.UNANNOUNCED[1])
 def unused_parameter_ignored(backend: Any) -> Iterator[None]:
     with mock.patch.object(loop, "_require_gradients"):
         yield
@@ -760,7 +759,7 @@ def zeros_for_an_unused_parameter(backend: Any) -> Iterator[None]:
         yield
 
 
-@mutant("C38", cases.UNEVEN)
+@mutant("C38", cases.RARE)
 def gradient_for_users_only(backend: Any) -> Iterator[None]:
     def act(parameters: list[torch.Tensor]) -> None:
         if backend.rank == 1:
@@ -854,7 +853,7 @@ class AbortingBackend(ByHandBackend):
 
     def shutdown(self) -> None:
         super().shutdown()
-        atexit.register(os.abort)
+        os.abort()
 
 
 class LitteringBackend(ByHandBackend):

@@ -575,6 +575,7 @@ INTEGERS = {
     "max-seq-length": ("ddp", "3", "513"),
     "num-train-samples": ("ddp --task token-tagging", "0", "1000001"),
     "num-validation-samples": ("ddp --task token-tagging", "0", "1000001"),
+    "hidden-size": ("ddp --task token-tagging", "0", "4097"),
 }
 FLOATS = {
     "timeout": ("ddp", "0", "1000001"),

@@ -21,7 +21,7 @@ def a_failing_rank_ends_the_job(evidence: Evidence) -> None:
 
     The job is started from the command line with a timeout of 10 s; its last rank fails in the
     fifth batch. The exit code must be 1, the message must name the rank and its error, the record
-    must say failed, and no process may mention the run any more.
+    must say failed, and no process of the job may be left.
     """
     (seen,) = evidence.ranks
     if seen["seconds"] is None:

@@ -51,7 +51,11 @@ def simulation_of(evidence: Evidence) -> Reference:
     """The case's first training computed by hand in its own precision, micro-batch by micro-batch."""
     if "simulation" not in evidence.memory:
         scale = INIT_LOSS_SCALE if evidence.case.precision == "fp16" else 1.0
-        evidence.memory["simulation"] = simulate(initial_weights(evidence), config_of(evidence), loss_scale=scale)
+        given, prepared = (evidence.ranks[0][0]["setup"][f"weights_{when}"] for when in ("before", "after"))
+        casts_model = any(prepared[name].dtype != given[name].dtype for name in given)
+        evidence.memory["simulation"] = simulate(
+            given if casts_model else prepared, config_of(evidence), loss_scale=scale, casts_model=casts_model
+        )
     simulation: Reference = evidence.memory["simulation"]
     return simulation
 
@@ -114,3 +118,32 @@ def require_same_bits(seen: Tensors, expected: Tensors, *, what: str, rank: int)
 def _short(value: Any, limit: int = 160) -> str:
     text = str(value)
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def require_gradients(evidence: Evidence, tolerance: float) -> None:
+    """Raises Violation unless every rank stepped with the reference's gradients, clipped as they are to be."""
+    expected = reference_of(evidence).gradients
+    for rank, step, seen in steps_of(evidence):
+        gradients, wanted = seen["gradients"], expected[step - 1]
+        if gradients is None or wanted is None:
+            raise Violation(f"an optimizer step {step}", "the optimizer was not stepped", rank)
+        require_close(gradients, wanted, tolerance, what=f"in step {step} gradients", rank=rank)
+
+
+def require_weights(evidence: Evidence, tolerance: float) -> None:
+    """Raises Violation unless every rank has the reference's weights after every step."""
+    expected = reference_of(evidence).weights
+    for rank, step, seen in steps_of(evidence):
+        require_close(seen["weights"], expected[step - 1], tolerance, what=f"after step {step} weights", rank=rank)
+
+
+def steps_of(evidence: Evidence) -> list[tuple[int, int, dict[str, Any]]]:
+    """Every (rank, step, observation), refusing a training with too many or too few steps."""
+    num_steps = len(reference_of(evidence).batches)
+    for rank, (seen, *_) in enumerate(evidence.ranks):
+        require_equal(len(seen["steps"]), num_steps, what="optimizer steps:", rank=rank)
+    return [
+        (rank, step, seen["steps"][step - 1])
+        for step in range(1, num_steps + 1)
+        for rank, (seen, *_) in enumerate(evidence.ranks)
+    ]

@@ -17,8 +17,13 @@ _STEPS_TO_SETTLE = 2
 
 def _steps(evidence: Evidence) -> Iterator[tuple[int, int, dict[str, Any]]]:
     """Every (rank, step, observation)."""
-    if not any(step["traffic"] for (seen,) in evidence.ranks for step in seen["steps"]):
-        raise NotSeen("its traffic passes neither through torch.distributed nor through Horovod, which are counted")
+    travelled = {where for (seen,) in evidence.ranks for step in seen["steps"] for where, _, _ in step["traffic"]}
+    if not travelled - {"loop"}:
+        # That they do travel is another clause.
+        raise NotSeen(
+            "its gradients pass neither through torch.distributed nor through Horovod in the thread of the training, "
+            "where they are counted"
+        )
     for rank, (seen,) in enumerate(evidence.ranks):
         for number, step in enumerate(seen["steps"], start=1):
             yield rank, number, step
@@ -33,7 +38,11 @@ def every_gradient_is_reduced_once(evidence: Evidence) -> None:
     """
     for rank, number, step in _steps(evidence):
         expected = evidence.ranks[rank][0]["setup"]["trainable_elements"]
-        reduced = sum(size for where, _, size in step["traffic"] if where.startswith("backward") or where == "step")
+        reduced = sum(
+            size
+            for where, operation, size in step["traffic"]
+            if (where.startswith("backward") or where == "step") and operation != "broadcast"
+        )
         if not expected <= reduced <= expected + _SPARE_ELEMENTS:
             raise Violation(f"{expected} elements to be reduced in step {number}", str(reduced), rank)
 

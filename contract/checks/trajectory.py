@@ -2,70 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from contract.cases import ADAMW, ADAMW_CLIPPED, BITS, CLIPPED, FLOAT32, MOMENTUM, PLAIN
+from contract.cases import ADAMW, ADAMW_CLIPPED, BITS, CLIPPED, FLOAT32, MOMENTUM, PLAIN, WIDE
 from contract.check import Evidence, Violation, check
 from contract.checks.judging import (
     ROUNDING,
     TIGHT,
     config_of,
     reference_of,
-    require_close,
     require_equal,
+    require_gradients,
     require_same_bits,
+    require_weights,
     simulation_of,
+    steps_of,
 )
 
 # Adam divides by the root of a sum of squares: where gradients nearly vanish it enlarges differences.
 _ADAM = 1e-9
 
 
-def _require_gradients(evidence: Evidence, tolerance: float) -> None:
-    expected = reference_of(evidence).gradients
-    for rank, step, seen in _steps(evidence):
-        gradients, wanted = seen["gradients"], expected[step - 1]
-        if gradients is None or wanted is None:
-            raise Violation(f"an optimizer step {step}", "the optimizer was not stepped", rank)
-        require_close(gradients, wanted, tolerance, what=f"in step {step} gradients", rank=rank)
-
-
-def _require_weights(evidence: Evidence, tolerance: float) -> None:
-    expected = reference_of(evidence).weights
-    for rank, step, seen in _steps(evidence):
-        require_close(seen["weights"], expected[step - 1], tolerance, what=f"after step {step} weights", rank=rank)
-
-
-def _steps(evidence: Evidence) -> list[tuple[int, int, dict[str, Any]]]:
-    """Every (rank, step, observation), refusing a training with too many or too few steps."""
-    num_steps = len(reference_of(evidence).batches)
-    for rank, (seen, *_) in enumerate(evidence.ranks):
-        require_equal(len(seen["steps"]), num_steps, what="optimizer steps:", rank=rank)
-    return [
-        (rank, step, seen["steps"][step - 1])
-        for step in range(1, num_steps + 1)
-        for rank, (seen, *_) in enumerate(evidence.ranks)
-    ]
-
-
-@check("C16", PLAIN, traps="O1 O2 O4 O5 G1 G2 G3 G4 G5 G11 G14 G19 A1 A2 A3 A4 A5 A6 A7 A9 A11 F4 H6")
+@check("C16", [*PLAIN, WIDE], traps="O1 O2 O4 O5 G1 G2 G3 G4 G5 G11 G14 G19 A1 A2 A3 A4 A5 A6 A7 A9 A11 F4 H6")
 def gradients_are_those_of_one_process(evidence: Evidence) -> None:
     """Before every optimizer step, every rank holds the gradient of the mean loss over the global batch.
 
     In float64 to 1e-12, with plain SGD and no clipping, since an adaptive optimizer and clipping
     both hide a gradient that is wrong by a factor. Shards differ tenfold in tokens, so that a mean
-    of means shows; the last batch of an epoch has one sample.
+    of means shows; the last batch of an epoch has one sample. A wider model fills several buckets.
     """
-    _require_gradients(evidence, TIGHT)
+    require_gradients(evidence, TIGHT)
 
 
 @check("C17", PLAIN, traps="G10 G17 H6")
 def weights_are_those_of_one_process(evidence: Evidence) -> None:
     """After every plain SGD step, every rank has the weights of the single process, in float64 to 1e-12.
 
-    The right gradient with another learning rate or decay than the loop's shows here.
+    The right gradient with another learning rate or decay than the loop's shows here, a frozen weight
+    that moves, and buffers that are no longer those the training began with.
     """
-    _require_weights(evidence, TIGHT)
+    require_weights(evidence, TIGHT)
+    for rank, (seen,) in enumerate(evidence.ranks):
+        require_same_bits(seen["buffers"], seen["setup"]["buffers_after"], what="the buffers of the start", rank=rank)
 
 
 @check("C18", [MOMENTUM])
@@ -74,14 +50,14 @@ def momentum_is_that_of_one_process(evidence: Evidence) -> None:
 
     Momentum remembers: a gradient that leaks from one window into the next moves all later steps.
     """
-    _require_weights(evidence, TIGHT)
+    require_weights(evidence, TIGHT)
 
 
 @check("C19", [*PLAIN, *CLIPPED], traps="C1 C5 C6")
 def reported_norm_is_that_of_the_global_gradient(evidence: Evidence) -> None:
     """`step` returns on every rank the norm of the averaged gradient over all parameter groups, before clipping."""
     expected = reference_of(evidence).grad_norms
-    for rank, step, seen in _steps(evidence):
+    for rank, step, seen in steps_of(evidence):
         norm, wanted = seen["grad_norm"], expected[step - 1]
         if not abs(norm - wanted) <= TIGHT * wanted:
             raise Violation(f"in step {step} a gradient norm of {wanted!r}", repr(norm), rank)
@@ -98,7 +74,7 @@ def clipping_acts_on_the_global_gradient(evidence: Evidence) -> None:
     threshold = config_of(evidence).max_grad_norm
     if min(reference.grad_norms) <= threshold:
         raise Violation(f"norms above the threshold {threshold:g}", f"{min(reference.grad_norms):g} in the reference")
-    _require_gradients(evidence, TIGHT)
+    require_gradients(evidence, TIGHT)
 
 
 @check("C21", [ADAMW, ADAMW_CLIPPED])
@@ -109,7 +85,7 @@ def adamw_is_that_of_one_process(evidence: Evidence) -> None:
     Adam enlarges the rounding of gradients that nearly vanish. It also hides constant factors,
     so this comes in addition to plain SGD.
     """
-    _require_weights(evidence, _ADAM)
+    require_weights(evidence, _ADAM)
 
 
 @check("C22", [PLAIN[1], PLAIN[2], ADAMW], traps="G17 R1 R2 R3 R7")
@@ -120,7 +96,7 @@ def learning_rates_are_the_schedule(evidence: Evidence) -> None:
     rank or once a micro-batch ends too early.
     """
     expected = reference_of(evidence).learning_rates
-    for rank, step, seen in _steps(evidence):
+    for rank, step, seen in steps_of(evidence):
         for rate in seen["learning_rates"]:
             if abs(rate - expected[step - 1]) > TIGHT * abs(expected[step - 1]):
                 raise Violation(f"in step {step} a learning rate of {expected[step - 1]:.6g}", f"{rate:.6g}", rank)
@@ -132,8 +108,8 @@ def float32_differs_by_rounding_only(evidence: Evidence) -> None:
 
     The gradient of a last batch of one sample is small, and the rounding of the weights shows in it.
     """
-    _require_gradients(evidence, 10 * ROUNDING)
-    _require_weights(evidence, ROUNDING)
+    require_gradients(evidence, 10 * ROUNDING)
+    require_weights(evidence, ROUNDING)
 
 
 @check("C24", [BITS], world_sizes=(2,), traps="G14")

@@ -32,8 +32,8 @@ def world_is_the_one_asked_for(evidence: Evidence) -> None:
 def all_reduce_reduces(evidence: Evidence) -> None:
     """`all_reduce` returns the sum, minimum or maximum over ranks to each, and leaves its argument alone.
 
-    In float32, float64, int32 and int64, and for a 0-d tensor: the loop gathers metrics, records
-    and losses through it. An in-place reduction would change what the caller still holds; one
+    In float32, float64, int32 and int64, for many elements and for a 0-d tensor: the loop gathers
+    metrics, records and losses through it. An in-place reduction would change what the caller still holds; one
     whose result is dropped would leave each rank its own.
     """
     world_size = evidence.world_size
@@ -48,6 +48,8 @@ def all_reduce_reduces(evidence: Evidence) -> None:
             require_equal(result["result"], expected[result["operation"]], what=what, rank=rank)
             require_equal(result["dtype"], result["asked_dtype"], what=f"{what} to be", rank=rank)
             require_equal(result["untouched"], True, what=f"{what} to leave its argument alone:", rank=rank)
+        require_equal(seen["many"], True, what="the right sum of 300 x 1000 elements:", rank=rank)
+        require_equal(seen["kept"], True, what="a result to outlive the next reduction:", rank=rank)
         require_equal((seen["scalar"], seen["scalar_shape"]), (world_size, []), what="a 0-d sum,", rank=rank)
 
 
@@ -55,11 +57,12 @@ def all_reduce_reduces(evidence: Evidence) -> None:
 def barrier_waits(evidence: Evidence) -> None:
     """`barrier` returns on no rank before every rank has called it.
 
-    The last rank comes half a second late and leaves a file on its way in; whoever passes without
-    finding the file did not wait.
+    Each rank in turn comes late and leaves a file on its way in; whoever passes without finding the
+    file did not wait.
     """
     for rank, seen in enumerate(evidence.ranks):
-        require_equal(seen["found"], True, what="to find what the last rank left before the barrier:", rank=rank)
+        expected = [True] * evidence.world_size
+        require_equal(seen["found"], expected, what="to find what late ranks left before the barrier:", rank=rank)
 
 
 @check("C04", [REFUSALS], traps="L7")
