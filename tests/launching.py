@@ -47,7 +47,7 @@ def require_start_method(name: str) -> None:
         pytest.skip("no mpirun, or a Horovod built without MPI")
 
 
-def lockstep(*arguments: str | Path, timeout: float = 240, **options: Any) -> subprocess.CompletedProcess[str]:
+def lockstep(*arguments: str | Path, timeout: float = 600, **options: Any) -> subprocess.CompletedProcess[str]:
     """Runs the command line to its end, with the tests importable, as a user's own adapter would be."""
     environment = {**os.environ, "PYTHONPATH": str(PROJECT_DIRECTORY), **options.pop("env", {})}
     command = [str(LOCKSTEP), *map(str, arguments)]
