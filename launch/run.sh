@@ -18,7 +18,7 @@ case ${1:-} in
       case $word in ddp | apex | horovod | accelerate) extra=$word ;; esac
     done
     ;;
-  *) fail "there is no backend '$1'; choose single, ddp, apex, horovod or accelerate, or contract or doctor" ;;
+  *) fail "there is no backend '$1'; choose single, ddp, apex, horovod or accelerate; or contract, or doctor" ;;
 esac
 set_up "$extra"
 exec "$environment/bin/lockstep" "$@"
