@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from transformers import PreTrainedTokenizerBase
 
-_FORMAT = 2
+_FORMAT = 3
 _SPECIAL_TOKENS = {
     "pad_token": "[PAD]",
     "unk_token": "[UNK]",
@@ -190,8 +190,23 @@ def train_wordpiece(texts: list[str], *, vocab_size: int, max_length: int) -> Pr
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
     special_tokens = list(_SPECIAL_TOKENS.values())
-    trainer = trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=special_tokens, show_progress=False)
-    tokenizer.train_from_iterator(texts, trainer)
+
+    def learn(first_entries: list[str]) -> list[str]:
+        trainer = trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=first_entries, show_progress=False)
+        tokenizer.train_from_iterator(texts, trainer)
+        vocabulary = tokenizer.get_vocab()
+        return sorted(vocabulary, key=vocabulary.__getitem__)
+
+    # The trainer numbers the characters inside words as it meets them, in an order that changes from
+    # call to call, and which pieces it then joins depends on their numbers. So they are numbered first.
+    inner_characters = sorted(entry for entry in learn(special_tokens) if entry.startswith("##") and len(entry) == 3)
+    vocabulary = learn([*special_tokens, *inner_characters])
+    pipeline = tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder
+    entries = {entry: number for number, entry in enumerate(vocabulary)}
+    # A new one, to which those characters are no special tokens.
+    tokenizer = Tokenizer(models.WordPiece(entries, unk_token="[UNK]"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder = pipeline
+    tokenizer.add_special_tokens(special_tokens)
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",

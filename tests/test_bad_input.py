@@ -695,7 +695,9 @@ def test_script_refuses_an_old_environment(place: Place, old_python: Path) -> No
 def test_script_refuses_an_unknown_backend(place: Place, backend: str) -> None:
     with place.untouched():
         outcome = run(place, "bash", RUN_SH, backend, LOCKSTEP_VENV=str(place.work / "venv"))
-        outcome.assert_refused(f"'{backend}'", "choose single, ddp, apex, horovod or accelerate; or contract, or doctor")
+        outcome.assert_refused(
+            f"'{backend}'", "choose single, ddp, apex, horovod or accelerate; or contract, or doctor"
+        )
 
 
 def test_script_wants_an_activated_environment(place: Place) -> None:

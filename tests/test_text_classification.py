@@ -15,6 +15,7 @@ import torch
 from pydantic import ValidationError
 
 from tasks.bert_models import PRESETS, VOCAB_SIZE, build_preset, load_pretrained
+from tasks.prepared_text import train_wordpiece
 from tasks.text_classification import TextClassification, TextClassificationSettings
 from tests.launching import lockstep, require_backend, train
 
@@ -226,3 +227,12 @@ def test_weights_saved_in_half_precision_are_trained_in_float32(tmp_path: Path) 
     model.half().save_pretrained(tmp_path)
     model = load_pretrained(tmp_path, labels=["no", "yes"], dropout=None)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+def test_a_vocabulary_is_learned_the_same_every_time() -> None:
+    texts = [text for text, _ in ROWS] * 3 + ["unbelievable belief", "rebuilt buildings", "##a [CLS] stays text"]
+    learned = [train_wordpiece(texts, vocab_size=200, max_length=16) for _ in range(5)]
+    assert all(other.get_vocab() == learned[0].get_vocab() for other in learned[1:])
+    assert learned[0].tokenize("superb buildings")[0] in learned[0].get_vocab()
+    assert "##a" not in learned[0].all_special_tokens
+    assert learned[0]("##a")["input_ids"] == learned[0]("# # a")["input_ids"]
