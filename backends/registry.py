@@ -165,8 +165,11 @@ def load_backend(name: str) -> type[Backend]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             adapter = getattr(importlib.import_module(module_name), class_name)
-    except Exception as error:  # importing runs code that may raise anything
+    except (Exception, SystemExit) as error:  # importing runs code that may do anything
         raise UnsupportedError(f"backend {name!r} cannot be imported ({error}); is it on PYTHONPATH?") from error
     if not (isinstance(adapter, type) and issubclass(adapter, Backend) and hasattr(adapter, "capabilities")):
         raise UnsupportedError(f"{name!r} is not a subclass of backends.interface.Backend that declares capabilities")
+    capabilities = adapter.capabilities
+    if not (isinstance(capabilities, Capabilities) and capabilities.precisions and capabilities.start_methods):
+        raise UnsupportedError(f"{name!r} must declare Capabilities with at least one device and one start method")
     return adapter

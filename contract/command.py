@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 import tempfile
@@ -88,7 +89,8 @@ def run(arguments: list[str]) -> int:
                 raise UsageError("no check fits these --num-processes, --precision and --check together; ask for more")
             results = list(suite.results())
         known = suite.known_failures if suite.unavailable_reason is None else {}
-        verdicts = summarise(results, known)
+        is_whole = options.num_processes is None and options.precision is None
+        verdicts = summarise(results, known, is_whole=is_whole)
         seconds = time.monotonic() - began
         show(suite, verdicts, seconds, terminal)
         if target is not None:
@@ -145,4 +147,6 @@ def _target(path: Path | None) -> Path | None:
         raise UsageError(f"--json {path}: exists already; remove it or choose another file")
     if not path.absolute().parent.is_dir():
         raise UsageError(f"--json {path}: there is no directory {path.parent}; create it first")
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise UsageError(f"--json {path}: {path.absolute().parent} is not writable; choose another directory")
     return path

@@ -79,7 +79,6 @@ def run_group(
     single_states: Mapping[str, Path],
     on_phase: Callable[[str], None] = lambda phase: None,
     module: str = "contract.worker",
-    extra: Mapping[str, Any] | None = None,
 ) -> dict[str, Outcome]:
     """Runs cases in as few groups as it takes, and returns the outcome of each.
 
@@ -93,7 +92,6 @@ def run_group(
         single_states: Files of states kept by the one-process backend, by case.
         on_phase: Told what is being done.
         module: What each rank runs.
-        extra: Added to what the ranks are told.
     """
     outcomes: dict[str, Outcome] = {}
     wanted = [case.name for case in cases if case is not SHUTDOWN]
@@ -114,7 +112,6 @@ def run_group(
             "timeout_seconds": COLLECTIVE_SECONDS,
             "cases": [name for name in left if name != SHUTDOWN.name],
             "single_states": {name: str(path) for name, path in single_states.items()},
-            **(extra or {}),
         }
         broken_phase, breakdown = _run_once(row, key, place, specification, device, on_phase, module)
         for name in left:
@@ -129,6 +126,9 @@ def run_group(
         if broken_phase not in left or num_hangs == _MAX_HANGS:  # it came as far as no case, or others will hang, too
             break
     reason = breakdown or Breakdown(None, "the ranks ended without any observation")
+    if reason.is_hang:
+        hung = [name for name, outcome in outcomes.items() if isinstance(outcome, Breakdown) and outcome.is_hang]
+        reason = Breakdown(reason.rank, f"not run: {' and '.join(hung)} hung before it ({reason.message})", True)
     for name in wanted:
         outcomes.setdefault(name, reason)
     return outcomes

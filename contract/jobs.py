@@ -21,7 +21,7 @@ from launch.engines import PROJECT_DIRECTORY, Ranks, engine_environment
 from launch.record import RECORD_NAME
 
 # The whole job, with the start of its ranks; what follows a fault has a limit of its own.
-JOB_SECONDS = 90.0
+JOB_SECONDS = 75.0
 _IMPOSTORS = ("torch", "numpy", "horovod", "accelerate", "transformers", "datasets", "launch", "tasks", "backends")
 
 
@@ -73,7 +73,7 @@ def hostile(adapter: str, world_size: int, case: Case, directory: Path, device: 
     """The same job twice: in peace, and amid everything libraries have been seen to obey by mistake."""
     options = ("--task", "token-tagging", "--max-steps", 4)
     # Float32, since autocast leaves float64 alone whatever it is told.
-    options = (*options, "--dtype", "float32", "--threads-per-rank", 1, *_world(world_size, device))
+    options = (*options, "--dtype", "float32", "--timeout", 20, "--threads-per-rank", 1, *_world(world_size, device))
     home, working = directory / "home", directory / "working"
     (home / "accelerate").mkdir(parents=True)
     (home / "accelerate" / "default_config.yaml").write_text("mixed_precision: bf16\nnum_processes: 7\n")
@@ -99,7 +99,10 @@ def hostile(adapter: str, world_size: int, case: Case, directory: Path, device: 
             listener.bind(("127.0.0.1", 29500))
             listener.listen()
         amid = _run(adapter, working, *options, "--output-dir", directory / "hostile", **variables)
-    in_peace = _run(adapter, directory, *options, "--output-dir", directory / "peaceful")
+    if amid.returncode == 124:  # whatever hangs would do so in peace, too
+        in_peace = amid
+    else:
+        in_peace = _run(adapter, directory, *options, "--output-dir", directory / "peaceful")
     return [
         {
             "peaceful": _record(directory / "peaceful", in_peace),
@@ -120,20 +123,29 @@ def _run(adapter: str, working_directory: Path, *arguments: Any, **variables: st
     if "PYTHONPATH" in environment:
         paths = environment["PYTHONPATH"].split(os.pathsep)
         environment["PYTHONPATH"] = os.pathsep.join(str(Path(path).absolute()) for path in paths if path)
+    job = subprocess.Popen(
+        command,
+        cwd=working_directory,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     try:
-        return subprocess.run(
-            command,
-            cwd=working_directory,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=JOB_SECONDS,
-            check=False,
-        )
+        stdout, stderr = job.communicate(timeout=JOB_SECONDS)
+        return subprocess.CompletedProcess(command, job.returncode, stdout, stderr)
     except subprocess.TimeoutExpired:
-        # Its ranks end with it: they have asked the system for that.
         return subprocess.CompletedProcess(command, 124, "", f"no end within {JOB_SECONDS:g} s")
+    finally:
+        # Politely first: it then ends its ranks, whatever they do with signals.
+        if job.poll() is None:
+            job.terminate()
+            try:
+                job.communicate(timeout=30)
+            except subprocess.TimeoutExpired:
+                job.kill()
+                job.communicate()
 
 
 def _record(directory: Path, done: subprocess.CompletedProcess[str]) -> dict[str, Any]:

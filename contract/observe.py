@@ -130,7 +130,7 @@ class _TorchTraffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._count = count
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function.namespace in ("c10d", "_c10d_functional"):
+        if function.namespace in ("c10d", "_c10d_functional") and "wait_tensor" not in function.__name__:
             self._count(function.__name__.split(".")[0].strip("_"), _num_elements(args[0]))
         return function(*args, **(kwargs or {}))
 

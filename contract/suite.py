@@ -18,6 +18,8 @@ from contract.alone import train_alone
 from contract.cases import ALL, REFUSALS, SHUTDOWN, WORLD, Case
 from contract.check import Check, Evidence, NotSeen, State, Violation, all_checks
 from contract.groups import Breakdown, GroupKey, Outcome, run_group
+from launch.config import UsageError
+from launch.supervisor import Interrupted
 
 
 @dataclass(frozen=True)
@@ -102,21 +104,26 @@ class Suite:
         """Judges one instance; the first of a group runs the whole group."""
         if self.unavailable_reason is not None:
             return Result(instance, State.UNAVAILABLE, self.unavailable_reason)
+        state, reason = State.PASSED, ""
         try:
             self._require_supported(instance)
             if not instance.case.is_job and instance.case is not WORLD:
                 self._require_world(instance.case, instance.world_size)
             self._verify(instance.check, self.evidence(instance.case, instance.world_size))
         except UnsupportedError as refusal:
-            return Result(instance, State.UNSUPPORTED, str(refusal))
-        except NotSeen as reason:
-            return Result(instance, State.UNAVAILABLE, str(reason))
+            state, reason = State.UNSUPPORTED, str(refusal)
+        except NotSeen as blindness:
+            state, reason = State.UNAVAILABLE, str(blindness)
         except Violation as violation:
-            known = self.known_failures.get(instance.check.id)
-            if known is not None:
-                return Result(instance, State.EXPECTED_FAILURE, f"{known.reason}: {violation}", known.link)
-            return Result(instance, State.FAILED, str(violation))
-        return Result(instance, State.PASSED)
+            state, reason = State.FAILED, str(violation)
+        except (Interrupted, UsageError):
+            raise
+        except Exception as error:  # what an adapter leaves may be anything
+            state, reason = State.FAILED, f"expected evidence that can be judged, saw {_in_a_line(error)}"
+        known = self.known_failures.get(instance.check.id) if state is State.FAILED else None
+        if known is not None:
+            return Result(instance, State.EXPECTED_FAILURE, f"{known.reason}: {reason}", known.link)
+        return Result(instance, state, reason)
 
     def _require_supported(self, instance: Instance) -> None:
         """Raises UnsupportedError for what the adapter does not declare, once it is shown to refuse that itself."""
@@ -139,7 +146,9 @@ class Suite:
         evidence = self.evidence(REFUSALS, 1)
         assert isinstance(evidence, Evidence), "a job always leaves evidence"
         limit = self.row.capabilities.max_world_size
-        if limit is not None and world_size > limit:
+        if self.device not in self.row.capabilities.precisions:
+            wanted = self.device
+        elif limit is not None and world_size > limit:
             wanted = str(limit + 1)
         elif case.find_unused_parameters and not self.row.capabilities.unused_parameters:
             wanted = "unused"
@@ -152,6 +161,12 @@ class Suite:
         """The adapter's own list of clauses it is known to break, by id."""
         if self._known is None:
             self._known = dict(load_backend(self.adapter).known_failures)
+            for check_id, known in self._known.items():
+                if check_id not in all_checks() or not isinstance(known, KnownFailure):
+                    raise UnsupportedError(
+                        f"{self.adapter} declares {check_id!r}: {known!r} as a known failure; "
+                        "give ids of checks, each with a KnownFailure"
+                    )
         return self._known
 
     def _require_world(self, case: Case, world_size: int) -> None:
@@ -259,15 +274,15 @@ class Verdict:
 _WORST_FIRST = (State.FAILED, State.EXPECTED_FAILURE, State.PASSED, State.UNSUPPORTED, State.UNAVAILABLE)
 
 
-def summarise(results: Sequence[Result], known: dict[str, KnownFailure]) -> list[Verdict]:
-    """Sums up results by check. A failure that was expected and did not come is a failure."""
+def summarise(results: Sequence[Result], known: dict[str, KnownFailure], *, is_whole: bool = True) -> list[Verdict]:
+    """Sums up results by check. A failure that was expected and did not come, in a whole run, is a failure."""
     verdicts = []
     for check in all_checks().values():
         mine = tuple(result for result in results if result.instance.check is check)
         if not mine:
             continue
         state = next(state for state in _WORST_FIRST if any(result.state is state for result in mine))
-        if state is State.PASSED and check.id in known:
+        if is_whole and state is State.PASSED and check.id in known:
             state, reason = (
                 State.FAILED,
                 f"expected to fail ({known[check.id].reason}) but passes: drop it from the list",
@@ -299,6 +314,10 @@ def _gap(results: tuple[Result, ...], missing: State) -> str:
     precisions = {instance.case.precision for instance in left} - {instance.case.precision for instance in passed}
     gaps = [*sorted(precisions), *(_ranks(size) for size in sorted(sizes))]
     return f"{missing.value}: {', '.join(gaps)}" if left else ""
+
+
+def _in_a_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
 
 
 def _ranks(world_size: int) -> str:

@@ -119,6 +119,8 @@ def engine_command(start_method: str, ranks: Ranks) -> list[str]:
     """
     if ranks.master_port is not None and start_method in _WITHOUT_PORT:
         raise UsageError(f"--master-port {ranks.master_port}: {start_method} cannot be given a port; leave it out")
+    if start_method not in _COMMANDS:
+        raise UsageError(f"start method {start_method!r}: there is no such launcher; choose {', '.join(_COMMANDS)}")
     return _COMMANDS[start_method](ranks)
 
 

@@ -830,6 +830,12 @@ def state_that_runs_code(backend: Any) -> Iterator[None]:
         yield
 
 
+@mutant("C42", cases.STATE)
+def state_of_the_rank(backend: Any) -> Iterator[None]:
+    with replaced(backend, "state_dict", lambda original: lambda: original() | {"rank": backend.rank}):
+        yield
+
+
 # Adapters of their own.
 
 

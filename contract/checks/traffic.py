@@ -9,8 +9,6 @@ from contract.cases import PLAIN
 from contract.check import SEVERAL, Evidence, NotSeen, Violation, check
 from contract.checks.judging import config_of, reference_of
 
-# A flag and a norm may travel beside the gradients.
-_SPARE_ELEMENTS = 2
 # DDP, for one, agrees on its buckets in the second step.
 _STEPS_TO_SETTLE = 2
 
@@ -34,7 +32,7 @@ def every_gradient_is_reduced_once(evidence: Evidence) -> None:
     """Every gradient element is reduced exactly once an optimizer step, whatever the accumulation.
 
     Elements are counted where they enter torch.distributed (in C++ too) or Horovod, and compared
-    with the number of trainable elements; two spare ones may travel beside them.
+    with the number of trainable elements: a flag or a norm that travels beside them is one too many.
     """
     for rank, number, step in _steps(evidence):
         expected = evidence.ranks[rank][0]["setup"]["trainable_elements"]
@@ -43,7 +41,7 @@ def every_gradient_is_reduced_once(evidence: Evidence) -> None:
             for where, operation, size in step["traffic"]
             if (where.startswith("backward") or where == "step") and operation != "broadcast"
         )
-        if not expected <= reduced <= expected + _SPARE_ELEMENTS:
+        if reduced != expected:
             raise Violation(f"{expected} elements to be reduced in step {number}", str(reduced), rank)
 
 

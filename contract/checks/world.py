@@ -88,10 +88,10 @@ def undeclared_requests_are_refused(evidence: Evidence) -> None:
 
 @check("C05", [SHUTDOWN], traps="L11")
 def group_ends(evidence: Evidence) -> None:
-    """After `shutdown` every rank ends by itself, with exit code 0.
+    """`shutdown` returns on every rank, and the launcher then ends with code 0.
 
-    The group has by then run every other case. Wrappers that outlive their group, or a rank that
-    leaves while others still talk, make this fail now and then: it runs once for each group.
+    The group has by then run every other case. A rank that cannot let go of the group, that leaves
+    while others still talk, or that dies of it makes this fail: it runs once for each group.
     """
     require_equal(len(evidence.ranks), evidence.world_size, what="ranks that left the group")
 
