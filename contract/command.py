@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import sys
 import tempfile
@@ -147,6 +146,9 @@ def _target(path: Path | None) -> Path | None:
         raise UsageError(f"--json {path}: exists already; remove it or choose another file")
     if not path.absolute().parent.is_dir():
         raise UsageError(f"--json {path}: there is no directory {path.parent}; create it first")
-    if not os.access(path.absolute().parent, os.W_OK):
-        raise UsageError(f"--json {path}: {path.absolute().parent} is not writable; choose another directory")
+    try:
+        with tempfile.TemporaryFile(dir=path.absolute().parent):
+            pass
+    except OSError as error:
+        raise UsageError(f"--json {path}: {error.strerror} there; choose another directory") from error
     return path

@@ -192,6 +192,7 @@ def test_explain() -> None:
         (("ddp", "--device", "cuda"), "--device cuda"),
         (("ddp", "--json", "/nowhere/at/all.json"), "/nowhere/at"),
         (("ddp", "--json", __file__), "exists already"),
+        (("ddp", "--json", "/proc/out.json"), "--json /proc/out.json"),
         (("ddp", "--check", "C24", "--num-processes", "1"), "no check fits"),
         (("ddp", "--wrong"), "--wrong"),
         (("ddp", "horovod"), "horovod"),
