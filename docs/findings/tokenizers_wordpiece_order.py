@@ -25,8 +25,7 @@ def learn() -> dict[str, int]:
 learned = [learn() for _ in range(5)]
 as_described = any(other != learned[0] for other in learned[1:])
 entries = {frozenset(vocabulary) for vocabulary in learned}
-print(
-    f"of 5 vocabularies, {sum(other == learned[0] for other in learned)} equal the first; {len(entries)} sets of entries"
-)
+num_alike = sum(other == learned[0] for other in learned)
+print(f"of 5 vocabularies, {num_alike} equal the first; {len(entries)} sets of entries")
 print("as described" if as_described else "changed: all five are the same")
 sys.exit(0 if as_described else 1)
