@@ -188,7 +188,7 @@ STATE = Case("state", _saved_and_resumed(_STATEFUL), world_sizes=_PAIR)
 HALF = tuple(
     Case(
         f"{precision}-{name}-{steps}",
-        (Training(options, _FLOAT32, accumulation=steps),),
+        (Training(options, _FLOAT32, accumulation=steps, count_traffic=True),),
         precision=precision,
         world_sizes=_PAIR,
     )

@@ -14,7 +14,7 @@ from backends.devices import count_gpus
 from backends.interface import PRECISIONS
 from launch.config import UsageError
 from launch.display import console
-from launch.supervisor import Interrupted
+from launch.supervisor import Interrupted, signals_raised
 
 _MAX_PROCESSES = 64
 
@@ -74,7 +74,7 @@ def run(arguments: list[str]) -> int:
     began = time.monotonic()
     keep = False
     try:
-        with terminal.status("") as status:
+        with signals_raised(), terminal.status("") as status:
             suite = Suite(
                 options.adapter,
                 directory,

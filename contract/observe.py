@@ -88,7 +88,7 @@ class TrainingSeen:
     evaluations: list[dict[str, float | None]] = field(default_factory=list)
     evaluated: list[list[int]] = field(default_factory=list)
     buffers: Tensors = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: str = ""
     state: dict[str, Any] | None = None
 
 

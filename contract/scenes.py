@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -167,7 +168,7 @@ def train_once(
     watch.seen.losses = [step.loss for step in trajectory.steps]
     watch.seen.evaluations = [evaluation.metrics for evaluation in trajectory.evaluations]
     watch.seen.buffers = named(observed_backend.model.named_buffers())
-    watch.seen.settings = backend.effective_settings()
+    watch.seen.settings = _as_json(backend.effective_settings())
     return dataclasses.asdict(watch.seen)
 
 
@@ -186,6 +187,14 @@ class _StepEnds:
 
     def write(self, *_: Any, **__: Any) -> None:
         pass
+
+
+def _as_json(settings: dict[str, Any]) -> str:
+    """The settings as text, so that what is no plain fact among them spoils no other evidence."""
+    try:
+        return json.dumps(settings, allow_nan=False, sort_keys=True)
+    except (TypeError, ValueError) as error:
+        return f"not JSON: {error}"
 
 
 def refused_training(backend: Backend, case: Case, scenery: Scenery) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -19,6 +19,8 @@ from launch.rank_files import LOGS_NAME, RankFailure, RankFiles
 _POLL_SECONDS = 0.1
 # How long a launcher may take to end the other ranks once one has failed, before we do it.
 _SECONDS_TO_END = 10.0
+
+_INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
@@ -61,12 +63,12 @@ def run_job(
     is only mentioned, unless `must_end_cleanly`.
 
     Raises:
-        Interrupted: SIGINT or SIGTERM arrived; the job has been ended.
+        Interrupted: SIGINT, SIGTERM or SIGHUP arrived; the job has been ended.
     """
     ranks = [RankFiles(run_directory, rank) for rank in range(num_processes)]
     engine_log = run_directory / LOGS_NAME / "engine.log"
     failed_at: float | None = None
-    with engine_log.open("ab") as log, _signals_raised():
+    with engine_log.open("ab") as log, signals_raised():
         engine = subprocess.Popen(
             command,
             env=dict(environment),
@@ -158,15 +160,15 @@ def _named(failure: RankFailure, ranks: list[RankFiles]) -> JobFailure:
 
 
 @contextlib.contextmanager
-def _signals_raised():  # type: ignore[no-untyped-def]
-    """Turns SIGINT and SIGTERM into an exception, so that the job is always ended on the way out."""
+def signals_raised() -> Iterator[None]:
+    """Turns SIGINT, SIGTERM and SIGHUP into Interrupted, so that what was started is ended on the way out."""
 
     def stop(signal_number: int, frame: FrameType | None) -> None:
         for number in before:
             signal.signal(number, signal.SIG_IGN)  # a second one must not stop us from ending the ranks
         raise Interrupted(signal_number)
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, stop) for number in _INTERRUPTS}
     try:
         yield
     finally:

@@ -661,7 +661,11 @@ def half_precision_gradients_not_reduced(backend: Any) -> Iterator[None]:
 
 @mutant("C28", cases.HALF[0])
 def half_precision_gradients_halved(backend: Any) -> Iterator[None]:
-    with scaled_loss(backend, 0.5):
+    def act(parameters: list[torch.Tensor]) -> None:
+        for parameter in parameters:
+            parameter.grad.mul_(0.5)
+
+    with when_reduced(backend, act):
         yield
 
 

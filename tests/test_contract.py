@@ -59,6 +59,13 @@ def test_clause(suites: Suites, adapter: str, instance: Instance) -> None:
     assert result.state in (State.PASSED, State.UNSUPPORTED), result.reason
 
 
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_no_expected_failure_is_out_of_date(suites: Suites, adapter: str) -> None:
+    suite = suites(adapter)
+    verdicts = summarise(list(suite.results()), suite.known_failures)
+    assert [verdict.check.id for verdict in verdicts if verdict.state is State.FAILED] == []
+
+
 def test_our_backends_end_with_the_same_bits(suites: Suites) -> None:
     finals = []
     for backend in DISTRIBUTED:

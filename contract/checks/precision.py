@@ -109,7 +109,7 @@ def a_skipped_step_leaves_the_schedule_alone(evidence: Evidence) -> None:
         for number, step in enumerate(seen["steps"], start=1):
             expected = learning_rate(config, number - 1 - (number > overflow.step), len(seen["steps"]))
             for rate in step["learning_rates"]:
-                if abs(rate - expected) > 1e-12:
+                if not abs(rate - expected) <= 1e-12:
                     raise Violation(f"in step {number} a learning rate of {expected:.6g}", f"{rate:.6g}", rank)
             require_same_bits(
                 step["weights"],

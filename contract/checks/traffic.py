@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from contract.cases import PLAIN
+from contract.cases import HALF, PLAIN
 from contract.check import SEVERAL, Evidence, NotSeen, Violation, check
 from contract.checks.judging import config_of, reference_of
 
@@ -27,7 +27,7 @@ def _steps(evidence: Evidence) -> Iterator[tuple[int, int, dict[str, Any]]]:
             yield rank, number, step
 
 
-@check("C25", PLAIN, traps="A8 C2 P1 P5 P11", world_sizes=SEVERAL)
+@check("C25", [*PLAIN, *HALF], traps="A8 C2 P1 P5 P11", world_sizes=SEVERAL)
 def every_gradient_is_reduced_once(evidence: Evidence) -> None:
     """Every gradient element is reduced exactly once an optimizer step, whatever the accumulation.
 
@@ -45,7 +45,12 @@ def every_gradient_is_reduced_once(evidence: Evidence) -> None:
             raise Violation(f"{expected} elements to be reduced in step {number}", str(reduced), rank)
 
 
-@check("C26", PLAIN[1:], traps="P1 A3 A4 A8", world_sizes=SEVERAL)
+@check(
+    "C26",
+    [case for case in (*PLAIN, *HALF) if case.trainings[0].accumulation > 1],
+    traps="P1 A3 A4 A8",
+    world_sizes=SEVERAL,
+)
 def micro_batches_before_the_last_stay_local(evidence: Evidence) -> None:
     """Under `no_sync` nothing is reduced: that belongs to the last micro-batch of a window, or to `step`."""
     for rank, number, step in _steps(evidence):
