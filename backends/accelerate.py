@@ -9,6 +9,7 @@ loader pads with repeated samples, and a prepared scheduler steps once per rank.
 from __future__ import annotations
 
 import math
+import os
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any, cast
@@ -25,7 +26,7 @@ from accelerate.utils import (
 
 from backends.interface import Backend, BackendOptions, StepResult, UnsupportedError
 from backends.registry import BACKENDS
-from backends.torch_group import all_reduce_in_group
+from backends.torch_group import all_reduce_in_group, transport_for
 
 _MIXED_PRECISION = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 
@@ -36,12 +37,20 @@ class AccelerateBackend(Backend):
 
     def __init__(self, options: BackendOptions) -> None:
         super().__init__(options)
+        # Accelerate would ask for NCCL, and for the GPU that has the number of the local rank.
+        self._shares_gpu = options.device == "cuda" and transport_for("cuda") == "gloo"
+        if self._shares_gpu:
+            os.environ["ACCELERATE_BYPASS_DEVICE_MAP"] = "true"
         self.accelerator = Accelerator(
             cpu=options.device == "cpu",
             mixed_precision=_MIXED_PRECISION[options.precision],
             gradient_accumulation_steps=1,
             kwargs_handlers=[
-                InitProcessGroupKwargs(timeout=timedelta(seconds=options.timeout_seconds)),
+                InitProcessGroupKwargs(
+                    # "nccl" is the default, and means that Accelerate is to choose.
+                    backend="gloo" if self._shares_gpu else "nccl",
+                    timeout=timedelta(seconds=options.timeout_seconds),
+                ),
                 GradScalerKwargs(init_scale=options.init_loss_scale),
                 DistributedDataParallelKwargs(
                     broadcast_buffers=False,
@@ -89,10 +98,13 @@ class AccelerateBackend(Backend):
 
     def all_reduce(self, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
         # Accelerator.reduce knows no minimum or maximum, so this goes to the group it made.
-        return all_reduce_in_group(tensor, op) if self.world_size > 1 else tensor
+        return all_reduce_in_group(tensor, op) if dist.is_initialized() else tensor
 
     def barrier(self) -> None:
-        self.accelerator.wait_for_everyone()
+        if self._shares_gpu:
+            dist.barrier()
+        else:
+            self.accelerator.wait_for_everyone()
 
     def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
         return cast(torch.nn.Module, self.accelerator.unwrap_model(model))
@@ -106,11 +118,11 @@ class AccelerateBackend(Backend):
 
     def effective_settings(self) -> dict[str, Any]:
         settings = {
-            "transport": dist.get_backend() if self.world_size > 1 else "none",
+            "transport": dist.get_backend() if dist.is_initialized() else "none",
             "distributed_type": str(self.accelerator.distributed_type.value),
             "mixed_precision": self.accelerator.mixed_precision,
         }
-        if self.world_size > 1:
+        if dist.is_initialized():
             settings["bucket_bytes"] = self.model.bucket_bytes_cap
             settings["gradient_as_bucket_view"] = self.model.gradient_as_bucket_view
             settings["find_unused_parameters"] = self.model.find_unused_parameters

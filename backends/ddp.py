@@ -6,6 +6,7 @@ torch.multiprocessing, which both describe the world in RANK, LOCAL_RANK and WOR
 
 from __future__ import annotations
 
+import inspect
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
@@ -17,6 +18,13 @@ from backends.registry import BACKENDS
 from backends.torch_amp import TorchAmpBackend
 from backends.torch_group import TorchGroupBackend
 
+# Parameters and buffers are made equal once. Buffers again in every forward, the default, costs
+# traffic and deadlocks as soon as one rank runs a forward alone. torch 2.13 renamed the option.
+_OPTION = "forward_sync_buffers"
+if _OPTION not in inspect.signature(DistributedDataParallel).parameters:
+    _OPTION = "broadcast_buffers"
+_LEAVE_BUFFERS: dict[str, Any] = {_OPTION: False}
+
 
 class DDPBackend(TorchGroupBackend, TorchAmpBackend):
     name = "ddp"
@@ -25,14 +33,14 @@ class DDPBackend(TorchGroupBackend, TorchAmpBackend):
     def setup(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer
     ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        for buffer in model.buffers():  # before torch 2.13 the wrapper, told so, leaves them alone at the start, too
+            dist.broadcast(buffer, src=0)
         wrapped = DistributedDataParallel(
             model,
             device_ids=[self.device.index] if self.device.type == "cuda" else None,
-            # Parameters and buffers are made equal here. Buffers again in every forward, the
-            # default, costs traffic and deadlocks as soon as one rank runs a forward alone.
-            forward_sync_buffers=False,
             gradient_as_bucket_view=True,
             find_unused_parameters=self.options.find_unused_parameters,
+            **_LEAVE_BUFFERS,
         )
         self.prepare_amp(wrapped, optimizer)
         return wrapped, optimizer

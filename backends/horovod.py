@@ -33,6 +33,9 @@ class HorovodBackend(TorchAmpBackend):
         hvd.init()
         self.rank, self.local_rank, self.world_size = hvd.rank(), hvd.local_rank(), hvd.size()
         self.device = torch.device(options.device)
+        if options.device == "cuda":
+            self.device = torch.device("cuda", self.local_rank)
+            torch.cuda.set_device(self.device)
         self._num_reductions = 0
 
     def setup(
@@ -127,7 +130,7 @@ class HorovodBackend(TorchAmpBackend):
 
     def effective_settings(self) -> dict[str, Any]:
         return {
-            "transport": "mpi" if hvd.mpi_enabled() else "gloo",
+            "transport": "nccl" if self.device.type == "cuda" else "mpi" if hvd.mpi_enabled() else "gloo",
             # Horovod has no call that tells these: it reads the variables and has these defaults.
             "fusion_threshold_bytes": int(os.environ.get("HOROVOD_FUSION_THRESHOLD", str(128 * 1024 * 1024))),
             "cycle_time_ms": float(os.environ.get("HOROVOD_CYCLE_TIME", "1.0")),

@@ -56,6 +56,7 @@ class Capabilities:
         max_world_size: The largest number of ranks, None when unlimited.
         ranks_may_share_gpu: Whether there may be more ranks than GPUs.
         unused_parameters: Whether `find_unused_parameters` is possible.
+        compiled_models: Whether the model may have been compiled with torch.compile.
         reasons: Why some precision is left out, for the refusal.
     """
 
@@ -64,6 +65,7 @@ class Capabilities:
     max_world_size: int | None = None
     ranks_may_share_gpu: bool = False
     unused_parameters: bool = True
+    compiled_models: bool = True
     reasons: Mapping[str, str] = field(default_factory=dict)
 
     def check(

@@ -32,6 +32,13 @@ def _horovod_missing() -> str | None:
     return None
 
 
+def _horovod_has_nccl() -> bool:
+    """Whether it was built with GPU operations; without them it refuses CUDA tensors."""
+    package = _package_directory("horovod")
+    libraries = (package / "torch").glob("mpi_lib*.so") if package else ()
+    return any(b"ncclAllReduce" in library.read_bytes() for library in libraries)
+
+
 def _accelerate_missing() -> str | None:
     if _package_directory("accelerate") is None:
         return "accelerate is not installed; run launch/run.sh accelerate, or pip install 'accelerate>=1.15,<2'"
@@ -108,6 +115,8 @@ BACKENDS = {
             start_methods=("torchrun",),
             ranks_may_share_gpu=True,
             unused_parameters=False,
+            # amp replaces functions of torch while the model runs, which a compiled graph would not see.
+            compiled_models=False,
             reasons={"bf16": "its reduction leaves bfloat16 gradients out without a word"},
         ),
         _apex_missing,
@@ -117,8 +126,10 @@ BACKENDS = {
     "horovod": BackendRow(
         "backends.horovod:HorovodBackend",
         "Horovod, ring all-reduce",
-        # The wheel that build_horovod.sh makes has no GPU operations and refuses CUDA tensors.
-        Capabilities({"cpu": PRECISIONS}, start_methods=("horovodrun", "mpirun")),
+        Capabilities(
+            {"cpu": PRECISIONS, **({"cuda": PRECISIONS} if _horovod_has_nccl() else {})},
+            start_methods=("horovodrun", "mpirun"),
+        ),
         _horovod_missing,
     ),
     "accelerate": BackendRow(
@@ -127,6 +138,7 @@ BACKENDS = {
         Capabilities(
             {"cpu": ("fp32", "bf16"), "cuda": PRECISIONS},
             start_methods=("accelerate", "torchrun"),
+            ranks_may_share_gpu=True,
             reasons={"fp16": "it would say so and compute in fp32"},
         ),
         _accelerate_missing,

@@ -13,6 +13,12 @@ from backends.interface import Backend, BackendOptions
 _REDUCE_OPS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
 
 
+def transport_for(device: str) -> str:
+    """What carries the tensors: NCCL refuses two ranks on one GPU, gloo takes CUDA tensors too, slowly."""
+    num_local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return "nccl" if device == "cuda" and num_local_ranks <= torch.cuda.device_count() else "gloo"
+
+
 def all_reduce_in_group(tensor: torch.Tensor, op: str) -> torch.Tensor:
     """Reduces a copy of `tensor` over the default group, which must exist."""
     reduced = tensor.clone()
@@ -27,13 +33,10 @@ class TorchGroupBackend(Backend):
         super().__init__(options)
         self.local_rank = int(os.environ["LOCAL_RANK"])
         self.device = torch.device(options.device)
-        transport = "gloo"
         if options.device == "cuda":
-            num_gpus = torch.cuda.device_count()
-            self.device = torch.device("cuda", self.local_rank % num_gpus)
+            self.device = torch.device("cuda", self.local_rank % torch.cuda.device_count())
             torch.cuda.set_device(self.device)
-            # NCCL refuses two ranks on one GPU; gloo carries CUDA tensors too, slowly.
-            transport = "nccl" if int(os.environ["LOCAL_WORLD_SIZE"]) <= num_gpus else "gloo"
+        transport = transport_for(options.device)
         dist.init_process_group(
             transport,
             timeout=timedelta(seconds=options.timeout_seconds),

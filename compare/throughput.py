@@ -8,11 +8,16 @@ NUM_WARMUP_STEPS = 5
 
 
 def samples_per_second(record: RunRecord) -> float | None:
-    """Samples of all ranks over the slowest rank's training time, warm-up left out; None if nothing is left.
+    """Samples of all ranks over the slowest rank's training time, warm-up left out; None if nothing is left."""
+    samples = sum(sum(rank.samples[NUM_WARMUP_STEPS:]) for rank in record.ranks)
+    seconds = training_seconds(record)
+    return samples / seconds if seconds > 0 else None
+
+
+def training_seconds(record: RunRecord) -> float:
+    """Training time of the slowest rank, warm-up left out.
 
     Evaluation is not training time. Step times of one rank are summed before ranks are compared,
     since single steps end at different times on different ranks.
     """
-    samples = sum(sum(rank.samples[NUM_WARMUP_STEPS:]) for rank in record.ranks)
-    seconds = max((sum(rank.step_seconds[NUM_WARMUP_STEPS:]) for rank in record.ranks), default=0.0)
-    return samples / seconds if seconds > 0 else None
+    return max((sum(rank.step_seconds[NUM_WARMUP_STEPS:]) for rank in record.ranks), default=0.0)

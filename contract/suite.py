@@ -107,6 +107,7 @@ class Suite:
         state, reason = State.PASSED, ""
         try:
             self._require_supported(instance)
+            self._require_gpus(instance.world_size)
             if not instance.case.is_job and instance.case is not WORLD:
                 self._require_world(instance.case, instance.world_size)
             self._verify(instance.check, self.evidence(instance.case, instance.world_size))
@@ -124,6 +125,10 @@ class Suite:
         if known is not None:
             return Result(instance, State.EXPECTED_FAILURE, f"{known.reason}: {reason}", known.link)
         return Result(instance, state, reason)
+
+    def _require_gpus(self, world_size: int) -> None:
+        if self.device == "cuda" and world_size > count_gpus() and not self.row.capabilities.ranks_may_share_gpu:
+            raise NotSeen(f"{self.adapter} wants a GPU for each of {world_size} ranks, here are {count_gpus()}")
 
     def _require_supported(self, instance: Instance) -> None:
         """Raises UnsupportedError for what the adapter does not declare, once it is shown to refuse that itself."""

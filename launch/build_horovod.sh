@@ -14,6 +14,15 @@ if command -v mpicxx >/dev/null; then
   transports=gloo-mpi
   mpi=(HOROVOD_WITH_MPI=1)
 fi
+# GPU operations where torch has CUDA and the compiler is there; NCCL is the one that torch brought.
+cuda=()
+if [[ -n $("$python" -c 'import torch; print(torch.version.cuda or "")') ]] && command -v nvcc >/dev/null; then
+  transports=$transports-nccl
+  nccl=$("$python" -c 'import nvidia.nccl; print(next(iter(nvidia.nccl.__path__)))')
+  cuda=("CUDA_HOME=$(dirname "$(dirname "$(command -v nvcc)")")" HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_NCCL_LINK=SHARED
+    "HOROVOD_NCCL_INCLUDE=$nccl/include"
+    HOROVOD_BUILD_CUDA_CC_LIST="$("$python" -c 'import torch; print("%d%d" % torch.cuda.get_device_capability())')")
+fi
 tags=$("$python" -c 'import sys, torch; print(f"cp{sys.version_info[0]}{sys.version_info[1]}-torch{torch.__version__}")')
 wheels=$cache/wheels/horovod-$version-$tags-$transports
 if compgen -G "$wheels/*.whl" >/dev/null; then
@@ -27,6 +36,12 @@ done
 mkdir -p "$cache/wheels"
 work=$(mktemp -d "$cache/wheels/.build.XXXXXX")
 trap 'rm -rf "$work"' EXIT
+if ((${#cuda[@]})); then
+  # The package has the library under its versioned name alone.
+  mkdir "$work/nccl"
+  ln -s "$nccl"/lib/libnccl.so.* "$work/nccl/libnccl.so"
+  cuda+=("HOROVOD_NCCL_LIB=$work/nccl" "LDFLAGS=-Wl,-rpath,$nccl/lib")
+fi
 {
   "$python" -m pip install --disable-pip-version-check "setuptools<81" wheel packaging cffi cloudpickle psutil pyyaml
   (cd "$work" && "$python" -m pip download --disable-pip-version-check --no-deps --no-build-isolation \
@@ -38,7 +53,7 @@ trap 'rm -rf "$work"' EXIT
   # gcc 13 and later: headers no longer include each other, and a const member forbids assignment.
   sed -i 's/const size_type count_;/size_type count_;/' \
     "$source/third_party/flatbuffers/include/flatbuffers/stl_emulation.h"
-  env -u MAKEFLAGS "${mpi[@]}" HOROVOD_WITH_GLOO=1 HOROVOD_WITH_PYTORCH=1 HOROVOD_WITHOUT_TENSORFLOW=1 \
+  env -u MAKEFLAGS "${mpi[@]}" "${cuda[@]}" HOROVOD_WITH_GLOO=1 HOROVOD_WITH_PYTORCH=1 HOROVOD_WITHOUT_TENSORFLOW=1 \
     HOROVOD_WITHOUT_MXNET=1 CMAKE_POLICY_VERSION_MINIMUM=3.5 \
     CXXFLAGS="-include string -include stdexcept -include cstdint" \
     "$python" -m pip wheel --disable-pip-version-check --no-build-isolation --no-deps -w "$work/wheel" "$source"

@@ -164,3 +164,7 @@ def _record_failure(config: RunConfig, error: str) -> None:
         ),
         config.output_dir,
     )
+
+
+if __name__ == "__main__":
+    main()

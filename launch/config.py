@@ -59,6 +59,7 @@ class RunOptions(BaseModel):
     )
     init_loss_scale: float = Field(65536.0, ge=1, le=_MAX_FLOAT, description="first loss scale under fp16")
     find_unused_parameters: bool = Field(False, description="allow parameters that get no gradient")
+    torch_compile: bool = Field(False, description="train a model compiled with torch.compile (Inductor)")
 
     optimizer: Literal["adamw", "sgd"] = Field("adamw", description="AdamW (decoupled decay) or SGD")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD (0: none; not for AdamW)")

@@ -11,7 +11,7 @@ import math
 import random
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,6 +73,10 @@ class Trainer:
         self.num_warmup_steps = math.ceil(config.warmup_ratio * self.num_steps)
         torch.manual_seed(random_seed(config.seed, _WEIGHTS))
         model = task.build_model().to(backend.device)
+        if config.torch_compile:
+            # In place: no name of a weight changes, and DDP, which calls the module, still gets a graph
+            # cut at its buckets (https://docs.pytorch.org/docs/stable/notes/ddp.html#internal-design).
+            model.compile()
         self.model, self.optimizer = backend.setup(model, build_optimizer(config, model))
         self.trajectory = Trajectory()
         self.step = 0
@@ -187,20 +191,26 @@ class Trainer:
         # Not the wrapper, whose forward may communicate: ranks have unequal numbers of batches.
         model = backend.unwrap(self.model)
         model.eval()
-        for sample_ids in evaluation_batches(
+        batches = evaluation_batches(
             num_samples,
             batch_size=self.config.eval_batch_size,
             rank=backend.rank,
             world_size=backend.world_size,
-        ):
-            batch = task.collate("validation", sample_ids).to(backend.device)
-            with torch.no_grad(), backend.autocast():
-                rows[sample_ids.start : sample_ids.stop] = task.evaluation_rows(model, batch)
+        )
+        with torch.no_grad(), self._uncompiled():
+            for sample_ids in batches:
+                batch = task.collate("validation", sample_ids).to(backend.device)
+                with backend.autocast():
+                    rows[sample_ids.start : sample_ids.stop] = task.evaluation_rows(model, batch)
         metrics = task.metrics(backend.all_reduce(rows).cpu())
         metrics = {name: _finite(value) for name, value in metrics.items()}
         evaluation = EvaluationRecord(step=self.step, epoch=epoch, seconds=time.perf_counter() - began, metrics=metrics)
         self.trajectory.evaluations.append(evaluation)
         self.progress.write("evaluation", evaluation=evaluation.model_dump())
+
+    def _uncompiled(self) -> AbstractContextManager[Any]:
+        """Compiling once more, for the shapes of the validation split, would take longer than it saves."""
+        return torch.compiler.set_stance("force_eager") if self.config.torch_compile else nullcontext()
 
     def _load(self, global_batches: list[SampleIds]) -> Iterator[Batch]:
         config = self.config

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -45,6 +47,8 @@ def resolve(backend: str, row: BackendRow, asked: Options, *, started_at: float)
         world_size=num_processes,
         find_unused_parameters=options.find_unused_parameters,
     )
+    if options.torch_compile:
+        check_compiler(backend, row, device)
     start_methods = row.capabilities.start_methods
     start_method = start_methods[0] if options.start_method is None else options.start_method
     if start_method not in start_methods:
@@ -82,6 +86,16 @@ def resolve(backend: str, row: BackendRow, asked: Options, *, started_at: float)
         "started_at": started_at,
     }
     return RunConfig.model_validate(options.model_dump() | settled)
+
+
+def check_compiler(backend: str, row: BackendRow, device: str) -> None:
+    """Raises UsageError where a compiled model cannot be trained."""
+    if not row.capabilities.compiled_models:
+        raise UsageError(f"--torch-compile: {backend} cannot train a compiled model; drop it or choose another backend")
+    if device == "cpu" and not any(shutil.which(name) for name in (os.environ.get("CXX"), "g++", "clang++") if name):
+        raise UsageError("--torch-compile: needs a C++ compiler on CPU; install one (Debian: apt-get install g++)")
+    if device == "cuda" and find_spec("triton") is None:
+        raise UsageError("--torch-compile: needs triton on GPUs; pip install triton, or drop it")
 
 
 def _settle_device(options: RunOptions, row: BackendRow) -> Literal["cpu", "cuda"]:

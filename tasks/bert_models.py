@@ -141,6 +141,18 @@ def count_positions(directory: Path) -> int:
     return min(limits, default=MAX_POSITIONS)
 
 
+def encoder_shape(model: str, directory: Path | None) -> dict[str, int] | None:
+    """Returns layers and widths of a preset or of pretrained weights; None where config.json names them otherwise."""
+    if directory is None:
+        num_layers, hidden_size = PRESETS[model]
+        return {"num_layers": num_layers, "hidden_size": hidden_size, "intermediate_size": 4 * hidden_size}
+    config = json.loads((directory / "config.json").read_bytes())
+    sizes = [config.get(name) for name in ("num_hidden_layers", "hidden_size", "intermediate_size")]
+    if not all(isinstance(size, int) for size in sizes):
+        return None
+    return dict(zip(("num_layers", "hidden_size", "intermediate_size"), sizes, strict=True))
+
+
 def own_labels(directory: Path) -> list[str]:
     """Returns the labels of a pretrained model's classifier in its order; transformers' placeholders if it has none."""
     names = json.loads((directory / "config.json").read_bytes()).get("id2label")

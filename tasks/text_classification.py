@@ -224,6 +224,7 @@ class TextClassification(Task):
         return {
             "data": self.settings.dataset or str(self.settings.train_file or "embedded"),
             "model": self.settings.model,
+            "model_shape": bert_models.encoder_shape(self.settings.model, self._pretrained),
             "labels": data.labels,
             "num_samples": data.num_samples,
             "num_tokens": data.num_tokens,

@@ -14,7 +14,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from backends.interface import BackendOptions, Capabilities
+from backends.interface import Capabilities
+from tests.apex_levels import ChosenSettings
 
 
 class _Stream:
@@ -64,10 +65,9 @@ def _replace_cuda() -> None:
 _replace_cuda()
 
 from backends.apex import ApexBackend  # noqa: E402 (needs the stand-ins)
-from backends.apex_settings import ApexSettings  # noqa: E402
 
 
-class ApexO1OnCpu(ApexBackend):
+class ApexO1OnCpu(ChosenSettings, ApexBackend):
     """O0 for fp32 and O1 for fp16, with overlapped reduction."""
 
     name = "apex on CPU"
@@ -77,12 +77,6 @@ class ApexO1OnCpu(ApexBackend):
         unused_parameters=False,
         reasons={"bf16": "its reduction leaves bfloat16 gradients out without a word"},
     )
-    chosen: ClassVar[dict[str, Any]] = {}
-
-    def __init__(self, options: BackendOptions) -> None:
-        chosen = self.chosen if options.precision == "fp16" or "opt_level" not in self.chosen else {}
-        object.__setattr__(options, "settings", ApexSettings(**chosen))
-        super().__init__(options)
 
 
 class ApexO1DelayedOnCpu(ApexO1OnCpu):

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 from typing import Any, ClassVar
@@ -277,3 +278,12 @@ def test_pytest_leaves_nothing_of_the_contract_out() -> None:
         assert ids == set(all_checks())
     required = os.environ.get("LOCKSTEP_REQUIRE")
     assert required is None or set(DISTRIBUTED) <= set(required.split(","))
+
+
+def test_ranks_that_would_want_more_gpus_are_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("contract.suite.count_gpus", lambda: 1)
+    suite = Suite("ddp", tmp_path, device="cuda", world_sizes=[2], precisions=["fp32"], check_ids=["C16"])
+    suite.row = replace(suite.row, capabilities=replace(suite.row.capabilities, ranks_may_share_gpu=False))
+    result = suite.judge(suite.instances[0])
+    assert result.state is State.UNAVAILABLE
+    assert result.reason == "ddp wants a GPU for each of 2 ranks, here are 1"

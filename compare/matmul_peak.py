@@ -1,0 +1,34 @@
+"""Measures what a device reaches in matrix products: ``python -m compare.matmul_peak cuda bf16``.
+
+The rate of large square products is what a model could at most come close to on this very device,
+whatever its data sheet says. Prints operations a second.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import torch
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_SIZES = {"cpu": 1024, "cuda": 8192}
+_REPEATS = 10
+
+
+def measure(device: str, precision: str) -> float:
+    """Returns the median rate of square products, in operations a second, 2 n^3 for each product."""
+    size = _SIZES[device]
+    left, right = (torch.randn(size, size, device=device).to(_DTYPES[precision]) for _ in range(2))
+    seconds = []
+    for _ in range(3 + _REPEATS):
+        began = time.perf_counter()
+        torch.mm(left, right)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    return float(2 * size**3 / sorted(seconds[3:])[_REPEATS // 2])
+
+
+if __name__ == "__main__":
+    print(measure(*sys.argv[1:3]))

@@ -1,0 +1,278 @@
+"""Everything that wants a GPU, in one go: ``tests/gpu/run.sh``, or ``python -m tests.gpu.campaign``.
+
+First every adapter is held to the contract. Then they race on BERT-base with texts of exactly 128
+tokens, one rank on one GPU, in rounds of random order, each run in a process tree of its own. When
+the time is over no further run is started, and the results say what was left out. They go to
+docs/results/, as JSON with every raw number and as a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import random
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from backends.devices import count_gpus
+from backends.interface import PRECISIONS
+from backends.registry import BACKENDS
+from launch.engines import PROJECT_DIRECTORY
+from launch.record import describe_environment, write_atomically
+from tasks.grammar import generate
+from tests.gpu.contracts import ADAPTERS, NUM_PROCESSES, unavailable_reason
+from tests.gpu.report import render
+
+_LOCKSTEP = (sys.executable, "-m", "launch.cli")
+_CORES = len(os.sched_getaffinity(0))
+# Sentences enough for any text to fill 128 tokens.
+_REVIEWS_PER_TEXT = 20
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One competitor."""
+
+    backend: str
+    precision: str
+    torch_compile: bool
+    opt_level: str | None = None
+
+    def __str__(self) -> str:
+        level = f" {self.opt_level}" if self.opt_level else ""
+        return f"{self.backend}{level} {self.precision}{' compiled' if self.torch_compile else ''}"
+
+    @property
+    def arguments(self) -> list[str]:
+        arguments = [self.backend, "--num-processes", "1", "--precision", self.precision]
+        if self.opt_level:
+            arguments += ["--opt-level", self.opt_level]
+        if "torchrun" in BACKENDS[self.backend].capabilities.start_methods:
+            # Also for Accelerate, whose own launcher makes no group and no wrapper for one rank.
+            arguments += ["--start-method", "torchrun"]
+        return arguments + (["--torch-compile"] if self.torch_compile else [])
+
+
+def entries(backends: Sequence[str], device: str) -> list[Entry]:
+    """All that the chosen backends can do on this device."""
+    found = []
+    for name in backends:
+        capabilities = BACKENDS[name].capabilities
+        for precision in capabilities.precisions[device]:
+            levels = ("O1", "O2") if (name, precision) == ("apex", "fp16") else (None,)
+            for level in levels:
+                found.append(Entry(name, precision, torch_compile=False, opt_level=level))
+                if capabilities.compiled_models:
+                    found.append(Entry(name, precision, torch_compile=True, opt_level=level))
+    return found
+
+
+class Campaign:
+    """One campaign on one machine."""
+
+    def __init__(self, options: argparse.Namespace, directory: Path) -> None:
+        self.options, self.directory = options, directory
+        self.ends_at = time.monotonic() + options.time_limit
+        self.environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PROJECT_DIRECTORY), *sys.path[1:]])}
+
+    @property
+    def seconds_left(self) -> float:
+        return self.ends_at - time.monotonic()
+
+    def hold_to_contract(self, adapter: str) -> dict[str, Any]:
+        """Returns how the adapter fared, or why it could not be tried."""
+        options = self.options
+        reason = unavailable_reason(adapter, options.device)
+        if reason is not None:
+            return {"adapter": adapter, "unavailable": reason}
+        target = self.directory / f"{adapter.replace(':', '.')}.json"
+        command = ["contract", adapter, "--device", options.device, "--num-processes", NUM_PROCESSES]
+        if options.check:
+            command += ["--check", options.check]
+        output = self._run([*command, "--json", str(target)])
+        if not target.exists():
+            return {"adapter": adapter, "broken": output[-2000:]}
+        verdicts = json.loads(target.read_text())
+        return {
+            "adapter": adapter,
+            "command": shlex.join(["launch/run.sh", *command]),
+            "seconds": verdicts["seconds"],
+            "checks": {check["id"]: check["state"] for check in verdicts["checks"]},
+            "failures": {check["id"]: check["reason"] for check in verdicts["checks"] if check["state"] == "failed"},
+        }
+
+    def race(self, competitors: list[Entry]) -> tuple[list[dict[str, Any]], list[str]]:
+        """Runs rounds until the time is over; returns the runs, and what was not run as often as it should be."""
+        runs, left_out = [], []
+        order = random.Random(self.options.seed)
+        longest = 20.0
+        for number in range(self.options.rounds):
+            # What is compiled comes last: it takes longest, and a first round without it is whole in itself.
+            shuffled = sorted(order.sample(competitors, len(competitors)), key=lambda entry: entry.torch_compile)
+            for entry in shuffled:
+                if self.seconds_left < longest:
+                    left_out.append(f"{entry}, round {number + 1}")
+                    continue
+                began = time.monotonic()
+                runs.append(self.run(entry, f"{entry}-{number}".replace(" ", "-"), round_number=number + 1))
+                longest = max(longest, time.monotonic() - began)
+        return runs, left_out
+
+    def run(self, entry: Entry, name: str, *, round_number: int, max_steps: int | None = None) -> dict[str, Any]:
+        """One training; returns its record without what all have in common."""
+        options = self.options
+        output_dir = self.directory / name
+        arguments = [*entry.arguments, "--device", options.device, "--model", options.model]
+        sizes = {"--global-batch-size": options.batch_size, "--max-steps": max_steps or options.max_steps}
+        arguments += [word for option, size in sizes.items() for word in (option, str(size))]
+        arguments += ["--logging-steps", "5", "--max-seq-length", str(options.sequence_length)]
+        files = {"--train-file": self.texts("train"), "--validation-file": self.texts("validation")}
+        paths = [word for option, path in files.items() for word in (option, str(path))]
+        output = self._run([*arguments, *paths, "--output-dir", str(output_dir)])
+        done: dict[str, Any] = {"entry": str(entry), **asdict(entry), "round": round_number}
+        done["command"] = shlex.join(["launch/run.sh", *arguments])
+        record = output_dir / "record.json"
+        content = json.loads(record.read_text()) if record.exists() else {"status": "failed", "error": output[-2000:]}
+        return done | {"record": content}
+
+    def warm_up(self, entry: Entry) -> bool:
+        """Fills the compiler's cache; returns whether that went well in the first half of the time."""
+        if self.seconds_left < self.options.time_limit / 2:
+            return False
+        done = self.run(entry, f"warm-up-{entry}".replace(" ", "-"), round_number=0, max_steps=4)
+        return bool(done["record"]["status"] == "completed")
+
+    def texts(self, split: str) -> Path:
+        """A file of texts that are all longer than a sequence may be, so that none is padded."""
+        path = self.directory / f"{split}.csv"
+        if not path.exists():
+            num_texts = {"train": max(1024, self.options.batch_size), "validation": 64}[split]
+            reviews = generate(num_texts * _REVIEWS_PER_TEXT, seed=len(split))
+            with path.open("w", newline="") as file:
+                writer = csv.writer(file)
+                writer.writerow(["text", "label"])
+                for number in range(num_texts):
+                    some = reviews[number * _REVIEWS_PER_TEXT : (number + 1) * _REVIEWS_PER_TEXT]
+                    writer.writerow([" ".join(review["text"] for review in some), reviews[number]["label"]])
+        return path
+
+    def matmul_rate(self, precision: str) -> float:
+        command = [sys.executable, "-m", "compare.matmul_peak", self.options.device, precision]
+        return float(
+            subprocess.run(command, capture_output=True, check=True, env=self.environment, cwd=PROJECT_DIRECTORY).stdout
+        )
+
+    def _run(self, arguments: list[str]) -> str:
+        done = subprocess.run(
+            [*_LOCKSTEP, *arguments],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=self.environment, cwd=PROJECT_DIRECTORY,
+        )  # fmt: skip
+        return done.stdout
+
+
+def main() -> int:
+    """Runs the campaign; returns 0 if everything that could run did and kept the contract."""
+    options = _options()
+    if options.device == "cuda" and count_gpus() == 0:
+        print("campaign: no GPU is visible here; run it on a machine with one", file=sys.stderr)
+        return 2
+    environment = describe_environment(with_torch=True)
+    machine = environment.gpus[0] if options.device == "cuda" else f"{environment.num_cpus} cores"
+    stem = f"{time.strftime('%Y-%m-%d')}-{'-'.join(machine.lower().split())}"
+    target = options.output_dir / f"{stem}.json"
+    if target.exists():
+        print(f"campaign: {target} exists already; remove it or choose another --output-dir", file=sys.stderr)
+        return 2
+    backends = [name for name in BACKENDS if not options.backends or name in options.backends.split(",")]
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="lockstep-campaign-") as directory:
+        campaign = Campaign(options, Path(directory))
+        for split in ("train", "validation"):
+            campaign.texts(split)
+        adapters = [adapter for adapter in ADAPTERS if not options.backends or adapter in options.backends.split(",")]
+        with ThreadPoolExecutor(max(1, _CORES // 3)) as pool:
+            contracts = list(pool.map(campaign.hold_to_contract, adapters))
+        _say(began, f"contracts: {', '.join(map(_outcome, contracts))}")
+        ready = [name for name in backends if unavailable_reason(name, options.device) is None]
+        precisions = options.precision.split(",")
+        competitors = [entry for entry in entries(ready, options.device) if entry.precision in precisions]
+        # What Inductor compiles is kept in its cache: the race shall not be spent on that.
+        with ThreadPoolExecutor(max(1, _CORES // 3)) as pool:
+            compiled = [entry for entry in competitors if entry.torch_compile]
+            warmed = [entry for entry, done in zip(compiled, pool.map(campaign.warm_up, compiled), strict=True) if done]
+        _say(began, f"compiled beforehand: {len(warmed)} of {len(compiled)}")
+        raced = sorted({entry.precision for entry in competitors})
+        rates = {precision: campaign.matmul_rate(precision) for precision in raced}
+        runs, left_out = campaign.race([entry for entry in competitors if entry in warmed or not entry.torch_compile])
+        left_out += [f"{entry}, not compiled in time" for entry in compiled if entry not in warmed]
+        _say(began, f"{len(runs)} runs, {len(left_out)} left out")
+    results = {
+        "date": time.strftime("%Y-%m-%d"),
+        "command": shlex.join(["python", "-m", "tests.gpu.campaign", *sys.argv[1:]]),
+        "device": options.device,
+        "machine": machine,
+        "environment": environment.model_dump(mode="json"),
+        "driver": _driver(),
+        "matmul_flops_per_second": rates,
+        "contracts": contracts,
+        "runs": runs,
+        "left_out": left_out,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+    options.output_dir.mkdir(parents=True, exist_ok=True)
+    write_atomically(target, json.dumps(results, indent=1, allow_nan=False) + "\n")
+    write_atomically(target.with_suffix(".md"), render(results))
+    print(render(results))
+    kept = all(
+        "checks" in contract and not contract["failures"] for contract in contracts if "unavailable" not in contract
+    )
+    return 0 if kept and all(run["record"]["status"] == "completed" for run in runs) else 1
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="tests/gpu/run.sh", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu only to try the campaign itself")
+    parser.add_argument("--backends", metavar="NAME,...", help="only these (default: all that run here)")
+    parser.add_argument("--check", metavar="ID,...", help="hold adapters to these checks only")
+    parser.add_argument("--precision", metavar="P,...", default=",".join(PRECISIONS), help="race in these only")
+    parser.add_argument("--model", default="bert-base")
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--sequence-length", type=int, default=128)
+    parser.add_argument("--max-steps", type=int, default=45)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--time-limit", type=float, default=440, help="seconds after which no run is started")
+    parser.add_argument("--output-dir", type=Path, default=PROJECT_DIRECTORY / "docs" / "results")
+    return parser.parse_args()
+
+
+def _outcome(contract: dict[str, Any]) -> str:
+    if "checks" not in contract:
+        return f"{contract['adapter']} {'unavailable' if 'unavailable' in contract else 'broken'}"
+    return f"{contract['adapter']} {'failed' if contract['failures'] else 'kept'}"
+
+
+def _driver() -> str | None:
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(query, capture_output=True, text=True, check=True).stdout.split("\n")[0]
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _say(began: float, text: str) -> None:
+    print(f"{time.monotonic() - began:5.0f} s  {text}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""A model compiled with torch.compile follows the same trajectory, under every backend that allows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends.registry import BACKENDS
+from launch.config import UsageError
+from launch.resolve import check_compiler
+from tests.launching import DISTRIBUTED, lockstep, require_backend, train
+
+# The second step is shorter than the first: the graph is made again, for any size.
+OPTIONS = ("--task", "token-tagging", "--max-steps", "2", "--logging-steps", "1")
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return train("single", tmp_path_factory.mktemp("plain") / "run", *OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def compiler_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Fresh, and then shared: a graph that one backend had compiled serves the next."""
+    directory = tmp_path_factory.mktemp("inductor")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(directory))
+        yield directory
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["single", *DISTRIBUTED])
+def test_compiled_training_follows_the_plain_one(
+    tmp_path: Path, compiler_cache: Path, plain: dict[str, Any], backend: str
+) -> None:
+    require_backend(backend)
+    compiled = train(backend, tmp_path / "run", *OPTIONS, "--torch-compile")
+    # Reports of the task's float64 arithmetic; Inductor may only change the order of sums.
+    for one, other in zip(plain["steps"], compiled["steps"], strict=True):
+        assert other["loss"] == pytest.approx(one["loss"], rel=1e-12)
+        assert other["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-12)
+    for name, value in plain["quality"].items():
+        assert compiled["quality"][name] == pytest.approx(value, rel=1e-12)
+    assert list(compiler_cache.rglob("*.so")), "nothing was compiled"
+
+
+def test_without_a_compiler_it_is_refused(tmp_path: Path) -> None:
+    done = lockstep("single", "--torch-compile", "--output-dir", tmp_path / "run", env={"PATH": "/nowhere", "CXX": ""})
+    assert done.returncode == 2
+    assert "needs a C++ compiler" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_apex_refuses_a_compiled_model() -> None:
+    with pytest.raises(UsageError, match="apex cannot train a compiled model"):
+        check_compiler("apex", BACKENDS["apex"], "cuda")
