@@ -93,7 +93,18 @@ class ApexBackend(TorchGroupBackend):
 
     def backward(self, loss: torch.Tensor) -> None:
         with amp.scale_loss(loss, self.optimizer, delay_unscale=self._delay_unscale) as scaled_loss:
-            scaled_loss.backward()
+            try:
+                scaled_loss.backward()
+            except RuntimeError as error:
+                if "buckets were not allreduced" in str(error):  # Apex noticed that a gradient is missing, not which
+                    self._name_missing_gradients(error)
+                raise
+
+    def _name_missing_gradients(self, error: RuntimeError) -> None:
+        parameters = self.unwrap(self.model).named_parameters()
+        missing = [name for name, parameter in parameters if parameter.requires_grad and parameter.grad is None]
+        if missing:
+            raise ValueError(f"no gradient reached {', '.join(missing)}; freeze such parameters under Apex") from error
 
     def step(self, max_grad_norm: float) -> StepResult:
         # On overflow amp replaced step() by one that skips once and puts the real one back.
