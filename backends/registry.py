@@ -128,7 +128,7 @@ BACKENDS = {
         "Horovod, ring all-reduce",
         Capabilities(
             {"cpu": PRECISIONS, **({"cuda": PRECISIONS} if _horovod_has_nccl() else {})},
-            start_methods=("horovodrun", "mpirun"),
+            start_methods=("horovodrun", "mpirun", "horovod-node"),
         ),
         _horovod_missing,
     ),

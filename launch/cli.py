@@ -15,6 +15,7 @@ from backends.interface import UnsupportedError
 from backends.registry import BACKENDS, find_backend
 from launch.config import RunConfig, UsageError
 from launch.engines import PROJECT_DIRECTORY, Ranks, engine_command, engine_environment
+from launch.nodes import settle_nodes
 from launch.options import read_options
 from launch.progress import ProgressReader
 from launch.rank import CONFIG_NAME
@@ -87,6 +88,7 @@ def train(backend: str, arguments: list[str]) -> int:
             master_port=config.master_port,
             timeout_seconds=config.timeout,
             log_directory=config.output_dir / LOGS_NAME,
+            nodes=settle_nodes(config.num_nodes, config.node_rank, config.master_addr),
         )
         command = engine_command(config.start_method, ranks)
         _create_run_directory(config)
@@ -104,7 +106,8 @@ def train(backend: str, arguments: list[str]) -> int:
                 environment=engine_environment(ranks),
                 working_directory=PROJECT_DIRECTORY,
                 run_directory=config.output_dir,
-                num_processes=config.num_processes,
+                num_processes=ranks.num_local_processes,
+                spans_nodes=config.num_nodes > 1,
                 on_poll=display.refresh,
             )
     except Interrupted as interruption:
@@ -115,6 +118,9 @@ def train(backend: str, arguments: list[str]) -> int:
         _record_failure(config, str(failure))
         print(f"lockstep: {backend} failed: {failure}\n  more in {failure.log}", file=sys.stderr)
         return 1
+    if config.num_nodes > 1 and not (config.output_dir / RECORD_NAME).exists():
+        terminal.print(f"node {config.node_rank} is done; model and record are on the node of rank 0")
+        return 0
     show_summary(read_record(config.output_dir / RECORD_NAME), config.output_dir, terminal)
     return 0
 

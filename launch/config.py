@@ -5,6 +5,7 @@ Option names are those of the Hugging Face Trainer where it has one.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import time
@@ -36,11 +37,18 @@ class RunOptions(BaseModel):
 
     task: str = Field("text-classification", description="what to train, or package.module:Class")
     num_processes: int | None = Field(
-        None, ge=1, le=_MAX_PROCESSES, description="ranks (default: one per GPU; without GPU 2)"
+        None, ge=1, le=_MAX_PROCESSES, description="ranks of all nodes (default: one per GPU; without GPU 2)"
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where to compute")
     start_method: str | None = Field(None, description="what starts the ranks (default: the backend's own launcher)")
-    master_port: int | None = Field(None, ge=1, le=65535, description="rendezvous port (default: a free one)")
+    num_nodes: int = Field(
+        1, ge=1, le=_MAX_PROCESSES, description="machines that share the ranks; each runs this same command"
+    )
+    node_rank: int = Field(0, ge=0, lt=_MAX_PROCESSES, description="this machine's number among them, from 0")
+    master_addr: str | None = Field(None, min_length=1, description="where several nodes meet: an address of node 0")
+    master_port: int | None = Field(
+        None, ge=1, le=65535, description="rendezvous port (default: a free one; with several nodes 29500)"
+    )
     timeout: float = Field(
         300.0, gt=0, le=_MAX_TIMEOUT, description="seconds after which a collective that waits is an error"
     )
@@ -152,13 +160,15 @@ def settle_batch_sizes(global_batch_size: int, micro_batch_size: int | None, num
     return micro_batch_size
 
 
-def check_port(port: int) -> None:
-    """Raises UsageError when nothing can listen on this port of the loopback interface."""
+def check_port(port: int, address: str) -> None:
+    """Raises UsageError when nothing can listen on this port of this address."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind((address, port))
         except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise UsageError(f"--master-addr {address}: node 0 must have this address, but it has not") from error
             raise UsageError(
                 f"--master-port {port}: not free ({error.strerror}); choose another, or none to get a free one"
             ) from error

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launch.config import UsageError
+from launch.nodes import ALONE, DEFAULT_PORT, Nodes, interface, own_address
 
 PROJECT_DIRECTORY = Path(__file__).resolve().parent.parent
 
@@ -31,13 +32,14 @@ class Ranks:
     """The ranks to start.
 
     Attributes:
-        num_processes: How many.
+        num_processes: How many, on all nodes.
         module: The module each runs, and its arguments.
         device: "cpu" or "cuda".
         num_threads: CPU threads of each.
         master_port: Where they are to meet, None for any free port.
         timeout_seconds: How long a collective may wait.
         log_directory: Where a launcher may leave files of its own.
+        nodes: The machines they are spread over.
     """
 
     num_processes: int
@@ -47,6 +49,17 @@ class Ranks:
     master_port: int | None
     timeout_seconds: float
     log_directory: Path
+    nodes: Nodes = ALONE
+
+    @property
+    def num_local_processes(self) -> int:
+        """Ranks of this machine."""
+        return self.num_processes // self.nodes.num_nodes
+
+    @property
+    def port(self) -> int:
+        """Where several nodes meet."""
+        return self.master_port or DEFAULT_PORT
 
 
 def _python(ranks: Ranks) -> list[str]:
@@ -54,13 +67,20 @@ def _python(ranks: Ranks) -> list[str]:
 
 
 def _torchrun(ranks: Ranks) -> list[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks.num_processes}"]
-    command += ["--local-addr=127.0.0.1", f"--log-dir={ranks.log_directory / 'torchrun'}"]
-    if ranks.master_port is None:
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks.num_local_processes}"]
+    command += [f"--local-addr={own_address(ranks.nodes)}", f"--log-dir={ranks.log_directory / 'torchrun'}"]
+    if ranks.nodes.num_nodes > 1:
+        command += [f"--nnodes={ranks.nodes.num_nodes}", "--rdzv-backend=c10d", f"--rdzv-conf={_rendezvous(ranks)}"]
+        command += [f"--rdzv-endpoint={ranks.nodes.master_addr}:{ranks.port}"]
+    elif ranks.master_port is None:
         command += ["--standalone"]
     else:
         command += ["--master-addr=127.0.0.1", f"--master-port={ranks.master_port}"]
     return [*command, "-m", *ranks.module]
+
+
+def _rendezvous(ranks: Ranks) -> str:
+    return f"is_host={int(ranks.nodes.node_rank == 0)},join_timeout={max(1, round(ranks.timeout_seconds))}"
 
 
 def _spawn(ranks: Ranks) -> list[str]:
@@ -76,12 +96,13 @@ def _accelerate(ranks: Ranks) -> list[str]:
     command = [sys.executable, "-m", "accelerate.commands.launch", f"--config_file={config}"]
     if ranks.num_processes > 1:
         command += ["--multi_gpu"]
-    command += [f"--num_processes={ranks.num_processes}", "--num_machines=1", "--mixed_precision=no"]
-    command += [
-        f"--log_dir={ranks.log_directory / 'torchrun'}",
-        "--dynamo_backend=no",
-        f"--main_process_port={ranks.master_port or 0}",
-    ]
+    command += [f"--num_processes={ranks.num_processes}", f"--num_machines={ranks.nodes.num_nodes}"]
+    command += ["--mixed_precision=no", "--dynamo_backend=no", f"--log_dir={ranks.log_directory / 'torchrun'}"]
+    if ranks.nodes.num_nodes > 1:
+        command += [f"--machine_rank={ranks.nodes.node_rank}", f"--main_process_ip={ranks.nodes.master_addr}"]
+        command += [f"--main_process_port={ranks.port}", "--rdzv_backend=c10d", f"--rdzv_conf={_rendezvous(ranks)}"]
+    else:
+        command += [f"--main_process_port={ranks.master_port or 0}"]
     return [*command, "--module", *ranks.module]
 
 
@@ -89,6 +110,15 @@ def _horovodrun(ranks: Ranks) -> list[str]:
     # Loopback only: otherwise it first looks for an interface that all hosts share.
     command = [_script("horovodrun"), "-np", str(ranks.num_processes), "--gloo", "--network-interfaces", "lo"]
     return [*command, sys.executable, "-m", *ranks.module]
+
+
+def _horovod_node(ranks: Ranks) -> list[str]:
+    nodes = ranks.nodes
+    command = [sys.executable, "-m", "launch.horovod_node", f"--num-processes={ranks.num_processes}"]
+    command += [f"--num-nodes={nodes.num_nodes}", f"--node-rank={nodes.node_rank}"]
+    command += [f"--master-addr={nodes.master_addr}", f"--master-port={ranks.port}"]
+    command += [f"--interface={interface(nodes)}", f"--timeout={ranks.timeout_seconds}"]
+    return [*command, *ranks.module]
 
 
 def _mpirun(ranks: Ranks) -> list[str]:
@@ -107,8 +137,11 @@ _COMMANDS: Mapping[str, Callable[[Ranks], list[str]]] = {
     "accelerate": _accelerate,
     "horovodrun": _horovodrun,
     "mpirun": _mpirun,
+    "horovod-node": _horovod_node,
 }
 _WITHOUT_PORT = ("python", "horovodrun", "mpirun")
+# What starts one machine's ranks of a job that spans several.
+ACROSS_NODES = ("torchrun", "accelerate", "horovod-node")
 
 
 def engine_command(start_method: str, ranks: Ranks) -> list[str]:
@@ -141,11 +174,14 @@ def engine_environment(ranks: Ranks) -> dict[str, str]:
         # No file in the working directory can pose as a library.
         "PYTHONSAFEPATH": "1",
         "PYTHONUNBUFFERED": "1",
-        # One machine's ranks meet on the loopback interface, wherever its name resolves to.
-        "GLOO_SOCKET_IFNAME": "lo",
+        # One machine's ranks meet on the loopback interface, wherever its name resolves to, those of
+        # several on the one that leads to node 0.
+        "GLOO_SOCKET_IFNAME": interface(ranks.nodes),
         "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(1, round(ranks.timeout_seconds))),
         "HF_HUB_DISABLE_TELEMETRY": "1",
     }
+    if ranks.nodes.num_nodes > 1:
+        environment["PET_LOCAL_ADDR"] = own_address(ranks.nodes)  # --local-addr of the torchrun inside accelerate
     if ranks.device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""
         environment["ACCELERATE_USE_CPU"] = "true"

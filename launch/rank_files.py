@@ -120,6 +120,12 @@ class RankFiles:
         return RankFailure(rank=self.rank, **json.loads(self._error.read_text()))
 
 
+def started_ranks(run_directory: Path) -> list[RankFiles]:
+    """The ranks that have announced themselves on this machine, in order."""
+    numbers = [path.stem.removeprefix("rank") for path in (run_directory / LOGS_NAME).glob("rank*.pid")]
+    return [RankFiles(run_directory, number) for number in sorted(int(number) for number in numbers)]
+
+
 @contextlib.contextmanager
 def reporting(run_directory: Path) -> Iterator[int]:
     """What every rank does around its work: gives the rank, and lets the launcher know how the work ended.

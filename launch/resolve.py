@@ -22,7 +22,8 @@ from launch.config import (
     default_output_dir,
     settle_batch_sizes,
 )
-from launch.engines import Ranks, engine_command
+from launch.engines import ACROSS_NODES, Ranks, engine_command
+from launch.nodes import settle_nodes
 from launch.options import Options
 from launch.rank import CONFIG_NAME
 from tasks.interface import TaskSettings
@@ -39,6 +40,7 @@ def resolve(backend: str, row: BackendRow, asked: Options, *, started_at: float)
     if reason is not None:
         raise UnsupportedError(f"{backend} cannot run here: {reason}")
     device = _settle_device(options, row)
+    nodes = settle_nodes(options.num_nodes, options.node_rank, options.master_addr)
     num_processes = options.num_processes or _default_num_processes(options, row, device)
     row.capabilities.check(
         name=backend,
@@ -50,19 +52,31 @@ def resolve(backend: str, row: BackendRow, asked: Options, *, started_at: float)
     if options.torch_compile:
         check_compiler(backend, row, device)
     start_methods = row.capabilities.start_methods
+    if nodes.num_nodes > 1:
+        start_methods = tuple(method for method in start_methods if method in ACROSS_NODES)
+        if not start_methods:
+            raise UsageError(f"--num-nodes {nodes.num_nodes}: {backend} has no launcher that spans nodes; use one node")
+    if num_processes % nodes.num_nodes:
+        raise UsageError(
+            f"--num-processes {num_processes} does not divide among {nodes.num_nodes} nodes; "
+            f"choose a multiple of {nodes.num_nodes}"
+        )
+    num_local = num_processes // nodes.num_nodes
     start_method = start_methods[0] if options.start_method is None else options.start_method
     if start_method not in start_methods:
-        raise UsageError(f"--start-method {start_method}: {backend} is started by {' or '.join(start_methods)}")
-    if device == "cuda" and num_processes > count_gpus() and not row.capabilities.ranks_may_share_gpu:
+        where = "on several nodes " if nodes.num_nodes > 1 else ""
+        raise UsageError(f"--start-method {start_method}: {backend} is {where}started by {' or '.join(start_methods)}")
+    if device == "cuda" and num_local > count_gpus() and not row.capabilities.ranks_may_share_gpu:
         raise UsageError(
-            f"--num-processes {num_processes}: {backend} needs a GPU for each rank, here are {count_gpus()}"
+            f"--num-processes {num_processes}: {backend} needs a GPU for each rank of a node, here are {count_gpus()}"
         )
     # Composed for its checks alone: they belong before the long preparation of data.
-    engine_command(start_method, Ranks(num_processes, (), device, 1, options.master_port, options.timeout, Path()))
+    ranks = Ranks(num_processes, (), device, 1, options.master_port, options.timeout, Path(), nodes)
+    engine_command(start_method, ranks)
     micro_batch_size = settle_batch_sizes(options.global_batch_size, options.micro_batch_size, num_processes)
     output_dir = _settle_output_dir(options, backend, settings)
-    if options.master_port is not None:
-        check_port(options.master_port)
+    if nodes.node_rank == 0 and (options.master_port is not None or nodes.num_nodes > 1):
+        check_port(ranks.port, nodes.master_addr)
 
     task = task_class(settings)
     task.prepare()
@@ -78,7 +92,7 @@ def resolve(backend: str, row: BackendRow, asked: Options, *, started_at: float)
         "num_processes": num_processes,
         "device": device,
         "start_method": start_method,
-        "threads_per_rank": options.threads_per_rank or max(1, _num_cpus() // num_processes),
+        "threads_per_rank": options.threads_per_rank or max(1, _num_cpus() // num_local),
         "micro_batch_size": micro_batch_size,
         "learning_rate": options.learning_rate or task.default_learning_rate,
         "output_dir": output_dir,
@@ -107,12 +121,13 @@ def _settle_device(options: RunOptions, row: BackendRow) -> Literal["cpu", "cuda
 
 
 def _default_num_processes(options: RunOptions, row: BackendRow, device: str) -> int:
-    """One rank per GPU, or as many of them as can share the global batch evenly."""
+    """One rank per GPU, or as many of them as can share the global batch evenly; equally many on each node."""
     if row.capabilities.max_world_size is not None:
         return row.capabilities.max_world_size
     if device == "cpu":
-        return DEFAULT_CPU_PROCESSES
-    return max(number for number in range(1, count_gpus() + 1) if options.global_batch_size % number == 0)
+        return max(DEFAULT_CPU_PROCESSES, options.num_nodes)
+    numbers = [options.num_nodes * local for local in range(1, count_gpus() + 1)]
+    return max((number for number in numbers if options.global_batch_size % number == 0), default=options.num_nodes)
 
 
 def _settle_output_dir(options: RunOptions, backend: str, settings: TaskSettings) -> Path:

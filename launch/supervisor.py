@@ -10,11 +10,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
-from launch.rank_files import LOGS_NAME, RankFailure, RankFiles
+from launch.rank_files import LOGS_NAME, RankFailure, RankFiles, started_ranks
 
 _POLL_SECONDS = 0.1
 # How long a launcher may take to end the other ranks once one has failed, before we do it.
@@ -36,11 +36,15 @@ class Interrupted(Exception):
 
 @dataclass(frozen=True)
 class JobFailure:
-    """Which rank failed first (None: the launcher itself did), why, and where to read more."""
+    """Which rank failed first (None: the launcher itself did), why, and where to read more.
+
+    It may be a mere consequence of a failure elsewhere, on another node.
+    """
 
     rank: int | None
     message: str
     log: Path
+    is_consequence: bool = False
 
     def __str__(self) -> str:
         return f"rank {self.rank}: {self.message}" if self.rank is not None else self.message
@@ -53,19 +57,19 @@ def run_job(
     working_directory: Path,
     run_directory: Path,
     num_processes: int,
+    spans_nodes: bool = False,
     on_poll: Callable[[], None],
     must_end_cleanly: bool = False,
 ) -> JobFailure | None:
     """Runs an engine's command to its end and returns None, or why it failed.
 
-    However it ends, no process of the job is left: on this machine, ranks are known by the files
-    they write in `run_directory`. That a launcher ends with an error although all ranks succeeded
+    However it ends, no process of the job is left on this machine, whose `num_processes` ranks are
+    known by the files they write in `run_directory`. That a launcher ends with an error although all ranks succeeded
     is only mentioned, unless `must_end_cleanly`.
 
     Raises:
         Interrupted: SIGINT, SIGTERM or SIGHUP arrived; the job has been ended.
     """
-    ranks = [RankFiles(run_directory, rank) for rank in range(num_processes)]
     engine_log = run_directory / LOGS_NAME / "engine.log"
     failed_at: float | None = None
     with engine_log.open("ab") as log, signals_raised():
@@ -83,21 +87,25 @@ def run_job(
             while engine.poll() is None:
                 time.sleep(_POLL_SECONDS)
                 on_poll()
-                if failed_at is None and any(_has_failed(rank) for rank in ranks):
+                if failed_at is None and any(_has_failed(rank) for rank in started_ranks(run_directory)):
                     failed_at = time.monotonic()
                 if failed_at is not None and time.monotonic() - failed_at > _SECONDS_TO_END:
                     break
         finally:
-            _end(engine, ranks)
+            _end(engine, run_directory)
     on_poll()
-    if all(rank.succeeded() for rank in ranks):
+    ranks = started_ranks(run_directory)
+    if len(ranks) == num_processes and all(rank.succeeded() for rank in ranks):
         if engine.returncode:
             message = f"all ranks finished, but their launcher ended with code {engine.returncode}"
             if must_end_cleanly:
                 return JobFailure(None, message, engine_log)
             print(f"lockstep: {message}; see {engine_log}")
         return None
-    return _explain(ranks, engine.returncode, engine_log)
+    failure = _explain(ranks, engine.returncode, engine_log)
+    if spans_nodes and failure.is_consequence:
+        return replace(failure, message=f"{failure.message} (the cause may lie on another node)")
+    return failure
 
 
 def _end_with_parent() -> None:
@@ -113,7 +121,7 @@ def _has_failed(rank: RankFiles) -> bool:
     return has_ended and not rank.succeeded()
 
 
-def _end(engine: subprocess.Popen[bytes], ranks: list[RankFiles]) -> None:
+def _end(engine: subprocess.Popen[bytes], run_directory: Path) -> None:
     """Ends the engine, politely first, then every rank that outlived it."""
     if engine.poll() is None:
         engine.terminate()
@@ -122,7 +130,7 @@ def _end(engine: subprocess.Popen[bytes], ranks: list[RankFiles]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(engine.pid, signal.SIGKILL)
     engine.wait()
-    for rank in ranks:
+    for rank in started_ranks(run_directory):
         pid = rank.running_pid()
         if pid is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -156,7 +164,8 @@ def _explain(ranks: list[RankFiles], return_code: int, engine_log: Path) -> JobF
 
 
 def _named(failure: RankFailure, ranks: list[RankFiles]) -> JobFailure:
-    return JobFailure(failure.rank, failure.message, ranks[failure.rank].log)
+    (log,) = [rank.log for rank in ranks if rank.rank == failure.rank]
+    return JobFailure(failure.rank, failure.message, log, failure.is_consequence)
 
 
 @contextlib.contextmanager

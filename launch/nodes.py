@@ -1,0 +1,77 @@
+"""Several machines that run one job: each is given the same command but for its number."""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import struct
+from dataclasses import dataclass
+
+from launch.config import UsageError
+
+DEFAULT_PORT = 29500
+
+_SIOCGIFADDR = 0x8915  # netdevice(7)
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """This machine's place among those of the job.
+
+    Attributes:
+        num_nodes: How many machines there are; each runs equally many ranks.
+        node_rank: This one's number, from 0.
+        master_addr: Where they meet: an address of node 0, resolved.
+    """
+
+    num_nodes: int = 1
+    node_rank: int = 0
+    master_addr: str = "127.0.0.1"
+
+
+ALONE = Nodes()
+
+
+def settle_nodes(num_nodes: int, node_rank: int, master_addr: str | None) -> Nodes:
+    """Checks what was asked for and resolves the address.
+
+    Raises:
+        UsageError: Something is missing or does not fit.
+    """
+    if node_rank >= num_nodes:
+        raise UsageError(
+            f"--node-rank {node_rank}: of {num_nodes} node(s) the last is {num_nodes - 1}; see --num-nodes"
+        )
+    if num_nodes == 1:
+        if master_addr is not None:
+            raise UsageError(f"--master-addr {master_addr}: one node meets with nobody; give --num-nodes, or drop it")
+        return ALONE
+    if master_addr is None:
+        raise UsageError(f"--num-nodes {num_nodes}: tell where they meet with --master-addr (an address of node 0)")
+    try:
+        address = socket.gethostbyname(master_addr)
+    except (OSError, UnicodeError) as error:
+        raise UsageError(f"--master-addr {master_addr}: cannot be resolved ({error}); give node 0's address") from error
+    return Nodes(num_nodes, node_rank, address)
+
+
+def own_address(nodes: Nodes) -> str:
+    """The address by which the others reach this machine: that of the interface that leads to node 0."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((nodes.master_addr, DEFAULT_PORT))  # sends nothing
+        return str(probe.getsockname()[0])
+
+
+def interface(nodes: Nodes) -> str:
+    """The name of that interface; loopback where there is one node only."""
+    address = own_address(nodes)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+            except OSError:  # it has no address
+                continue
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return "lo"
