@@ -21,7 +21,9 @@ if [[ -n $("$python" -c 'import torch; print(torch.version.cuda or "")') ]] && c
   nccl=$("$python" -c 'import nvidia.nccl; print(next(iter(nvidia.nccl.__path__)))')
   cuda=("CUDA_HOME=$(dirname "$(dirname "$(command -v nvcc)")")" HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_NCCL_LINK=SHARED
     "HOROVOD_NCCL_INCLUDE=$nccl/include"
-    HOROVOD_BUILD_CUDA_CC_LIST="$("$python" -c 'import torch; print("%d%d" % torch.cuda.get_device_capability())')")
+    # This machine's, or the common ones where a build has no GPU, as that of an image.
+    HOROVOD_BUILD_CUDA_CC_LIST="$("$python" -c 'import torch
+print("%d%d" % torch.cuda.get_device_capability() if torch.cuda.is_available() else "70,80,90")')")
 fi
 tags=$("$python" -c 'import sys, torch; print(f"cp{sys.version_info[0]}{sys.version_info[1]}-torch{torch.__version__}")')
 wheels=$cache/wheels/horovod-$version-$tags-$transports

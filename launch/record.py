@@ -196,7 +196,8 @@ def _git_state(directory: Path) -> tuple[str | None, bool | None]:
     try:
         return git("rev-parse", "HEAD"), bool(git("status", "--porcelain"))
     except (OSError, subprocess.SubprocessError):
-        return None, None
+        # In an image, which has no repository, the commit it was built from.
+        return os.environ.get("LOCKSTEP_REVISION"), None
 
 
 if __name__ == "__main__":

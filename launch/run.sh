@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Trains with one backend, setting up what it needs the first time:
 #   launch/run.sh ddp|apex|horovod|accelerate|single [options]
+#   launch/run.sh ddp|apex|horovod|accelerate --docker [options]      in its image instead
 #   launch/run.sh contract BACKEND [options]
 #   launch/run.sh doctor
 # LOCKSTEP_VENV names the virtual environment (default: .venv here; "active": the activated one),
@@ -20,5 +21,10 @@ case ${1:-} in
     ;;
   *) fail "there is no backend '$1'; choose single, ddp, apex, horovod or accelerate; or contract, or doctor" ;;
 esac
+if [[ " $* " == *" --docker "* ]]; then
+  [[ -f $root/docker/$1/Dockerfile ]] || fail "--docker: there is no image of '$1'; choose ddp, apex, horovod or accelerate"
+  source "$root/launch/docker.sh"
+  run_in_docker "$@"
+fi
 set_up "$extra"
 exec "$environment/bin/lockstep" "$@"

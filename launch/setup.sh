@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced by run.sh and tests/run.sh: makes a virtual environment hold what some extras of
 # pyproject.toml need. A stamp of all that the set-up depends on makes the next call immediate.
 
@@ -11,13 +12,8 @@ fail() {
 # set_up EXTRA...: installs the extras and sets `environment`.
 set_up() {
   local extra stamp wanted missing=()
-  if [[ ${LOCKSTEP_VENV:-} == active ]]; then
-    [[ -n ${VIRTUAL_ENV:-} ]] || fail "LOCKSTEP_VENV=active, but no virtual environment is activated"
-    environment=$VIRTUAL_ENV
-  else
-    environment=${LOCKSTEP_VENV:-$root/.venv}
-  fi
-  wanted=$(cat "$root"/pyproject.toml "$root"/launch/{constraints.txt,setup.sh,build_horovod.sh} <(echo "$root" && command -v mpicxx) | cksum)
+  find_environment
+  wanted=$(setup_key)
   for extra in "$@"; do
     stamp=$environment/.lockstep/$extra
     [[ -f $stamp && $(<"$stamp") == "$wanted" && -x $environment/bin/lockstep ]] || missing+=("$extra")
@@ -40,10 +36,32 @@ set_up() {
     echo "lockstep: the set-up failed; the whole log is $log" >&2
     exit 1
   fi
-  for extra in "${missing[@]}"; do
-    echo "$wanted" >"$environment/.lockstep/$extra"
-  done
+  mark_installed "${missing[@]}"
   LOCKSTEP_STARTED_AT=${EPOCHREALTIME/,/.} # a run's time does not include its set-up
+}
+
+# mark_installed EXTRA...: lets set_up find nothing to do for them.
+mark_installed() {
+  local extra
+  find_environment
+  mkdir -p "$environment/.lockstep"
+  for extra in "$@"; do
+    setup_key >"$environment/.lockstep/$extra"
+  done
+}
+
+find_environment() {
+  if [[ ${LOCKSTEP_VENV:-} == active ]]; then
+    [[ -n ${VIRTUAL_ENV:-} ]] || fail "LOCKSTEP_VENV=active, but no virtual environment is activated"
+    environment=$VIRTUAL_ENV
+  else
+    environment=${LOCKSTEP_VENV:-$root/.venv}
+  fi
+}
+
+# Of all that the result depends on.
+setup_key() {
+  cat "$root"/pyproject.toml "$root"/launch/{constraints.txt,setup.sh,build_horovod.sh} <(echo "$root" && command -v mpicxx) | cksum
 }
 
 make_environment() {
@@ -96,5 +114,5 @@ install() {
     options=(--find-links "$wheels" --only-binary horovod)
   fi
   list=$(IFS=, && echo "$*")
-  "${pip[@]}" -c "$constraints" "${options[@]}" -e "$root[$list]"
+  "${pip[@]}" -c "$constraints" "${options[@]}" -e "${root}[$list]"
 }

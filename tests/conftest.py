@@ -15,3 +15,8 @@ def cache_directory(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["PYTHONPATH"] = str(PROJECT_DIRECTORY)
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["HF_DATASETS_OFFLINE"] = "1"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What needs images comes last: they may be in the making."""
+    items.sort(key=lambda item: item.get_closest_marker("docker") is not None)
