@@ -80,7 +80,8 @@ def test_all_ranks_skip_together_while_the_fp16_scale_settles(run_once: Runs) ->
 
 
 @pytest.mark.parametrize(
-    ("backend", "start_method"), [("ddp", "spawn"), ("horovod", "mpirun"), ("accelerate", "torchrun")]
+    ("backend", "start_method"),
+    [("ddp", "spawn"), ("horovod", "mpirun"), ("horovod", "horovod-node"), ("accelerate", "torchrun")],
 )
 def test_other_start_methods_compute_the_same(run_once: Runs, backend: str, start_method: str) -> None:
     require_backend(backend)

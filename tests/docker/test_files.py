@@ -42,7 +42,7 @@ def test_the_first_layers_are_the_same_so_that_torch_is_stored_once() -> None:
     for path in DOCKERFILES:
         text = path.read_text()
         start = text.rindex("ARG VARIANT=cpu")
-        heads.add(text[start : text.index("install.sh packages\n", start)])
+        heads.add(text[start : text.index("install_packages.sh\n", start)])
     assert len(heads) == 1
 
 

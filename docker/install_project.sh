@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Inside an image under construction, last: install_project.sh BACKEND
+# Installs the project that it lies in; fails unless doctor says that the backend can run.
+set -euo pipefail
+export PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source launch/setup.sh
+pip install --no-deps --no-build-isolation --editable .
+mark_installed single "$1"
+found=$(launch/run.sh doctor)
+echo "$found"
+# Apex wants a GPU, which a build has not: its Dockerfile asserts what can be asserted.
+[[ $1 == apex ]] || grep -qE "^$1 +yes" <<<"$found"
+rm -rf /tmp/*

@@ -1,0 +1,117 @@
+"""Jobs of several nodes, here on one machine: what they compute, who writes, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch.config import UsageError
+from launch.nodes import ALONE, Nodes, interface, own_address, settle_nodes
+from tests.launching import DISTRIBUTED, lockstep, require_backend, train
+
+OPTIONS = ("--task", "token-tagging", "--max-steps", "10", "--threads-per-rank", "1", "--num-processes", "2")
+
+
+def _free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def _run_nodes(backend: str, place: Path, *options: str) -> list[Any]:
+    """Starts two nodes at once and returns how each ended."""
+    outcomes: list[Any] = [None, None]
+    place_of_meeting = ("--num-nodes", "2", "--master-addr", "127.0.0.1", "--master-port", _free_port())
+
+    def run(node_rank: int) -> None:
+        where = ("--node-rank", str(node_rank), "--output-dir", str(place / f"node{node_rank}"))
+        outcomes[node_rank] = lockstep(backend, *options, *place_of_meeting, *where)
+
+    threads = [threading.Thread(target=run, args=(node_rank,)) for node_rank in (1, 0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return outcomes
+
+
+@pytest.mark.parametrize("backend", DISTRIBUTED)
+def test_two_nodes_compute_what_one_does(tmp_path: Path, backend: str) -> None:
+    require_backend(backend)
+    alone = train(backend, tmp_path / "alone", *OPTIONS)
+    done = _run_nodes(backend, tmp_path, *OPTIONS)
+    assert [outcome.returncode for outcome in done] == [0, 0], done[0].stderr + done[1].stderr
+    (path,) = tmp_path.glob("node*/record.json")
+    together = json.loads(path.read_text())
+    assert [rank["weights_sha256"] for rank in together["ranks"]] == [rank["weights_sha256"] for rank in alone["ranks"]]
+    assert [step["loss"] for step in together["steps"]] == [step["loss"] for step in alone["steps"]]
+    other = 1 - int(path.parent.name.removeprefix("node"))
+    assert f"node {other} is done; model and record are on the node of rank 0" in done[other].stdout
+
+
+@pytest.mark.parametrize("backend", DISTRIBUTED)
+def test_a_node_that_nobody_joins_gives_up(tmp_path: Path, backend: str) -> None:
+    require_backend(backend)
+    options = ("--num-nodes", "2", "--master-addr", "127.0.0.1", "--master-port", _free_port(), "--timeout", "5")
+    done = lockstep(backend, *OPTIONS, *options, "--output-dir", tmp_path / "run", timeout=120)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert f"lockstep: {backend} failed: " in done.stderr
+    assert json.loads((tmp_path / "run" / "record.json").read_text())["status"] == "failed"
+
+
+REFUSALS = {
+    "no-address": ("ddp --num-nodes 2", "--num-nodes 2", "--master-addr"),
+    "address-unknown": ("ddp --num-nodes 2 --master-addr nowhere.invalid", "nowhere.invalid", "cannot be resolved"),
+    "address-of-another": ("ddp --num-nodes 2 --master-addr 192.0.2.1", "--master-addr 192.0.2.1", "node 0 must have"),
+    "node-too-high": ("ddp --num-nodes 2 --node-rank 2 --master-addr 127.0.0.1", "--node-rank 2", "--num-nodes"),
+    "address-alone": ("ddp --master-addr 127.0.0.1", "--master-addr 127.0.0.1", "--num-nodes"),
+    "uneven": (
+        "ddp --num-nodes 3 --num-processes 4 --master-addr 127.0.0.1",
+        "--num-processes 4 does not divide among 3 nodes",
+        "multiple of 3",
+    ),
+    "method": ("ddp --num-nodes 2 --master-addr 127.0.0.1 --start-method spawn", "spawn", "torchrun"),
+    "method-horovod": (
+        "horovod --num-nodes 2 --master-addr 127.0.0.1 --start-method horovodrun",
+        "horovodrun",
+        "horovod-node",
+    ),
+    "one-process": ("single --num-nodes 2 --master-addr 127.0.0.1", "single has no launcher", "use one node"),
+    "none": ("ddp --num-nodes 0", "--num-nodes 0", "greater than or equal to 1"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_is_refused(tmp_path: Path, case: str) -> None:
+    arguments, *words = REFUSALS[case]
+    require_backend(arguments.split()[0])
+    done = lockstep(*arguments.split(), "--output-dir", tmp_path / "run")
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert all(word in done.stderr for word in words), done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_taken_port_is_refused(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        options = ("--num-nodes", "2", "--master-addr", "127.0.0.1", "--master-port", port)
+        done = lockstep("ddp", *options, "--output-dir", tmp_path / "run")
+    assert done.returncode == 2
+    assert f"--master-port {port}: not free" in done.stderr
+
+
+def test_addresses_and_interfaces() -> None:
+    assert settle_nodes(1, 0, None) == ALONE
+    assert own_address(ALONE) == "127.0.0.1"
+    assert interface(ALONE) == "lo"
+    assert settle_nodes(2, 1, "localhost") == Nodes(2, 1, "127.0.0.1")
+    with pytest.raises(UsageError, match="cannot be resolved"):
+        settle_nodes(2, 0, "x" * 300)
