@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -216,27 +217,44 @@ def _has_real_apex() -> bool:
     return all(find_spec(name) for name in ("apex", "apex.amp", "apex.parallel")) if find_spec("apex") else False
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(
-    not _has_real_apex() or torch.cuda.is_available(),
-    reason="the source of Apex 25.04 is not on PYTHONPATH (or here is a GPU, where it runs for real)",
-)
-@pytest.mark.parametrize("adapter_name", ["ApexO1OnCpu", "ApexO1DelayedOnCpu", "ApexO2OnCpu"])
-def test_real_apex_keeps_the_contract_on_stand_ins_for_cuda(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, adapter_name: str
-) -> None:
+def _with_apex() -> dict[str, str]:
+    """Lets ranks find the Apex that was found here."""
     source = find_spec("apex")
     assert source is not None
     assert source.submodule_search_locations
     origin = Path(next(iter(source.submodule_search_locations))).parent
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([os.environ["PYTHONPATH"], str(origin)]))
+    return {"PYTHONPATH": os.pathsep.join([os.environ["PYTHONPATH"], str(origin)])}
+
+
+real_apex = pytest.mark.skipif(
+    not _has_real_apex() or torch.cuda.is_available(),
+    reason="the source of Apex 25.04 is not on PYTHONPATH (or here is a GPU, where it runs for real)",
+)
+
+
+@real_apex
+@pytest.mark.parametrize("adapter_name", ["ApexO1OnCpu", "ApexO1DelayedOnCpu", "ApexO2OnCpu"])
+def test_real_apex_keeps_the_contract_on_stand_ins_for_cuda(tmp_path: Path, adapter_name: str) -> None:
     target = tmp_path / "out.json"
     done = lockstep(
         "contract", f"tests.apex_on_cpu:{adapter_name}", "--num-processes", "1,2", "--json", target, timeout=600,
-        env={"PYTHONPATH": os.environ["PYTHONPATH"]},
+        env=_with_apex(),
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert State.PASSED.value in target.read_text()
+
+
+@real_apex
+@pytest.mark.parametrize("adapter_name", ["ApexO1OnCpu", "ApexO2OnCpu"])
+def test_bert_trains_under_the_code_of_apex(tmp_path: Path, adapter_name: str) -> None:
+    """O2 turns the outputs of the model into a plain dictionary, O1 replaces functions that the task calls."""
+    options = ("--precision", "fp16", "--init-loss-scale", "1024", "--max-steps", "20", "--num-processes", "2")
+    done = lockstep(f"tests.apex_on_cpu:{adapter_name}", *options, "--output-dir", tmp_path / "run", env=_with_apex())
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "run" / "record.json").read_text())
+    assert not any(step["skipped"] for step in record["steps"])
+    assert record["steps"][-1]["loss"] < record["steps"][0]["loss"]
+    assert record["ranks"][0]["effective_settings"]["opt_level"] == adapter_name.removeprefix("Apex")[:2]
 
 
 def test_apex_is_held_to_every_check() -> None:

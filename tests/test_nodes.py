@@ -50,6 +50,8 @@ def test_two_nodes_compute_what_one_does(tmp_path: Path, backend: str) -> None:
     together = json.loads(path.read_text())
     assert [rank["weights_sha256"] for rank in together["ranks"]] == [rank["weights_sha256"] for rank in alone["ranks"]]
     assert [step["loss"] for step in together["steps"]] == [step["loss"] for step in alone["steps"]]
+    # The number on the machine, which is not the rank.
+    assert [(rank["rank"], rank["local_rank"]) for rank in together["ranks"]] == [(0, 0), (1, 0)]
     other = 1 - int(path.parent.name.removeprefix("node"))
     assert f"node {other} is done; model and record are on the node of rank 0" in done[other].stdout
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Everything that wants a GPU: the tests marked gpu that are no contracts, then contracts and race.
-#   tests/gpu/run.sh [options of the campaign]; --help lists them
+# The campaign on a machine with a GPU: every adapter held to the contract, then the race.
+#   tests/gpu/run.sh [options]; --help lists them
 # Apex is used where the environment has it: LOCKSTEP_VENV=active inside NVIDIA's image, for example.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../../launch/setup.sh"
