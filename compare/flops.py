@@ -9,23 +9,24 @@ from __future__ import annotations
 from compare.throughput import NUM_WARMUP_STEPS, training_seconds
 from launch.record import RunRecord
 
-# Dense, in operations a second: vendors' data sheets, SXM parts. For fp32 the plain cores, since torch
-# leaves TF32 off by default.
+# Dense, in operations a second, by the names that CUDA gives: vendors' data sheets. For fp32 the plain
+# cores, since TF32 is off. Other parts of the same name (PCIe, NVL) are slower and not listed.
 # https://resources.nvidia.com/en-us-gpu-resources/h200-datasheet-24306 and those of H100, A100 and V100.
+_HOPPER = {"fp32": 67e12, "bf16": 989e12, "fp16": 989e12}
+_AMPERE = {"fp32": 19.5e12, "bf16": 312e12, "fp16": 312e12}
 _PEAKS = {
-    "H200": {"fp32": 67e12, "bf16": 989e12, "fp16": 989e12},
-    "H100": {"fp32": 67e12, "bf16": 989e12, "fp16": 989e12},
-    "A100": {"fp32": 19.5e12, "bf16": 312e12, "fp16": 312e12},
-    "V100": {"fp32": 15.7e12, "fp16": 125e12},
+    "NVIDIA H200": _HOPPER,
+    "NVIDIA H100 80GB HBM3": _HOPPER,
+    "NVIDIA A100-SXM4-40GB": _AMPERE,
+    "NVIDIA A100-SXM4-80GB": _AMPERE,
+    "Tesla V100-SXM2-16GB": {"fp32": 15.7e12, "fp16": 125e12},
+    "Tesla V100-SXM2-32GB": {"fp32": 15.7e12, "fp16": 125e12},
 }
 
 
 def peak_flops_per_second(device_name: str, precision: str) -> float | None:
     """The data sheet's peak of a device with this name, None where it is not listed."""
-    for name, peaks in _PEAKS.items():
-        if name in device_name:
-            return peaks.get(precision)
-    return None
+    return _PEAKS.get(device_name, {}).get(precision)
 
 
 def training_flops_per_token(

@@ -31,4 +31,6 @@ def measure(device: str, precision: str) -> float:
 
 
 if __name__ == "__main__":
-    print(measure(*sys.argv[1:3]))
+    if len(sys.argv) != 3 or sys.argv[1] not in _SIZES or sys.argv[2] not in _DTYPES:
+        sys.exit(f"usage: python -m compare.matmul_peak {'|'.join(_SIZES)} {'|'.join(_DTYPES)}")
+    print(measure(sys.argv[1], sys.argv[2]))

@@ -16,14 +16,15 @@ if command -v mpicxx >/dev/null; then
 fi
 # GPU operations where torch has CUDA and the compiler is there; NCCL is the one that torch brought.
 cuda=()
-if [[ -n $("$python" -c 'import torch; print(torch.version.cuda or "")') ]] && command -v nvcc >/dev/null; then
-  transports=$transports-nccl
-  nccl=$("$python" -c 'import nvidia.nccl; print(next(iter(nvidia.nccl.__path__)))')
+nccl=$("$python" -c 'import torch, nvidia.nccl; print(next(iter(nvidia.nccl.__path__)) if torch.version.cuda else "")' 2>/dev/null || true)
+if [[ -n $nccl ]] && command -v nvcc >/dev/null; then
+  # This machine's, or the common ones where a build has no GPU, as that of an image.
+  architectures=$("$python" -c 'import torch
+print("%d%d" % torch.cuda.get_device_capability() if torch.cuda.is_available() else "80,90")')
+  transports=$transports-nccl-${architectures/,/-}
   cuda=("CUDA_HOME=$(dirname "$(dirname "$(command -v nvcc)")")" HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_NCCL_LINK=SHARED
     "HOROVOD_NCCL_INCLUDE=$nccl/include"
-    # This machine's, or the common ones where a build has no GPU, as that of an image.
-    HOROVOD_BUILD_CUDA_CC_LIST="$("$python" -c 'import torch
-print("%d%d" % torch.cuda.get_device_capability() if torch.cuda.is_available() else "70,80,90")')")
+    HOROVOD_BUILD_CUDA_CC_LIST="$architectures")
 fi
 tags=$("$python" -c 'import sys, torch; print(f"cp{sys.version_info[0]}{sys.version_info[1]}-torch{torch.__version__}")')
 wheels=$cache/wheels/horovod-$version-$tags-$transports

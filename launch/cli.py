@@ -14,7 +14,7 @@ import time
 from backends.interface import UnsupportedError
 from backends.registry import BACKENDS, find_backend
 from launch.config import RunConfig, UsageError
-from launch.engines import PROJECT_DIRECTORY, Ranks, engine_command, engine_environment
+from launch.engines import EXACT_FLOAT32, PROJECT_DIRECTORY, Ranks, engine_command, engine_environment
 from launch.nodes import settle_nodes
 from launch.options import read_options
 from launch.progress import ProgressReader
@@ -37,6 +37,7 @@ from tasks.interface import TaskInputError
 
 def main() -> None:
     """Entry point of the `lockstep` command, which launch/run.sh calls."""
+    os.environ.update(EXACT_FLOAT32)  # the contract computes references in this process
     try:
         sys.exit(_dispatch(sys.argv[1:]))
     except (UsageError, UnsupportedError, TaskInputError) as error:

@@ -1,60 +1,91 @@
 # shellcheck shell=bash disable=SC2154
 # Sourced by run.sh: runs a backend in its image instead of in this machine's Python, with the same options.
-# Directories that options name are mounted at the same paths; what is made there belongs to the caller.
+# What options name on the command line is mounted at the same paths; what is made there belongs to the
+# caller. Paths inside a --config file are not seen from here.
 
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' "$root/pyproject.toml")
+# Of the user's environment, what a run may need: the hub and the way there.
+passed_on=(HF_TOKEN HF_ENDPOINT HF_HUB_OFFLINE HTTP_PROXY HTTPS_PROXY NO_PROXY http_proxy https_proxy no_proxy)
 
 # run_in_docker BACKEND [OPTIONS]: does not return.
 run_in_docker() {
-  local backend=$1 image parent=$PWD/runs option value arguments=() mounts=() settings=()
-  image=lockstep/$backend:$version
+  local backend=$1 parent=$PWD/runs variant=cpu image option value settings=() arguments=()
+  local -A inputs=()
   shift
   check_engine
+  [[ $backend != apex ]] || variant=gpu
   while (($#)); do
-    option=$1 value=
+    option=$1
     shift
-    [[ $option == --docker ]] && continue
-    if [[ $option == --*=* ]]; then
-      value=${option#*=} option=${option%%=*}
-      arguments+=("$option")
-    else
-      arguments+=("$option")
-      [[ ${1:-} == --* ]] || { value=${1:-} && shift $(($# > 0)); }
-    fi
+    [[ $option != --docker ]] || continue
+    case $option in
+      --output-dir=* | --train-file=* | --validation-file=* | --config=* | --model=* | --dataset=* | --device=* | --num-nodes=*)
+        value=${option#*=} option=${option%%=*} ;;
+      --output-dir | --train-file | --validation-file | --config | --model | --dataset | --device | --num-nodes)
+        (($#)) || fail "$option: expects a value"
+        value=$1
+        shift
+        ;;
+      *)
+        arguments+=("$option")
+        continue
+        ;;
+    esac
     case $option in
       --output-dir)
         [[ -n $value ]] || fail "--output-dir: name a directory"
         value=$(realpath -m -- "$value")
         parent=$(dirname "$value")
+        [[ $parent != / ]] || fail "--output-dir $value: cannot lie in / with --docker; choose a directory further down"
         ;;
-      --train-file | --validation-file | --config | --model | --dataset)
+      --device) [[ $value != cuda ]] || variant=gpu ;;
+      --num-nodes) settings+=(--network host) ;;
+      *)
         if [[ -e $value ]]; then
           value=$(realpath -- "$value")
-          mounts+=(--volume "$value:$value:ro")
+          inputs[$value]=1
         fi
         ;;
-      --device) [[ $value == cuda ]] && settings+=(--gpus all) ;;
-      --num-nodes) settings+=(--network host) ;;
     esac
-    [[ -z $value ]] || arguments+=("$value")
+    arguments+=("$option" "$value")
   done
-  [[ $backend == apex ]] && settings+=(--gpus all)
-  [[ " ${settings[*]} " != *" --gpus "* ]] || check_gpu_runtime "$backend"
+  if [[ $variant == gpu ]]; then
+    [[ $backend != horovod ]] ||
+      fail "--device cuda: Horovod's image computes on the CPU; drop --docker, or build it with GPU operations (docker/horovod)"
+    check_gpu_runtime "$backend"
+    settings+=(--gpus all)
+  fi
   mkdir -p "$parent" 2>/dev/null || true
   [[ -d $parent && -w $parent ]] ||
     fail "--output-dir: $parent is not writable for user $(id -un), who the container runs as; choose another directory"
-  ensure_image "$backend" "$image"
+  image=lockstep/$backend:$version
+  [[ $variant == cpu || $backend == apex ]] || image+=-gpu
+  ensure_image "$backend" "$image" "$variant"
 
   # Root's results belong to whoever has the directory that they go to.
-  local user
+  local user cache=${LOCKSTEP_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/lockstep}
   user=$(id -u):$(id -g)
   ((EUID)) || user=$(stat -c %u:%g "$parent")
-  local cache=${LOCKSTEP_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/lockstep}
   mkdir -p "$cache" && { ((EUID)) || chown "$user" "$cache"; }
-  [[ -t 0 && -t 1 ]] && settings+=(--interactive --tty)
-  exec docker run --rm --init --user "$user" --read-only --tmpfs /tmp:exec --cap-drop ALL \
-    --security-opt no-new-privileges --shm-size 1g --volume "$parent:$parent" --volume "$cache:$cache" "${mounts[@]}" \
-    --env LOCKSTEP_RUNS="$parent" --env LOCKSTEP_CACHE="$cache" "${settings[@]}" "$image" "${arguments[@]}"
+  mount_path "$parent"
+  mount_path "$cache"
+  for value in "${!inputs[@]}"; do
+    [[ $value == "$parent" || $value == "$parent"/* ]] || mount_path "$value" ,readonly
+  done
+  [[ $parent == /tmp ]] || settings+=(--tmpfs /tmp:exec)
+  [[ ! -t 0 || ! -t 1 ]] || settings+=(--interactive --tty)
+  for option in "${passed_on[@]}"; do
+    [[ -z ${!option:-} ]] || settings+=(--env "$option")
+  done
+  exec docker run --rm --init --user "$user" --read-only --cap-drop ALL --security-opt no-new-privileges \
+    --shm-size 1g --env LOCKSTEP_RUNS="$parent" --env LOCKSTEP_CACHE="$cache" --env HF_HOME="$cache/huggingface" \
+    "${settings[@]}" "$image" "${arguments[@]}"
+}
+
+# mount_path PATH [,OPTIONS]: the same in the container as here.
+mount_path() {
+  [[ $1 != *,* ]] || fail "$1: a path with a comma cannot be mounted; rename it, or drop --docker"
+  settings+=(--mount "type=bind,source=$1,target=$1${2:-}")
 }
 
 check_engine() {
@@ -69,35 +100,40 @@ check_engine() {
   fi
 }
 
+# Its runtime is registered with the engine, or its hook lies beside it.
 check_gpu_runtime() {
-  docker info --format '{{json .Runtimes}} {{json .}}' 2>/dev/null | grep -qE '"nvidia|nvidia.com/gpu' ||
+  command -v nvidia-container-runtime-hook >/dev/null && return
+  docker info --format '{{json .Runtimes}}' | grep -q '"nvidia"' ||
     fail "--docker: $1 on a GPU needs NVIDIA's runtime in Docker; install nvidia-container-toolkit, or drop --device cuda"
 }
 
-# Builds the image where there is none, or where the sources have changed since.
+# Names and contents of all that an image is made from.
+sources_key() {
+  (cd "$root" && find .dockerignore backends compare contract docker launch tasks tests LICENSE README.md pyproject.toml \
+    -type f -not -path '*/__pycache__/*' -print0 | LC_ALL=C sort -z | xargs -0 cksum | cksum | cut -d ' ' -f 1)
+}
+
+# ensure_image BACKEND IMAGE [VARIANT]: builds it where there is none, or where the sources have changed since.
 ensure_image() {
-  local backend=$1 image=$2 sources built architecture
-  sources=$(cd "$root" && find backends compare contract docker launch tasks tests LICENSE README.md pyproject.toml \
-    -type f -not -path '*/__pycache__/*' -print0 | sort -z | xargs -0 cat | cksum | cut -d ' ' -f 1)
+  local image=$2 built architecture
   built=$(docker image inspect --format '{{index .Config.Labels "lockstep.sources"}}' "$image" 2>/dev/null) || built=
-  if [[ -z $built ]] || { [[ $built != "$sources" ]] && [[ $built != unknown ]]; }; then
-    build_image "$backend" "$image" "$sources"
-  fi
+  [[ $built == "$(sources_key)" ]] || build_image "$1" "$image" "${3:-cpu}"
   architecture=$(docker image inspect --format '{{.Architecture}}' "$image")
   [[ $architecture == "$(docker version --format '{{.Server.Arch}}')" ]] ||
-    fail "--docker: $image was made for $architecture; build it on this machine: docker image rm $image, then again"
+    fail "--docker: $image was made for $architecture; remove it (docker image rm $image), and it is built anew"
 }
 
 build_image() {
-  local backend=$1 image=$2 sources=$3 log base=()
+  local backend=$1 image=$2 variant=$3 log base=${LOCKSTEP_BASE_IMAGE:-} options=()
+  [[ $backend != apex ]] || base=${LOCKSTEP_APEX_IMAGE:-}
+  [[ -z $base ]] || options=(--build-arg "BASE_IMAGE=$base")
   log=$(mktemp "${TMPDIR:-/tmp}/lockstep-build.XXXXXX")
-  [[ -z ${LOCKSTEP_BASE_IMAGE:-} ]] || base=(--build-arg "BASE_IMAGE=$LOCKSTEP_BASE_IMAGE")
   echo "lockstep: building $image (minutes the first time; log: $log)" >&2
   # Clients without buildx have the engine's own builder only.
   docker buildx version >/dev/null 2>&1 || export DOCKER_BUILDKIT=0
-  if ! docker build --file "$root/docker/$backend/Dockerfile" --tag "$image" "${base[@]}" \
-    --build-arg SOURCES="$sources" --build-arg REVISION="$(git -C "$root" rev-parse HEAD 2>/dev/null || echo unknown)" \
-    "$root" >"$log" 2>&1; then
+  if ! docker build --file "$root/docker/$backend/Dockerfile" --tag "$image" "${options[@]}" \
+    --build-arg VARIANT="$variant" --build-arg SOURCES="$(sources_key)" \
+    --build-arg REVISION="$(git -C "$root" rev-parse HEAD 2>/dev/null)" "$root" >"$log" 2>&1; then
     tail -n 5 "$log" >&2
     echo "lockstep: $image could not be built; the whole log is $log" >&2
     exit 1

@@ -20,7 +20,9 @@ from launch.nodes import ALONE, DEFAULT_PORT, Nodes, interface, own_address
 PROJECT_DIRECTORY = Path(__file__).resolve().parent.parent
 
 # Variables of the user's shell that would quietly change what a run computes or how it is started.
-_SCRUBBED_PREFIXES = ("ACCELERATE_", "FSDP_", "TORCHELASTIC_", "OMPI_COMM_")
+_SCRUBBED_PREFIXES = ("ACCELERATE_", "FSDP_", "TORCHELASTIC_", "OMPI_COMM_", "PET_")
+# fp32 is to mean fp32: NVIDIA's images turn on TF32, which has ten bits of mantissa.
+EXACT_FLOAT32 = {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "0", "NVIDIA_TF32_OVERRIDE": "0"}
 _SCRUBBED = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK",
     "HOROVOD_RANK", "HOROVOD_SIZE", "PYTHONWARNINGS", "PYTHONSTARTUP", "PYTHONINSPECT",
@@ -80,7 +82,8 @@ def _torchrun(ranks: Ranks) -> list[str]:
 
 
 def _rendezvous(ranks: Ranks) -> str:
-    return f"is_host={int(ranks.nodes.node_rank == 0)},join_timeout={max(1, round(ranks.timeout_seconds))}"
+    seconds = max(1, round(ranks.timeout_seconds))
+    return f"is_host={int(ranks.nodes.node_rank == 0)},join_timeout={seconds},read_timeout={seconds}"
 
 
 def _spawn(ranks: Ranks) -> list[str]:
@@ -116,7 +119,9 @@ def _horovod_node(ranks: Ranks) -> list[str]:
     nodes = ranks.nodes
     command = [sys.executable, "-m", "launch.horovod_node", f"--num-processes={ranks.num_processes}"]
     command += [f"--num-nodes={nodes.num_nodes}", f"--node-rank={nodes.node_rank}"]
-    command += [f"--master-addr={nodes.master_addr}", f"--master-port={ranks.port}"]
+    # Where all ranks are on one machine, whatever port is free.
+    port = ranks.port if nodes.num_nodes > 1 else ranks.master_port or 0
+    command += [f"--master-addr={nodes.master_addr}", f"--master-port={port}"]
     command += [f"--interface={interface(nodes)}", f"--timeout={ranks.timeout_seconds}"]
     return [*command, *ranks.module]
 
@@ -169,6 +174,7 @@ def engine_environment(ranks: Ranks) -> dict[str, str]:
         paths = environment["PYTHONPATH"].split(os.pathsep)
         environment["PYTHONPATH"] = os.pathsep.join(str(Path(path).absolute()) for path in paths if path)
     environment |= {
+        **EXACT_FLOAT32,
         "OMP_NUM_THREADS": str(ranks.num_threads),
         "TOKENIZERS_PARALLELISM": "false",
         # No file in the working directory can pose as a library.

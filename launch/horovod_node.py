@@ -16,7 +16,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from types import FrameType
 from urllib.request import Request, urlopen
 
@@ -46,9 +45,12 @@ def main() -> int:
         )
         for rank in range(options.num_processes)
     ]
-    with _rendezvous(options, slots):
-        own = [slot for slot in slots if slot.cross_rank == options.node_rank]
-        return _run(own, options)
+    server = _meet(options, slots)
+    own = [slot for slot in slots if slot.cross_rank == options.node_rank]
+    code = _run(own, options)
+    if code == 0:
+        _take_leave(options, server)
+    return code
 
 
 def _options() -> argparse.Namespace:
@@ -66,25 +68,29 @@ def _leave(signal_number: int, frame: FrameType | None) -> None:
     sys.exit(128 + signal_number)
 
 
-@contextlib.contextmanager
-def _rendezvous(options: argparse.Namespace, slots: list[SlotInfo]) -> Iterator[None]:
-    """Keeps the server on node 0, or waits for it elsewhere; in the end, node 0 waits for the others."""
+def _meet(options: argparse.Namespace, slots: list[SlotInfo]) -> RendezvousHTTPServer | None:
+    """Opens the server on node 0, or waits for it elsewhere."""
     where = options.master_addr, options.master_port
-    if options.node_rank == 0:
-        server = RendezvousHTTPServer(where, RendezvousHandler, False)
-        server.init(slots)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-    else:
+    if options.node_rank > 0:
         _wait_for(where, options.timeout)
-    yield
-    if options.node_rank == 0:
-        deadline = time.monotonic() + _SECONDS_TO_LINGER
-        while len(server.cache.get(_LEFT, {})) < options.num_nodes - 1 and time.monotonic() < deadline:
-            time.sleep(0.1)
-    else:
+        return None
+    server = RendezvousHTTPServer(where, RendezvousHandler, False)
+    options.master_port = server.server_address[1]  # 0 asked for any free one
+    server.init(slots)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server
+
+
+def _take_leave(options: argparse.Namespace, server: RendezvousHTTPServer | None) -> None:
+    """Has node 0 wait for the others, whose ranks tell the server, too, that they leave."""
+    if server is None:
         address = f"http://{options.master_addr}:{options.master_port}/{_LEFT}/{options.node_rank}"
         with contextlib.suppress(OSError):  # node 0 may have waited long enough
             urlopen(Request(address, data=b"1", method="PUT"), timeout=1).close()
+        return
+    deadline = time.monotonic() + _SECONDS_TO_LINGER
+    while len(server.cache.get(_LEFT, {})) < options.num_nodes - 1 and time.monotonic() < deadline:
+        time.sleep(0.1)
 
 
 def _wait_for(where: tuple[str, int], seconds: float) -> None:
@@ -114,7 +120,7 @@ def _run(slots: list[SlotInfo], options: argparse.Namespace) -> int:
             if any(process.returncode for process in processes):
                 return 1
             time.sleep(0.1)
-        return max(abs(process.returncode) for process in processes) and 1
+        return int(any(process.returncode for process in processes))
     finally:
         for process in processes:
             process.terminate()

@@ -52,7 +52,12 @@ def settle_nodes(num_nodes: int, node_rank: int, master_addr: str | None) -> Nod
         address = socket.gethostbyname(master_addr)
     except (OSError, UnicodeError) as error:
         raise UsageError(f"--master-addr {master_addr}: cannot be resolved ({error}); give node 0's address") from error
-    return Nodes(num_nodes, node_rank, address)
+    nodes = Nodes(num_nodes, node_rank, address)
+    try:
+        interface(nodes)
+    except OSError as error:
+        raise UsageError(f"--master-addr {master_addr}: cannot be reached from here ({error.strerror})") from error
+    return nodes
 
 
 def own_address(nodes: Nodes) -> str:
@@ -63,7 +68,14 @@ def own_address(nodes: Nodes) -> str:
 
 
 def interface(nodes: Nodes) -> str:
-    """The name of that interface; loopback where there is one node only."""
+    """The name of that interface; loopback where there is one node only.
+
+    Raises:
+        OSError: No route leads to node 0.
+        UsageError: The interface has another address before this one.
+    """
+    if nodes.num_nodes == 1:
+        return "lo"
     address = own_address(nodes)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
@@ -74,4 +86,4 @@ def interface(nodes: Nodes) -> str:
                 continue
             if socket.inet_ntoa(answer[20:24]) == address:
                 return name
-    return "lo"
+    raise UsageError(f"--master-addr {nodes.master_addr}: {address} is no first address of an interface; give another")

@@ -44,7 +44,7 @@ def run(config: RunConfig, directory: Path) -> None:
     from launch.loop import Trainer
     from launch.progress import ProgressLog
     from launch.record import RankRecord, RunRecord, describe_environment, write_record
-    from launch.world import gather_facts, prove_world, weights_digest
+    from launch.world import gather_facts, prove_same_job, prove_world, weights_digest
     from tasks.registry import load_task
 
     torch.set_num_threads(config.threads_per_rank)
@@ -54,6 +54,9 @@ def run(config: RunConfig, directory: Path) -> None:
     adapter = load_backend(config.backend)
     backend = adapter(config.backend_options(adapter.Settings))
     prove_world(backend, world_size=config.num_processes)
+    if config.num_nodes > 1:
+        of_one_node = {"node_rank", "output_dir", "overwrite", "launch_command", "started_at"}
+        prove_same_job(backend, {**config.model_dump(mode="json", exclude=of_one_node), "data": task.describe()})
 
     trainer = Trainer(config, task, backend, ProgressLog(directory, rank=backend.rank))
     gc.enable()

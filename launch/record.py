@@ -197,7 +197,7 @@ def _git_state(directory: Path) -> tuple[str | None, bool | None]:
         return git("rev-parse", "HEAD"), bool(git("status", "--porcelain"))
     except (OSError, subprocess.SubprocessError):
         # In an image, which has no repository, the commit it was built from.
-        return os.environ.get("LOCKSTEP_REVISION"), None
+        return os.environ.get("LOCKSTEP_REVISION") or None, None
 
 
 if __name__ == "__main__":

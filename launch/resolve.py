@@ -106,8 +106,11 @@ def check_compiler(backend: str, row: BackendRow, device: str) -> None:
     """Raises UsageError where a compiled model cannot be trained."""
     if not row.capabilities.compiled_models:
         raise UsageError(f"--torch-compile: {backend} cannot train a compiled model; drop it or choose another backend")
-    if device == "cpu" and not any(shutil.which(name) for name in (os.environ.get("CXX"), "g++", "clang++") if name):
-        raise UsageError("--torch-compile: needs a C++ compiler on CPU; install one (Debian: apt-get install g++)")
+    # The ones that Inductor and Triton will call.
+    variable, default = ("CXX", "g++") if device == "cpu" else ("CC", "gcc")
+    compiler = os.environ.get(variable) or default
+    if shutil.which(compiler) is None:
+        raise UsageError(f"--torch-compile: needs a compiler, and {compiler} is not here; install it or set {variable}")
     if device == "cuda" and find_spec("triton") is None:
         raise UsageError("--torch-compile: needs triton on GPUs; pip install triton, or drop it")
 

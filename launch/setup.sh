@@ -61,7 +61,7 @@ find_environment() {
 
 # Of all that the result depends on.
 setup_key() {
-  cat "$root"/pyproject.toml "$root"/launch/{constraints.txt,setup.sh,build_horovod.sh} <(echo "$root" && command -v mpicxx) | cksum
+  cat "$root"/pyproject.toml "$root"/launch/{constraints.txt,setup.sh,build_horovod.sh} <(echo "$root" && command -v mpicxx nvcc) | cksum
 }
 
 make_environment() {

@@ -36,15 +36,11 @@ class Interrupted(Exception):
 
 @dataclass(frozen=True)
 class JobFailure:
-    """Which rank failed first (None: the launcher itself did), why, and where to read more.
-
-    It may be a mere consequence of a failure elsewhere, on another node.
-    """
+    """Which rank failed first (None: the launcher itself did), why, and where to read more."""
 
     rank: int | None
     message: str
     log: Path
-    is_consequence: bool = False
 
     def __str__(self) -> str:
         return f"rank {self.rank}: {self.message}" if self.rank is not None else self.message
@@ -102,10 +98,7 @@ def run_job(
                 return JobFailure(None, message, engine_log)
             print(f"lockstep: {message}; see {engine_log}")
         return None
-    failure = _explain(ranks, engine.returncode, engine_log)
-    if spans_nodes and failure.is_consequence:
-        return replace(failure, message=f"{failure.message} (the cause may lie on another node)")
-    return failure
+    return _explain(ranks, engine.returncode, engine_log, spans_nodes=spans_nodes)
 
 
 def _end_with_parent() -> None:
@@ -137,7 +130,7 @@ def _end(engine: subprocess.Popen[bytes], run_directory: Path) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
-def _explain(ranks: list[RankFiles], return_code: int, engine_log: Path) -> JobFailure:
+def _explain(ranks: list[RankFiles], return_code: int, engine_log: Path, *, spans_nodes: bool) -> JobFailure:
     """Finds the failure that the others follow from.
 
     An error that a rank reported comes first, unless it only tells that a peer has gone or does not
@@ -151,6 +144,10 @@ def _explain(ranks: list[RankFiles], return_code: int, engine_log: Path) -> JobF
         if rank.ended_silently():
             message = "ended without a word: killed, crashed or out of memory"
             return JobFailure(rank.rank, message, rank.log)
+    if failures and spans_nodes:
+        # Whoever went first is not here: a rank that says nothing was ended by its launcher.
+        named = _named(failures[0], ranks)
+        return replace(named, message=f"{named.message} (the cause may lie on another node)")
     if failures:
         stuck = [rank for rank in ranks if rank.started() and rank.failure() is None and not rank.succeeded()]
         if not stuck:
@@ -165,7 +162,7 @@ def _explain(ranks: list[RankFiles], return_code: int, engine_log: Path) -> JobF
 
 def _named(failure: RankFailure, ranks: list[RankFiles]) -> JobFailure:
     (log,) = [rank.log for rank in ranks if rank.rank == failure.rank]
-    return JobFailure(failure.rank, failure.message, log, failure.is_consequence)
+    return JobFailure(failure.rank, failure.message, log)
 
 
 @contextlib.contextmanager

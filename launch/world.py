@@ -31,6 +31,22 @@ def prove_world(backend: Backend, *, world_size: int) -> None:
         )
 
 
+def prove_same_job(backend: Backend, facts: dict[str, Any]) -> None:
+    """Makes sure that all nodes were given the same options and found the same data.
+
+    Raises:
+        RuntimeError: Some rank's differ from those of rank 0; it names the first that does.
+    """
+    gathered = gather_facts(backend, facts)
+    for rank, theirs in enumerate(gathered):
+        for name, value in gathered[0].items():
+            if theirs.get(name) != value:
+                raise RuntimeError(
+                    f"nodes differ in {name}: {value!r} where rank 0 is, {theirs.get(name)!r} where rank {rank} is; "
+                    "give each the same command and the same files"
+                )
+
+
 def gather_facts(backend: Backend, facts: dict[str, Any]) -> list[dict[str, Any]]:
     """Gives every rank the JSON-able facts of all ranks, in the order of ranks.
 

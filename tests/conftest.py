@@ -17,6 +17,13 @@ def cache_directory(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["HF_DATASETS_OFFLINE"] = "1"
 
 
+@pytest.fixture(autouse=True)
+def hidden_gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is started runs on the CPU, as the expectations of all tests say that are not about GPUs."""
+    if request.node.get_closest_marker("gpu") is None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What needs images comes last: they may be in the making."""
     items.sort(key=lambda item: item.get_closest_marker("docker") is not None)

@@ -23,14 +23,15 @@ def _free_port() -> str:
         return str(probe.getsockname()[1])
 
 
-def _run_nodes(backend: str, place: Path, *options: str) -> list[Any]:
-    """Starts two nodes at once and returns how each ended."""
+def _run_nodes(backend: str, place: Path, *options: str, of_last: tuple[str, ...] = ()) -> list[Any]:
+    """Starts two nodes at once, the last with some options more, and returns how each ended."""
     outcomes: list[Any] = [None, None]
     place_of_meeting = ("--num-nodes", "2", "--master-addr", "127.0.0.1", "--master-port", _free_port())
 
     def run(node_rank: int) -> None:
         where = ("--node-rank", str(node_rank), "--output-dir", str(place / f"node{node_rank}"))
-        outcomes[node_rank] = lockstep(backend, *options, *place_of_meeting, *where)
+        more = of_last if node_rank == 1 else ()
+        outcomes[node_rank] = lockstep(backend, *options, *place_of_meeting, *where, *more)
 
     threads = [threading.Thread(target=run, args=(node_rank,)) for node_rank in (1, 0)]
     for thread in threads:
@@ -54,6 +55,15 @@ def test_two_nodes_compute_what_one_does(tmp_path: Path, backend: str) -> None:
     assert [(rank["rank"], rank["local_rank"]) for rank in together["ranks"]] == [(0, 0), (1, 0)]
     other = 1 - int(path.parent.name.removeprefix("node"))
     assert f"node {other} is done; model and record are on the node of rank 0" in done[other].stdout
+
+
+def test_nodes_that_were_told_different_things_are_not_one_job(tmp_path: Path) -> None:
+    done = _run_nodes("ddp", tmp_path, *OPTIONS, of_last=("--seed", "7"))
+    assert [outcome.returncode for outcome in done] == [1, 1]
+    for outcome in done:
+        assert "nodes differ in seed: " in outcome.stderr
+        assert "give each the same command" in outcome.stderr
+    assert not list(tmp_path.glob("node*/model.safetensors"))
 
 
 @pytest.mark.parametrize("backend", DISTRIBUTED)
@@ -84,6 +94,7 @@ REFUSALS = {
         "horovod-node",
     ),
     "one-process": ("single --num-nodes 2 --master-addr 127.0.0.1", "single has no launcher", "use one node"),
+    "no-route": ("ddp --num-nodes 2 --master-addr 255.255.255.255", "255.255.255.255", "cannot be reached"),
     "none": ("ddp --num-nodes 0", "--num-nodes 0", "greater than or equal to 1"),
 }
 

@@ -15,10 +15,14 @@ from typing import Any
 
 import pytest
 
+from backends.devices import count_gpus
 from launch.engines import PROJECT_DIRECTORY
 from tests.launching import require_backend, train
 
-pytestmark = pytest.mark.docker
+pytestmark = [
+    pytest.mark.docker,
+    pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else, and check what becomes of that"),
+]
 
 CONFIG = Path("/run/lockstep-docker/config")
 COMPOSE_FILE = PROJECT_DIRECTORY / "docker" / "compose.yaml"
@@ -203,7 +207,7 @@ def _refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
     assert all(word in done.stderr for word in words), done.stderr
 
 
-def test_no_engine(tmp_path: Path) -> None:
+def test_no_engine(engine: None, tmp_path: Path) -> None:
     done = run(RUN_SH, "ddp", "--docker", DOCKER_HOST=f"unix://{tmp_path}/nothing.sock")
     _refused(done, "no Docker engine answers", "start it")
 
@@ -232,6 +236,7 @@ def test_an_output_directory_that_cannot_be(images: dict[str, float]) -> None:
     _refused(run(RUN_SH, "ddp", "--docker", "--output-dir", "/proc/nowhere/mine"), "--output-dir", "not writable")
 
 
+@pytest.mark.skipif(count_gpus() > 0, reason="here is a GPU")
 def test_a_gpu_without_its_runtime(images: dict[str, float]) -> None:
     done = run(RUN_SH, "ddp", "--docker", "--device", "cuda")
     _refused(done, "NVIDIA's runtime", "nvidia-container-toolkit")
@@ -244,12 +249,13 @@ def test_a_backend_without_an_image() -> None:
 def test_an_image_for_another_architecture(images: dict[str, float], tmp_path: Path) -> None:
     """The launcher's check, on an image made of nothing but its architecture and our label."""
     tag = f"lockstep/ddp:{uuid.uuid4().hex[:8]}"
-    (tmp_path / "Dockerfile").write_text("FROM scratch\nLABEL lockstep.sources=unknown\nCOPY Dockerfile /\n")
+    sourced = f"source {RUN_SH.parent}/setup.sh; source {RUN_SH.parent}/docker.sh"
+    key = run("bash", "-c", f"{sourced}; sources_key").stdout.strip()
+    (tmp_path / "Dockerfile").write_text(f"FROM scratch\nLABEL lockstep.sources={key}\nCOPY Dockerfile /\n")
     build = ("docker", "build", "--platform", "linux/s390x", "--tag", tag, str(tmp_path))
     assert run(*build, DOCKER_BUILDKIT="0").returncode == 0
     try:
-        script = f'source {RUN_SH.parent}/setup.sh; source {RUN_SH.parent}/docker.sh; ensure_image ddp "{tag}"'
-        _refused(run("bash", "-c", script), "was made for s390x", "docker image rm")
+        _refused(run("bash", "-c", f"{sourced}; ensure_image ddp {tag}"), "was made for s390x", "docker image rm")
     finally:
         run("docker", "image", "rm", tag)
 

@@ -3,7 +3,7 @@
 First every adapter is held to the contract. Then they race on BERT-base with texts of exactly 128
 tokens, one rank on one GPU, in rounds of random order, each run in a process tree of its own. When
 the time is over no further run is started, and the results say what was left out. They go to
-docs/results/, as JSON with every raw number and as a table.
+docs/results/ as they come, as JSON with every raw number and as a table.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import os
 import random
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -27,10 +28,12 @@ from typing import Any
 from backends.devices import count_gpus
 from backends.interface import PRECISIONS
 from backends.registry import BACKENDS
-from launch.engines import PROJECT_DIRECTORY
+from compare.throughput import NUM_WARMUP_STEPS
+from contract.check import all_checks
+from launch.engines import EXACT_FLOAT32, PROJECT_DIRECTORY
 from launch.record import describe_environment, write_atomically
 from tasks.grammar import generate
-from tests.gpu.contracts import ADAPTERS, NUM_PROCESSES, unavailable_reason
+from tests.gpu.contracts import ADAPTERS, NUM_PROCESSES, more_options, unavailable_reason
 from tests.gpu.report import render
 
 _LOCKSTEP = (sys.executable, "-m", "launch.cli")
@@ -78,16 +81,25 @@ def entries(backends: Sequence[str], device: str) -> list[Entry]:
 
 
 class Campaign:
-    """One campaign on one machine."""
+    """One campaign on one machine; what it has found out so far is always on disk."""
 
-    def __init__(self, options: argparse.Namespace, directory: Path) -> None:
-        self.options, self.directory = options, directory
-        self.ends_at = time.monotonic() + options.time_limit
-        self.environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PROJECT_DIRECTORY), *sys.path[1:]])}
+    def __init__(self, options: argparse.Namespace, directory: Path, target: Path, results: dict[str, Any]) -> None:
+        self.options, self.directory, self.target, self.results = options, directory, target, results
+        self.began = time.monotonic()
+        path = os.pathsep.join([str(PROJECT_DIRECTORY), *filter(None, [os.environ.get("PYTHONPATH")])])
+        self.environment = {**os.environ, **EXACT_FLOAT32, "PYTHONPATH": path}
 
     @property
     def seconds_left(self) -> float:
-        return self.ends_at - time.monotonic()
+        return float(self.options.time_limit) - (time.monotonic() - self.began)
+
+    def keep(self, what: str, **found: Any) -> None:
+        """Adds to the results, writes them, and says so."""
+        seconds = time.monotonic() - self.began
+        self.results |= {**found, "seconds": round(seconds, 1)}
+        write_atomically(self.target, json.dumps(self.results, indent=1, allow_nan=False) + "\n")
+        write_atomically(self.target.with_suffix(".md"), render(self.results))
+        print(f"{seconds:5.0f} s  {what}", flush=True)
 
     def hold_to_contract(self, adapter: str) -> dict[str, Any]:
         """Returns how the adapter fared, or why it could not be tried."""
@@ -97,9 +109,11 @@ class Campaign:
             return {"adapter": adapter, "unavailable": reason}
         target = self.directory / f"{adapter.replace(':', '.')}.json"
         command = ["contract", adapter, "--device", options.device, "--num-processes", NUM_PROCESSES]
+        command += more_options(adapter)
         if options.check:
             command += ["--check", options.check]
-        output = self._run([*command, "--json", str(target)])
+        # The race shall have its share of the time, whatever hangs here.
+        output = self._run([*command, "--json", str(target)], seconds=0.6 * options.time_limit)
         if not target.exists():
             return {"adapter": adapter, "broken": output[-2000:]}
         verdicts = json.loads(target.read_text())
@@ -111,46 +125,47 @@ class Campaign:
             "failures": {check["id"]: check["reason"] for check in verdicts["checks"] if check["state"] == "failed"},
         }
 
-    def race(self, competitors: list[Entry]) -> tuple[list[dict[str, Any]], list[str]]:
-        """Runs rounds until the time is over; returns the runs, and what was not run as often as it should be."""
-        runs, left_out = [], []
+    def race(self, competitors: list[Entry]) -> None:
+        """Runs rounds until the time is over, and says what was not run as often as it should be."""
         order = random.Random(self.options.seed)
         longest = 20.0
-        for number in range(self.options.rounds):
+        for number in range(1, self.options.rounds + 1):
             # What is compiled comes last: it takes longest, and a first round without it is whole in itself.
             shuffled = sorted(order.sample(competitors, len(competitors)), key=lambda entry: entry.torch_compile)
             for entry in shuffled:
                 if self.seconds_left < longest:
-                    left_out.append(f"{entry}, round {number + 1}")
+                    self.results["left_out"].append(f"{entry}, round {number}")
                     continue
                 began = time.monotonic()
-                runs.append(self.run(entry, f"{entry}-{number}".replace(" ", "-"), round_number=number + 1))
+                runs = [*self.results["runs"], self.run(entry, round_number=number)]
+                self.keep(f"round {number}: {entry}", runs=runs)
                 longest = max(longest, time.monotonic() - began)
-        return runs, left_out
 
-    def run(self, entry: Entry, name: str, *, round_number: int, max_steps: int | None = None) -> dict[str, Any]:
-        """One training; returns its record without what all have in common."""
+    def warm_up(self, entry: Entry) -> dict[str, Any] | None:
+        """Has the compiler fill its cache, in the first half of the time; returns that run, None if it is too late."""
+        if self.seconds_left < self.options.time_limit / 2:
+            return None
+        return self.run(entry, round_number=0, max_steps=4)
+
+    def run(self, entry: Entry, *, round_number: int, max_steps: int | None = None) -> dict[str, Any]:
+        """One training; returns its record, or what its ranks said in the end."""
         options = self.options
-        output_dir = self.directory / name
-        arguments = [*entry.arguments, "--device", options.device, "--model", options.model]
+        output_dir = self.directory / f"{entry}-{round_number}".replace(" ", "-")
+        arguments = [*entry.arguments, "--device", options.device, "--model", options.model, "--timeout", "60"]
         sizes = {"--global-batch-size": options.batch_size, "--max-steps": max_steps or options.max_steps}
         arguments += [word for option, size in sizes.items() for word in (option, str(size))]
         arguments += ["--logging-steps", "5", "--max-seq-length", str(options.sequence_length)]
         files = {"--train-file": self.texts("train"), "--validation-file": self.texts("validation")}
         paths = [word for option, path in files.items() for word in (option, str(path))]
-        output = self._run([*arguments, *paths, "--output-dir", str(output_dir)])
-        done: dict[str, Any] = {"entry": str(entry), **asdict(entry), "round": round_number}
-        done["command"] = shlex.join(["launch/run.sh", *arguments])
+        output = self._run([*arguments, *paths, "--output-dir", str(output_dir)], seconds=180)
         record = output_dir / "record.json"
         content = json.loads(record.read_text()) if record.exists() else {"status": "failed", "error": output[-2000:]}
-        return done | {"record": content}
-
-    def warm_up(self, entry: Entry) -> bool:
-        """Fills the compiler's cache; returns whether that went well in the first half of the time."""
-        if self.seconds_left < self.options.time_limit / 2:
-            return False
-        done = self.run(entry, f"warm-up-{entry}".replace(" ", "-"), round_number=0, max_steps=4)
-        return bool(done["record"]["status"] == "completed")
+        if content["status"] == "failed":
+            logs = sorted(output_dir.glob("logs/rank*.log"))
+            content["logs"] = {log.name: log.read_text(errors="replace")[-2000:] for log in logs}
+        shutil.rmtree(output_dir, ignore_errors=True)  # half a gigabyte of weights
+        command = shlex.join(["launch/run.sh", *arguments])
+        return {"entry": str(entry), **asdict(entry), "round": round_number, "command": command, "record": content}
 
     def texts(self, split: str) -> Path:
         """A file of texts that are all longer than a sequence may be, so that none is padded."""
@@ -166,17 +181,20 @@ class Campaign:
                     writer.writerow([" ".join(review["text"] for review in some), reviews[number]["label"]])
         return path
 
-    def matmul_rate(self, precision: str) -> float:
+    def matmul_rate(self, precision: str) -> float | None:
+        """What compare.matmul_peak measures; None where the device refuses."""
         command = [sys.executable, "-m", "compare.matmul_peak", self.options.device, precision]
-        return float(
-            subprocess.run(command, capture_output=True, check=True, env=self.environment, cwd=PROJECT_DIRECTORY).stdout
-        )
+        done = subprocess.run(command, capture_output=True, text=True, env=self.environment, cwd=PROJECT_DIRECTORY)
+        return None if done.returncode else float(done.stdout)
 
-    def _run(self, arguments: list[str]) -> str:
-        done = subprocess.run(
-            [*_LOCKSTEP, *arguments],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=self.environment, cwd=PROJECT_DIRECTORY,
-        )  # fmt: skip
+    def _run(self, arguments: list[str], *, seconds: float) -> str:
+        try:
+            done = subprocess.run(
+                [*_LOCKSTEP, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                env=self.environment, cwd=PROJECT_DIRECTORY, timeout=seconds,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as expiry:
+            return f"{(expiry.stdout or b'').decode(errors='replace')}\nended after {seconds:.0f} s"
         return done.stdout
 
 
@@ -184,59 +202,64 @@ def main() -> int:
     """Runs the campaign; returns 0 if everything that could run did and kept the contract."""
     options = _options()
     if options.device == "cuda" and count_gpus() == 0:
-        print("campaign: no GPU is visible here; run it on a machine with one", file=sys.stderr)
-        return 2
+        return _refuse("no GPU is visible here; run it on a machine with one")
     environment = describe_environment(with_torch=True)
     machine = environment.gpus[0] if options.device == "cuda" else f"{environment.num_cpus} cores"
-    stem = f"{time.strftime('%Y-%m-%d')}-{'-'.join(machine.lower().split())}"
-    target = options.output_dir / f"{stem}.json"
+    target = options.output_dir / f"{time.strftime('%Y-%m-%d')}-{'-'.join(machine.lower().split())}.json"
     if target.exists():
-        print(f"campaign: {target} exists already; remove it or choose another --output-dir", file=sys.stderr)
-        return 2
-    backends = [name for name in BACKENDS if not options.backends or name in options.backends.split(",")]
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="lockstep-campaign-") as directory:
-        campaign = Campaign(options, Path(directory))
-        for split in ("train", "validation"):
-            campaign.texts(split)
-        adapters = [adapter for adapter in ADAPTERS if not options.backends or adapter in options.backends.split(",")]
-        with ThreadPoolExecutor(max(1, _CORES // 3)) as pool:
-            contracts = list(pool.map(campaign.hold_to_contract, adapters))
-        _say(began, f"contracts: {', '.join(map(_outcome, contracts))}")
-        ready = [name for name in backends if unavailable_reason(name, options.device) is None]
-        precisions = options.precision.split(",")
-        competitors = [entry for entry in entries(ready, options.device) if entry.precision in precisions]
-        # What Inductor compiles is kept in its cache: the race shall not be spent on that.
-        with ThreadPoolExecutor(max(1, _CORES // 3)) as pool:
-            compiled = [entry for entry in competitors if entry.torch_compile]
-            warmed = [entry for entry, done in zip(compiled, pool.map(campaign.warm_up, compiled), strict=True) if done]
-        _say(began, f"compiled beforehand: {len(warmed)} of {len(compiled)}")
-        raced = sorted({entry.precision for entry in competitors})
-        rates = {precision: campaign.matmul_rate(precision) for precision in raced}
-        runs, left_out = campaign.race([entry for entry in competitors if entry in warmed or not entry.torch_compile])
-        left_out += [f"{entry}, not compiled in time" for entry in compiled if entry not in warmed]
-        _say(began, f"{len(runs)} runs, {len(left_out)} left out")
-    results = {
+        return _refuse(f"{target} exists already; remove it or choose another --output-dir")
+    try:
+        options.output_dir.mkdir(parents=True, exist_ok=True)
+        target.touch()
+    except OSError as error:
+        return _refuse(f"--output-dir {options.output_dir}: {error.strerror}; choose another")
+    backends = options.backends.split(",") if options.backends else list(BACKENDS)
+    adapters = [adapter for adapter in ADAPTERS if not options.backends or adapter in backends]
+    results: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%d"),
         "command": shlex.join(["python", "-m", "tests.gpu.campaign", *sys.argv[1:]]),
         "device": options.device,
         "machine": machine,
         "environment": environment.model_dump(mode="json"),
         "driver": _driver(),
-        "matmul_flops_per_second": rates,
-        "contracts": contracts,
-        "runs": runs,
-        "left_out": left_out,
-        "seconds": round(time.monotonic() - began, 1),
+        "matmul_flops_per_second": {},
+        "contracts": [],
+        "runs": [],
+        "left_out": [],
     }
-    options.output_dir.mkdir(parents=True, exist_ok=True)
-    write_atomically(target, json.dumps(results, indent=1, allow_nan=False) + "\n")
-    write_atomically(target.with_suffix(".md"), render(results))
+    with tempfile.TemporaryDirectory(prefix="lockstep-campaign-") as directory:
+        campaign = Campaign(options, Path(directory), target, results)
+        for split in ("train", "validation"):
+            campaign.texts(split)
+        with ThreadPoolExecutor(max(1, _CORES // 2)) as pool:
+            contracts = list(pool.map(campaign.hold_to_contract, adapters))
+        campaign.keep(f"contracts: {', '.join(map(_outcome, contracts))}", contracts=contracts)
+        ready = [name for name in backends if unavailable_reason(name, options.device) is None]
+        precisions = options.precision.split(",")
+        competitors = [entry for entry in entries(ready, options.device) if entry.precision in precisions]
+        # What Inductor compiles is kept in its cache: the race shall not be spent on that.
+        compiled = [entry for entry in competitors if entry.torch_compile]
+        with ThreadPoolExecutor(max(1, _CORES // 3)) as pool:
+            warm_ups = dict(zip(compiled, pool.map(campaign.warm_up, compiled), strict=True))
+        broken = [run for run in warm_ups.values() if run and run["record"]["status"] == "failed"]
+        late = [f"{entry}, not compiled in time" for entry, run in warm_ups.items() if run is None]
+        rates = {precision: campaign.matmul_rate(precision) for precision in precisions}
+        campaign.keep(
+            f"compiled beforehand: {len(compiled) - len(broken) - len(late)} of {len(compiled)}",
+            runs=broken, left_out=late, matmul_flops_per_second=rates,
+        )  # fmt: skip
+        not_raced = [entry for entry, run in warm_ups.items() if run is None or run in broken]
+        campaign.race([entry for entry in competitors if entry not in not_raced])
+        campaign.keep("done")
     print(render(results))
-    kept = all(
-        "checks" in contract and not contract["failures"] for contract in contracts if "unavailable" not in contract
-    )
-    return 0 if kept and all(run["record"]["status"] == "completed" for run in runs) else 1
+    tried = [contract for contract in contracts if "unavailable" not in contract]
+    kept = all("checks" in contract and not contract["failures"] for contract in tried)
+    return 0 if kept and all(run["record"]["status"] == "completed" for run in results["runs"]) else 1
+
+
+def _refuse(reason: str) -> int:
+    print(f"campaign: {reason}", file=sys.stderr)
+    return 2
 
 
 def _options() -> argparse.Namespace:
@@ -251,9 +274,16 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--max-steps", type=int, default=45)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--time-limit", type=float, default=440, help="seconds after which no run is started")
+    parser.add_argument("--time-limit", type=float, default=420, help="seconds after which no run is started")
     parser.add_argument("--output-dir", type=Path, default=PROJECT_DIRECTORY / "docs" / "results")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.max_steps <= NUM_WARMUP_STEPS:
+        parser.error(f"--max-steps {options.max_steps}: the first {NUM_WARMUP_STEPS} do not count; take more")
+    for option, known in {"backends": [*BACKENDS, *ADAPTERS], "precision": PRECISIONS, "check": all_checks()}.items():
+        for word in (getattr(options, option) or "").split(","):
+            if word and word not in known:
+                parser.error(f"--{option} {word}: there is no such thing; choose from {', '.join(known)}")
+    return options
 
 
 def _outcome(contract: dict[str, Any]) -> str:
@@ -268,10 +298,6 @@ def _driver() -> str | None:
         return subprocess.run(query, capture_output=True, text=True, check=True).stdout.split("\n")[0]
     except (OSError, subprocess.CalledProcessError):
         return None
-
-
-def _say(began: float, text: str) -> None:
-    print(f"{time.monotonic() - began:5.0f} s  {text}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Which adapters are held to the contract on a GPU: one rank over NCCL, two that share the GPU over gloo."""
+"""Which adapters are held to the contract on a GPU, by one rank (NCCL, where there is a group) and by two (gloo)."""
 
 from __future__ import annotations
 
@@ -20,3 +20,8 @@ def unavailable_reason(adapter: str, device: str = "cuda") -> str | None:
     if reason is None and device not in row.capabilities.precisions:
         reason = f"{adapter} does not run on {device}; was it built with GPU operations?"
     return reason
+
+
+def more_options(adapter: str) -> list[str]:
+    """Other levels of Apex differ in fp16 only."""
+    return ["--precision", "fp16"] if adapter.startswith("tests.gpu.apex") else []

@@ -51,7 +51,7 @@ def _contract_row(contract: dict[str, Any]) -> str:
 
 def _race(results: dict[str, Any]) -> list[str]:
     runs: dict[str, list[dict[str, Any]]] = {}
-    for run in results["runs"]:
+    for run in results["runs"]:  # one that failed while it was compiled, too
         runs.setdefault(run["entry"], []).append(run)
     if not runs:
         return ["Nothing was raced."]
@@ -59,7 +59,7 @@ def _race(results: dict[str, Any]) -> list[str]:
     lines = [
         "One rank; medians over the runs of a competitor, the first "
         f"{NUM_WARMUP_STEPS} steps of each left out. Measured matrix products: "
-        + ", ".join(f"{precision} {rate / 1e12:.1f} TFLOP/s" for precision, rate in peaks.items())
+        + ", ".join(f"{precision} {rate / 1e12:.1f} TFLOP/s" for precision, rate in peaks.items() if rate)
         + ".",
         "",
         "| " + " | ".join(_COLUMNS) + " |",
@@ -80,7 +80,7 @@ def _race_row(entry: str, runs: list[dict[str, Any]], results: dict[str, Any]) -
     memory = max(rank.peak_cuda_memory_bytes or rank.peak_memory_bytes for record in records for rank in record.ranks)
     flops = median(model_flops_per_second(record) or 0 for record in records)
     peak = peak_flops_per_second(results["machine"], runs[0]["precision"])
-    shares = [peak, results["matmul_flops_per_second"][runs[0]["precision"]]]
+    shares = [peak, results["matmul_flops_per_second"].get(runs[0]["precision"])]
     cells = [
         *(entry, str(len(records)), f"{rate:.1f}", f"{1000 * step:.1f}"),
         f"{median(record.seconds_to_first_step or 0 for record in records):.1f}",

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The campaign on a machine with a GPU: every adapter held to the contract, then the race.
 #   tests/gpu/run.sh [options]; --help lists them
-# Apex is used where the environment has it: LOCKSTEP_VENV=active inside NVIDIA's image, for example.
+# Apex is used where the environment has it (docs/results/README.md).
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../../launch/setup.sh"
 set_up single ddp accelerate test

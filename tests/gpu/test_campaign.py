@@ -15,7 +15,7 @@ from tests.gpu.campaign import Entry, entries
 
 _CAMPAIGN = (sys.executable, "-m", "tests.gpu.campaign")
 _TINY = (
-    *("--device", "cpu", "--backends", "single,horovod", "--check", "C16", "--precision", "fp32"),
+    *("--device", "cpu", "--backends", "single,ddp", "--check", "C16", "--precision", "fp32"),
     *("--model", "bert-tiny", "--batch-size", "4", "--max-steps", "8", "--rounds", "1"),
 )
 
@@ -31,7 +31,7 @@ def test_a_campaign_leaves_numbers_and_a_table(tmp_path: Path) -> None:
     (target,) = tmp_path.glob("*.json")
     results = json.loads(target.read_text())
     assert [contract["checks"] for contract in results["contracts"]] == [{"C16": "passed"}] * 2
-    assert {run["entry"] for run in results["runs"]} >= {"single fp32", "horovod fp32"}
+    assert {run["entry"] for run in results["runs"]} >= {"single fp32", "ddp fp32"}
     for run in results["runs"]:
         # No text is padded: what is computed is what counts.
         (rank,) = run["record"]["ranks"]
@@ -51,6 +51,22 @@ def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr == "campaign: no GPU is visible here; run it on a machine with one\n"
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--max-steps", "5"), "--max-steps 5"),
+        (("--backends", "dpd"), "--backends dpd"),
+        (("--precision", "fp8"), "--precision fp8"),
+        (("--check", "C99"), "--check C99"),
+        (("--device", "cpu", "--output-dir", "/proc/nowhere"), "--output-dir /proc/nowhere"),
+    ],
+)
+def test_bad_requests_are_refused(arguments: tuple[str, ...], words: str) -> None:
+    done = _run(*arguments)
+    assert done.returncode == 2
+    assert words in done.stderr.splitlines()[-1]
 
 
 def test_apex_races_at_both_levels_and_uncompiled() -> None:

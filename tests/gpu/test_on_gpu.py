@@ -9,7 +9,7 @@ import pytest
 
 from backends.devices import count_gpus
 from backends.registry import BACKENDS
-from tests.gpu.contracts import ADAPTERS, NUM_PROCESSES, unavailable_reason
+from tests.gpu.contracts import ADAPTERS, NUM_PROCESSES, more_options, unavailable_reason
 from tests.launching import lockstep, train
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(count_gpus() == 0, reason="no GPU is visible here")]
@@ -31,7 +31,7 @@ def _require(name: str) -> None:
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_the_contract_is_kept(adapter: str) -> None:
     _require(adapter)
-    done = lockstep("contract", adapter, "--device", "cuda", "--num-processes", NUM_PROCESSES)
+    done = lockstep("contract", adapter, "--device", "cuda", "--num-processes", NUM_PROCESSES, *more_options(adapter))
     assert done.returncode == 0, done.stdout + done.stderr
 
 
