@@ -109,7 +109,7 @@ check_gpu_runtime() {
 
 # Names and contents of all that an image is made from.
 sources_key() {
-  (cd "$root" && find .dockerignore backends compare contract docker launch tasks tests LICENSE README.md pyproject.toml \
+  (cd "$root" && find .dockerignore backends compare contract docker launch tasks LICENSE README.md pyproject.toml \
     -type f -not -path '*/__pycache__/*' -print0 | LC_ALL=C sort -z | xargs -0 cksum | cksum | cut -d ' ' -f 1)
 }
 

@@ -9,7 +9,8 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,10 @@ CONFIG = Path("/run/lockstep-docker/config")
 COMPOSE_FILE = PROJECT_DIRECTORY / "docker" / "compose.yaml"
 RUN_SH = PROJECT_DIRECTORY / "launch" / "run.sh"
 BACKENDS = ("ddp", "accelerate", "horovod")
-# Two ranks wherever they are; a thread each, since that decides the order of sums.
-OPTIONS = "--num-processes 2 --max-steps 20 --dropout 0.1 --micro-batch-size 8 --threads-per-rank 1"
+# Two ranks wherever they are; a thread each, since that decides the order of sums. BERT where it is about
+# what a user runs, the small task where it is about nodes and failures.
+BERT = "--num-processes 2 --max-steps 20 --dropout 0.1 --micro-batch-size 8 --threads-per-rank 1"
+SMALL = "--task token-tagging --num-processes 2 --max-steps 20 --threads-per-rank 1"
 CALLER = 12345
 
 
@@ -42,6 +45,7 @@ class Compose:
     """One project of compose v1 or v2, with a directory for results that belongs to somebody else than root."""
 
     def __init__(self, version: str, place: Path, options: str) -> None:
+        self.options = options
         self.runs = place / "runs"
         self.runs.mkdir()
         os.chown(self.runs, CALLER, CALLER)
@@ -61,7 +65,7 @@ class Compose:
 
 @pytest.fixture
 def compose(request: pytest.FixtureRequest, images: dict[str, float], tmp_path: Path) -> Iterator[Compose]:
-    version, options = getattr(request, "param", ("v2", OPTIONS))
+    version, options = getattr(request, "param", ("v2", SMALL))
     project = Compose(version, tmp_path, options)
     if project("version").returncode:
         pytest.fail("no compose here (tests/docker/engine.sh compose)")
@@ -69,11 +73,14 @@ def compose(request: pytest.FixtureRequest, images: dict[str, float], tmp_path: 
     project("--profile", "two-nodes", "down", "--volumes", "--timeout", "1")
 
 
+Outside = Callable[[str], dict[str, Any]]
+
+
 @pytest.fixture(scope="module")
-def outside(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def outside(tmp_path_factory: pytest.TempPathFactory) -> Outside:
     """The record of the same run without containers, which is the same for all three backends."""
     require_backend("ddp")
-    return train("ddp", tmp_path_factory.mktemp("outside") / "run", *OPTIONS.split())
+    return cache(lambda options: train("ddp", tmp_path_factory.mktemp("outside") / "run", *options.split()))
 
 
 def _record(directory: Path) -> dict[str, Any]:
@@ -85,11 +92,11 @@ def _digests(record: dict[str, Any]) -> set[str]:
     return {rank["weights_sha256"] for rank in record["ranks"]}
 
 
-def _assert_arrived(directory: Path, owner: int, outside: dict[str, Any]) -> None:
+def _assert_arrived(directory: Path, owner: int, wanted: dict[str, Any]) -> None:
     record = _record(directory)
     assert record["status"] == "completed"
-    assert _digests(record) == _digests(outside)
-    assert (directory / "model.safetensors").stat().st_size > 1e6
+    assert _digests(record) == _digests(wanted)
+    assert (directory / "model.safetensors").stat().st_size > 1000
     assert {path.stat().st_uid for path in [directory, *directory.rglob("*")]} == {owner}
 
 
@@ -100,24 +107,24 @@ def test_images_are_small(images: dict[str, float], name: str) -> None:
 
 @pytest.mark.parametrize(
     ("compose", "name"),
-    [(("v2", OPTIONS), "ddp"), (("v1", OPTIONS), "ddp"), (("v2", OPTIONS), "accelerate"), (("v2", OPTIONS), "horovod")],
+    [(("v2", BERT), "ddp"), (("v1", SMALL), "ddp"), (("v2", BERT), "accelerate"), (("v2", BERT), "horovod")],
     indirect=["compose"],
     ids=["ddp-v2", "ddp-v1", "accelerate-v2", "horovod-v2"],
 )
-def test_a_service_trains_as_the_owner_of_its_results(compose: Compose, outside: dict[str, Any], name: str) -> None:
+def test_a_service_trains_as_the_owner_of_its_results(compose: Compose, outside: Outside, name: str) -> None:
     done = compose("run", "--rm", name, "--output-dir", "/runs/mine")
     assert done.returncode == 0, done.stdout + done.stderr
-    _assert_arrived(compose.runs / "mine", CALLER, outside)
+    _assert_arrived(compose.runs / "mine", CALLER, outside(compose.options))
 
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_the_launcher_runs_an_image_with_the_same_options(
-    images: dict[str, float], outside: dict[str, Any], tmp_path: Path, name: str
+    images: dict[str, float], outside: Outside, tmp_path: Path, name: str
 ) -> None:
-    command = (RUN_SH, name, "--docker", *OPTIONS.split(), "--output-dir", tmp_path / "mine")
+    command = (RUN_SH, name, "--docker", *SMALL.split(), "--output-dir", tmp_path / "mine")
     done = run(*command)
     assert done.returncode == 0, done.stdout + done.stderr
-    _assert_arrived(tmp_path / "mine", os.getuid(), outside)
+    _assert_arrived(tmp_path / "mine", os.getuid(), outside(SMALL))
     again = run(*command)
     assert again.returncode == 2
     assert "holds a run already" in again.stderr
@@ -140,7 +147,7 @@ def test_files_that_options_name_are_reached(images: dict[str, float], tmp_path:
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_two_nodes_compute_what_one_does(compose: Compose, outside: dict[str, Any], name: str) -> None:
+def test_two_nodes_compute_what_one_does(compose: Compose, outside: Outside, name: str) -> None:
     nodes = [f"{name}-node{rank}" for rank in (0, 1)]
     done = compose("--profile", "two-nodes", "up", *nodes)
     states = [_wait(compose, node, seconds=5) for node in nodes]
@@ -148,16 +155,19 @@ def test_two_nodes_compute_what_one_does(compose: Compose, outside: dict[str, An
     # Rank 0 is on whichever node the rendezvous gave it to.
     directories = [compose.runs / node for node in nodes if (compose.runs / node / "record.json").exists()]
     assert len(directories) == 1
-    _assert_arrived(directories[0], CALLER, outside)
+    _assert_arrived(directories[0], CALLER, outside(SMALL))
     assert len({rank["hostname"] for rank in _record(directories[0])["ranks"]}) == 2
 
 
-ENDLESS = OPTIONS.replace("--max-steps 20", "--max-steps 1000000")
+ENDLESS = SMALL.replace("--max-steps 20", "--max-steps 1000000")
 
 
 @pytest.mark.parametrize(
     ("compose", "name", "victim"),
-    [pytest.param(("v2", ENDLESS), name, victim, id=f"{name}-{victim}") for name in BACKENDS for victim in (0, 1)],
+    [
+        pytest.param(("v2", ENDLESS), name, victim, id=f"{name}-{victim}")
+        for victim, name in ((0, "ddp"), (1, "ddp"), (1, "accelerate"), (0, "horovod"), (1, "horovod"))
+    ],
     indirect=["compose"],
 )
 def test_the_end_of_a_node_ends_the_other(compose: Compose, name: str, victim: int) -> None:
