@@ -57,7 +57,7 @@ run_in_docker() {
   fi
   mkdir -p "$parent" 2>/dev/null || true
   [[ -d $parent && -w $parent ]] ||
-    fail "--output-dir: $parent is not writable for user $(id -un), who the container runs as; choose another directory"
+    fail "--output-dir: $parent is not writable for user $(user_name), who the container runs as; choose another directory"
   image=lockstep/$backend:$version
   [[ $variant == cpu || $backend == apex ]] || image+=-gpu
   ensure_image "$backend" "$image" "$variant"
@@ -88,13 +88,17 @@ mount_path() {
   settings+=(--mount "type=bind,source=$1,target=$1${2:-}")
 }
 
+user_name() {
+  id -un 2>/dev/null || true # a user without a name is told by its number
+}
+
 check_engine() {
   local answer
   command -v docker >/dev/null || fail "--docker: docker is not installed (Debian: apt-get install docker.io)"
   if ! answer=$(docker version --format '{{.Server.Version}}' 2>&1); then
     case $answer in
       *"permission denied"*)
-        fail "--docker: user $(id -un) may not use the engine's socket; join the group docker, or ask its administrator" ;;
+        fail "--docker: user $(user_name) may not use the engine's socket; join the group docker, or ask its administrator" ;;
       *) fail "--docker: no Docker engine answers; start it (systemctl start docker), or set DOCKER_HOST" ;;
     esac
   fi
