@@ -55,7 +55,9 @@ def run(config: RunConfig, directory: Path) -> None:
     backend = adapter(config.backend_options(adapter.Settings))
     prove_world(backend, world_size=config.num_processes)
     if config.num_nodes > 1:
-        of_one_node = {"node_rank", "output_dir", "overwrite", "launch_command", "started_at"}
+        # What nodes may differ in: how they are reached, how many cores they have, where their results go.
+        of_one_node = {"node_rank", "master_addr", "threads_per_rank", "output_dir", "overwrite"}
+        of_one_node |= {"launch_command", "started_at"}
         prove_same_job(backend, {**config.model_dump(mode="json", exclude=of_one_node), "data": task.describe()})
 
     trainer = Trainer(config, task, backend, ProgressLog(directory, rank=backend.rank))

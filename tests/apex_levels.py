@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from backends.apex_settings import ApexSettings
@@ -15,5 +16,4 @@ class ChosenSettings:
 
     def __init__(self, options: BackendOptions) -> None:
         chosen = self.chosen if options.precision == "fp16" or "opt_level" not in self.chosen else {}
-        object.__setattr__(options, "settings", ApexSettings(**chosen))
-        super().__init__(options)  # type: ignore[call-arg]
+        super().__init__(replace(options, settings=ApexSettings(**chosen)))  # type: ignore[call-arg]

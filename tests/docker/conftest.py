@@ -16,8 +16,12 @@ HERE = Path(__file__).parent
 @pytest.fixture(scope="session")
 def engine() -> None:
     done = subprocess.run(["docker", "version"], capture_output=True, text=True) if _has_docker() else None
+    reason = None
     if done is None or done.returncode:
         reason = "no Docker engine answers (tests/docker/engine.sh start)"
+    elif os.getuid() != 0:
+        reason = "only root can be somebody else, and check what becomes of that"
+    if reason is not None:
         if os.environ.get("REQUIRE_DOCKER"):
             pytest.fail(reason)
         pytest.skip(reason)

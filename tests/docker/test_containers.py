@@ -20,10 +20,7 @@ from backends.devices import count_gpus
 from launch.engines import PROJECT_DIRECTORY
 from tests.launching import require_backend, train
 
-pytestmark = [
-    pytest.mark.docker,
-    pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else, and check what becomes of that"),
-]
+pytestmark = pytest.mark.docker
 
 CONFIG = Path("/run/lockstep-docker/config")
 COMPOSE_FILE = PROJECT_DIRECTORY / "docker" / "compose.yaml"

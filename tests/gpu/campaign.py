@@ -208,11 +208,6 @@ def main() -> int:
     target = options.output_dir / f"{time.strftime('%Y-%m-%d')}-{'-'.join(machine.lower().split())}.json"
     if target.exists():
         return _refuse(f"{target} exists already; remove it or choose another --output-dir")
-    try:
-        options.output_dir.mkdir(parents=True, exist_ok=True)
-        target.touch()
-    except OSError as error:
-        return _refuse(f"--output-dir {options.output_dir}: {error.strerror}; choose another")
     backends = options.backends.split(",") if options.backends else list(BACKENDS)
     adapters = [adapter for adapter in ADAPTERS if not options.backends or adapter in backends]
     results: dict[str, Any] = {
@@ -229,6 +224,11 @@ def main() -> int:
     }
     with tempfile.TemporaryDirectory(prefix="lockstep-campaign-") as directory:
         campaign = Campaign(options, Path(directory), target, results)
+        try:
+            options.output_dir.mkdir(parents=True, exist_ok=True)
+            campaign.keep("begun")
+        except OSError as error:
+            return _refuse(f"--output-dir {options.output_dir}: {error.strerror}; choose another")
         for split in ("train", "validation"):
             campaign.texts(split)
         with ThreadPoolExecutor(max(1, _CORES // 2)) as pool:
