@@ -6,6 +6,7 @@ whatever its data sheet says. Prints operations a second.
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 
@@ -28,6 +29,16 @@ def measure(device: str, precision: str) -> float:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)
     return float(2 * size**3 / sorted(seconds[3:])[_REPEATS // 2])
+
+
+def measure_apart(device: str, precision: str) -> float:
+    """Measures in a process of its own, which leaves no threads and no memory behind.
+
+    Raises:
+        subprocess.CalledProcessError: It failed.
+    """
+    command = [sys.executable, "-m", "compare.matmul_peak", device, precision]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 if __name__ == "__main__":

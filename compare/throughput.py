@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launch.record import RunRecord
+from launch.record import RankRecord, RunRecord
 
 NUM_WARMUP_STEPS = 5
 
@@ -21,3 +21,8 @@ def training_seconds(record: RunRecord) -> float:
     since single steps end at different times on different ranks.
     """
     return max((sum(rank.step_seconds[NUM_WARMUP_STEPS:]) for rank in record.ranks), default=0.0)
+
+
+def slowest_rank(record: RunRecord) -> RankRecord:
+    """The rank whose training took longest, warm-up left out."""
+    return max(record.ranks, key=lambda rank: sum(rank.step_seconds[NUM_WARMUP_STEPS:]))

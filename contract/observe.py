@@ -7,19 +7,17 @@ counted where it enters a communication library.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
-from unittest import mock
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from backends.interface import Backend, StepResult
 from contract.cases import Overflow
+from launch.traffic import count_traffic
 from tasks.interface import Batch, Split, Task
 
 Tensors = dict[str, torch.Tensor]
@@ -111,62 +109,11 @@ class Watch:
     @contextmanager
     def counting(self, enabled: bool) -> Iterator[None]:
         """Counts what enters torch.distributed, from C++ too, and Horovod where it is loaded."""
-        with ExitStack() as stack:
-            if enabled:
-                stack.enter_context(_TorchTraffic(self._count))
-                if "horovod.torch" in sys.modules:
-                    stack.enter_context(_horovod_traffic(self._count))
+        with count_traffic(self._count) if enabled else nullcontext():
             yield
 
     def _count(self, operation: str, num_elements: int) -> None:
         self.step.traffic.append((self.where, operation, num_elements))
-
-
-class _TorchTraffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees every collective of torch.distributed: DDP's reducer, too, goes through the dispatcher."""
-
-    def __init__(self, count: Callable[[str, int], None]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._count = count
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function.namespace in ("c10d", "_c10d_functional") and "wait_tensor" not in function.__name__:
-            self._count(function.__name__.split(".")[0].strip("_"), _num_elements(args[0]))
-        return function(*args, **(kwargs or {}))
-
-
-def _num_elements(argument: Any) -> int:
-    if isinstance(argument, torch.Tensor):
-        return argument.numel()
-    return sum(_num_elements(item) for item in argument) if isinstance(argument, (list, tuple)) else 0
-
-
-@contextmanager
-def _horovod_traffic(count: Callable[[str, int], None]) -> Iterator[None]:
-    """Sees every collective of Horovod: its Python functions all lead through these."""
-    from horovod.torch import mpi_ops
-
-    operations = {
-        "_allreduce_async": "allreduce",
-        "_grouped_allreduce_async": "allreduce",
-        "_broadcast_async": "broadcast",
-        "_allgather_async": "allgather",
-        "horovod_torch_barrier": "barrier",
-    }
-    with ExitStack() as stack:
-        for name, operation in operations.items():
-            module = mpi_ops if name.startswith("_") else mpi_ops.mpi_lib
-            counted = _counted(getattr(module, name), operation, count)
-            stack.enter_context(mock.patch.object(module, name, counted))
-        yield
-
-
-def _counted(function: Callable[..., Any], operation: str, count: Callable[[str, int], None]) -> Callable[..., Any]:
-    def call(tensors: Any, *arguments: Any, **options: Any) -> Any:
-        count(operation, _num_elements(tensors))
-        return function(tensors, *arguments, **options)
-
-    return call
 
 
 class ObservedTask:

@@ -1,4 +1,4 @@
-"""The command line: ``BACKEND [options]`` trains, ``doctor`` tells what can run here.
+"""The command line: ``BACKEND [options]`` trains, other words compare, prove, measure, or tell what runs here.
 
 Everything is checked before anything is created. Bad input ends with one line and exit code 2,
 a failed run with 1, an interrupted one with 128 plus the signal's number.
@@ -6,6 +6,7 @@ a failed run with 1, an interrupted one with 128 plus the signal's number.
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import sys
@@ -13,7 +14,7 @@ import time
 
 from backends.interface import UnsupportedError
 from backends.registry import BACKENDS, find_backend
-from launch.config import RunConfig, UsageError
+from launch.config import RACE_VARIABLE, RaceContext, RunConfig, UsageError
 from launch.engines import EXACT_FLOAT32, PROJECT_DIRECTORY, Ranks, engine_command, engine_environment
 from launch.nodes import settle_nodes
 from launch.options import read_options
@@ -33,6 +34,14 @@ from launch.record import (
 from launch.resolve import resolve
 from launch.supervisor import Interrupted, run_job
 from tasks.interface import TaskInputError
+
+# Modules with a function `run` that takes the remaining arguments and returns the exit code.
+_COMMANDS = {
+    "contract": "contract.command",
+    "compare": "compare.race_command",
+    "report": "compare.report_command",
+    "allreduce": "compare.collectives_command",
+}
 
 
 def main() -> None:
@@ -58,10 +67,9 @@ def _dispatch(arguments: list[str]) -> int:
         from launch.doctor import examine
 
         return examine()
-    if arguments[0] == "contract":
-        from contract.command import run
-
-        return run(arguments[1:])
+    if arguments[0] in _COMMANDS:
+        command = importlib.import_module(_COMMANDS[arguments[0]])
+        return int(command.run(arguments[1:]))
     return train(arguments[0], arguments[1:])
 
 
@@ -70,6 +78,9 @@ def _overview() -> str:
     return (
         "usage: launch/run.sh BACKEND [options]    train; BACKEND --help lists the options\n"
         "       launch/run.sh contract BACKEND     prove that it computes what one process computes\n"
+        "       launch/run.sh compare              let backends race each other, and report\n"
+        "       launch/run.sh report RECORD ...    the same report of records, wherever they were made\n"
+        "       launch/run.sh allreduce            measure each library's collectives\n"
         "       launch/run.sh doctor               which backends run here\n\n"
         f"backends (or your own, as package.module:Class):\n{backends}"
     )
@@ -80,7 +91,8 @@ def train(backend: str, arguments: list[str]) -> int:
     started_at = float(os.environ.get("LOCKSTEP_STARTED_AT") or time.time())
     try:
         row = find_backend(backend)
-        config = resolve(backend, row, read_options(backend, row.settings, arguments), started_at=started_at)
+        asked = read_options(backend, row.settings, arguments)
+        config = resolve(backend, row, asked, started_at=started_at, race=_race())
         ranks = Ranks(
             num_processes=config.num_processes,
             module=("launch.rank", str(config.output_dir)),
@@ -124,6 +136,12 @@ def train(backend: str, arguments: list[str]) -> int:
         return 0
     show_summary(read_record(config.output_dir / RECORD_NAME), config.output_dir, terminal)
     return 0
+
+
+def _race() -> RaceContext | None:
+    """What a race says of the run that it has just started."""
+    text = os.environ.get(RACE_VARIABLE)
+    return RaceContext.model_validate_json(text) if text else None
 
 
 def _create_run_directory(config: RunConfig) -> None:

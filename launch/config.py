@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from backends.interface import BackendOptions, BackendSettings
 
 DEFAULT_CPU_PROCESSES = 2
+RACE_VARIABLE = "LOCKSTEP_RACE"
 
 # Upper bounds turn a slip of the keyboard into a message, not into a machine that no longer answers.
 _MAX_PROCESSES = 1024
@@ -84,6 +85,10 @@ class RunOptions(BaseModel):
         -1, le=_MAX_COUNT, description="optimizer steps to take, whatever the epochs (-1: as epochs say)"
     )
     logging_steps: int = Field(10, ge=1, le=_MAX_COUNT, description="optimizer steps between two reports of the loss")
+    diagnose: bool = Field(
+        False, description="watch each step: where its time goes, what it sends, which weights it makes; slow"
+    )
+    tracker: Literal["none", "tensorboard"] = Field("none", description="write events for it into the output directory")
     dataloader_num_workers: int = Field(
         0, ge=0, le=_MAX_PROCESSES, description="processes that prepare batches, for each rank"
     )
@@ -100,10 +105,32 @@ class RunOptions(BaseModel):
         return value
 
     @model_validator(mode="after")
+    def _no_diagnosis_of_compiled(self) -> RunOptions:
+        if self.diagnose and self.torch_compile:
+            raise ValueError("--diagnose takes plain steps for comparison and cannot watch --torch-compile; drop one")
+        return self
+
+    @model_validator(mode="after")
     def _momentum_is_of_sgd(self) -> RunOptions:
         if self.momentum and self.optimizer != "sgd":
             raise ValueError(f"--momentum {self.momentum:g} is an option of --optimizer sgd, not of {self.optimizer}")
         return self
+
+
+class RaceContext(BaseModel):
+    """Which part of a race a run is; set by the race alone."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    race: str = Field(description="the same for all runs of a race")
+    purpose: Literal["timed", "diagnosis", "whole"]
+    block: int = Field(description="runs of one block are compared in pairs")
+    position: int = Field(description="place in the random order of its block")
+    busy_share: float = Field(description="of the machine's cores, just before the run")
+    gpu_processes: int = Field(description="of others, just before the run")
+    matmul_flops_per_second: float | None = Field(
+        None, description="what square products reach on all cores in this precision"
+    )
 
 
 class RunConfig(RunOptions):
@@ -121,6 +148,7 @@ class RunConfig(RunOptions):
     output_dir: Path
     launch_command: str
     started_at: float = Field(description="when the user's command began, in seconds since 1970")
+    race: RaceContext | None = None
 
     @property
     def gradient_accumulation_steps(self) -> int:

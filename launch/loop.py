@@ -80,7 +80,7 @@ class Trainer:
         self.model, self.optimizer = backend.setup(model, build_optimizer(config, model))
         self.trajectory = Trajectory()
         self.step = 0
-        self._num_updates = 0
+        self.num_updates = 0
         self._open_steps: list[_OpenStep] = []
 
     def train(self) -> Trajectory:
@@ -120,7 +120,7 @@ class Trainer:
             "optimizer": self.optimizer.state_dict(),
             "backend": self.backend.state_dict(),
             "step": self.step,
-            "num_updates": self._num_updates,
+            "num_updates": self.num_updates,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -129,7 +129,7 @@ class Trainer:
         self.optimizer.load_state_dict(state["optimizer"])
         self.backend.load_state_dict(state["backend"])
         self.step = state["step"]
-        self._num_updates = state["num_updates"]
+        self.num_updates = state["num_updates"]
 
     @property
     def _is_first_step(self) -> bool:
@@ -162,7 +162,7 @@ class Trainer:
             _require_gradients(backend.unwrap(self.model))
 
         result = backend.step(config.max_grad_norm)
-        self._num_updates += not result.skipped
+        self.num_updates += not result.skipped
 
         record = StepRecord(
             step=self.step,
@@ -230,7 +230,7 @@ class Trainer:
         """Sets the rate that follows from the number of updates taken; a skipped step does not count."""
         learning_rate = self.config.learning_rate * learning_rate_factor(
             self.config.lr_scheduler,
-            step=self._num_updates,
+            step=self.num_updates,
             num_steps=self.num_steps,
             num_warmup_steps=self.num_warmup_steps,
         )

@@ -55,7 +55,7 @@ def read_options(backend: str, backend_settings: type[BackendSettings], argument
         f"backend {backend}": backend_settings,
         f"task {task_class.name}": task_class.Settings,
     }
-    parser = _parser(backend, models)
+    parser = option_parser(backend, models)
     namespace, unknown = parser.parse_known_args(arguments)
     if unknown:
         option = unknown[0].partition("=")[0]
@@ -72,15 +72,16 @@ def read_options(backend: str, backend_settings: type[BackendSettings], argument
             hint = f"did you mean {close[0]}?" if close else f"see launch/run.sh {backend} --help"
             raise UsageError(f"--config {known.config}: there is no option {name!r}; {hint}")
     merged = {**from_file, **from_line}
-    chosen = _validate(backend_settings, merged)
+    chosen = validated(backend_settings, merged)
     implied = {"precision": chosen.implied_precision} if chosen.implied_precision else {}
-    run = _validate(RunOptions, {**implied, **merged})
+    run = validated(RunOptions, {**implied, **merged})
     chosen.check(precision=run.precision, optimizer=run.optimizer)
-    return Options(run, chosen, task_class, _validate(task_class.Settings, merged))
+    return Options(run, chosen, task_class, validated(task_class.Settings, merged))
 
 
-def _parser(backend: str, models: Mapping[str, type[BaseModel]]) -> argparse.ArgumentParser:
-    parser = _Parser(prog=f"launch/run.sh {backend}", allow_abbrev=False, argument_default=argparse.SUPPRESS)
+def option_parser(command: str, models: Mapping[str, type[BaseModel]]) -> argparse.ArgumentParser:
+    """Makes a parser of the fields of these models, by title; what is not given is not in its result."""
+    parser = _Parser(prog=f"launch/run.sh {command}", allow_abbrev=False, argument_default=argparse.SUPPRESS)
     parser.add_argument("--config", type=Path, metavar="FILE", help="options as a YAML or JSON mapping; the line wins")
     for title, model in models.items():
         if not model.model_fields:
@@ -99,12 +100,14 @@ def _metavar(field: FieldInfo) -> str:
         if get_origin(annotation) is Literal:
             return "|".join(get_args(annotation))
     kinds = [kind for kind in (field.annotation, *get_args(field.annotation)) if kind in (int, float, Path)]
-    return {int: "N", float: "X", Path: "PATH"}[kinds[0]] if kinds else "NAME"
+    name = {int: "N", float: "X", Path: "PATH"}[kinds[0]] if kinds else "NAME"
+    return f"{name},..." if isinstance(field.default, list) else name
 
 
 def _help(field: FieldInfo) -> str:
     text = (field.description or "").replace("%", "%%")
-    return text if field.default is None else f"{text} (default: {field.default})"
+    default = ",".join(map(str, field.default)) if isinstance(field.default, list) else field.default
+    return text if default is None else f"{text} (default: {default})"
 
 
 def _read_file(path: Path) -> dict[str, Any]:
@@ -123,8 +126,12 @@ def _option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _validate(model: type[BaseModel], values: dict[str, Any]) -> Any:
-    """Validates those of the values that are fields of the model."""
+def validated(model: type[BaseModel], values: dict[str, Any]) -> Any:
+    """Validates those of the values that are fields of the model.
+
+    Raises:
+        UsageError: A value cannot be used; the text names the option.
+    """
     values = {name: value for name, value in values.items() if name in model.model_fields}
     for name, value in values.items():
         # YAML reads yes, no, on and off as truth values, which pydantic would take for the numbers 1 and 0.

@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from launch.tracker import TRACKERS
+
 PROGRESS_NAME = "progress.jsonl"
 _SECONDS_BETWEEN_BEATS = 0.2
 
@@ -17,13 +19,16 @@ _SECONDS_BETWEEN_BEATS = 0.2
 class ProgressLog:
     """Appends news to the run's progress file; on ranks other than 0 it does nothing."""
 
-    def __init__(self, directory: Path, *, rank: int) -> None:
+    def __init__(self, directory: Path, *, rank: int, tracker: str = "none") -> None:
         self._file = (directory / PROGRESS_NAME).open("a", buffering=1, encoding="utf-8") if rank == 0 else None
+        self._tracker = TRACKERS[tracker](directory / tracker) if rank == 0 and tracker in TRACKERS else None
         self._last_beat = 0.0
 
     def write(self, event: str, **facts: Any) -> None:
         if self._file is not None:
             self._file.write(json.dumps({"event": event, "time": time.time(), **facts}) + "\n")
+        if self._tracker is not None:
+            self._tracker.write(event, facts)
 
     def beat(self, **facts: Any) -> None:
         """Reports a finished step, unless one was reported a moment ago."""

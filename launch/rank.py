@@ -41,6 +41,7 @@ def run(config: RunConfig, directory: Path) -> None:
     import torch
 
     from backends.registry import load_backend
+    from launch.diagnosis import DiagnosedTrainer
     from launch.loop import Trainer
     from launch.progress import ProgressLog
     from launch.record import RankRecord, RunRecord, describe_environment, write_record
@@ -60,11 +61,13 @@ def run(config: RunConfig, directory: Path) -> None:
         of_one_node |= {"launch_command", "started_at"}
         prove_same_job(backend, {**config.model_dump(mode="json", exclude=of_one_node), "data": task.describe()})
 
-    trainer = Trainer(config, task, backend, ProgressLog(directory, rank=backend.rank))
+    kind = DiagnosedTrainer if config.diagnose else Trainer
+    trainer = kind(config, task, backend, ProgressLog(directory, rank=backend.rank, tracker=config.tracker))
     gc.enable()
     trajectory = trainer.train()
     model = backend.unwrap(trainer.model)
     on_gpu = backend.device.type == "cuda"
+    usage = resource.getrusage(resource.RUSAGE_SELF)
     mine = RankRecord(
         rank=backend.rank,
         local_rank=backend.local_rank,
@@ -75,10 +78,13 @@ def run(config: RunConfig, directory: Path) -> None:
         samples=trajectory.samples,
         tokens=trajectory.tokens,
         positions=trajectory.positions,
-        peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        peak_memory_bytes=usage.ru_maxrss * 1024,
         peak_cuda_memory_bytes=torch.cuda.max_memory_allocated() if on_gpu else None,
+        cpu_seconds=usage.ru_utime + usage.ru_stime,
+        schedule_steps=trainer.num_updates,
         effective_settings=backend.effective_settings(),
         weights_sha256=weights_digest(model),
+        diagnosis=trainer.diagnosis() if isinstance(trainer, DiagnosedTrainer) else None,
     )
     ranks = [RankRecord.model_validate(facts) for facts in gather_facts(backend, mine.model_dump(mode="json"))]
     for other in ranks:

@@ -51,6 +51,33 @@ class EvaluationRecord(_Strict):
     metrics: dict[str, float | None]
 
 
+class DiagnosisRecord(_Strict):
+    """What one rank saw of its own steps, watched (`--diagnose`); lists have one entry for each step."""
+
+    whole_seconds: list[float] = Field(description="the step itself, begun by all ranks together")
+    data_seconds: list[float] = Field(description="within that, waiting for batches")
+    alone_seconds: dict[str, list[float]] = Field(
+        description="forward, backward and optimizer (clipping included) of the same micro-batches in one process "
+        "without communication, on a model of its own"
+    )
+    inner_dtype: str = Field(description="of what the first linear layer of the model returned")
+    reductions: list[dict[str, int]] = Field(
+        description="in each of the first steps, elements by operation, as they entered a communication library"
+    )
+    num_reductions: list[int] = Field(description="calls into a communication library in each of these steps")
+    interface: str = Field(description="the network interface that carries what ranks send")
+    sent_bytes: list[int] | None = Field(
+        description="what this machine sent on it during each step, all its ranks together; null but on local rank 0"
+    )
+    gradient_bytes: int = Field(description="size of all gradients of the model")
+    parameters: list[str] = Field(description="names of all weights; on rank 0 only, like the two below")
+    digests: list[list[str]] = Field(description="start of a SHA-256 of each weight, before and after each step")
+    sketches: list[list[list[float]]] = Field(
+        description="sums of each weight's elements with fixed random signs, eight a weight: the distance of two "
+        "sketches estimates that of the weights"
+    )
+
+
 class RankRecord(_Strict):
     """What one rank measured. Lists have one entry for each optimizer step."""
 
@@ -68,8 +95,11 @@ class RankRecord(_Strict):
     positions: list[int] = Field(description="token positions computed, padding included")
     peak_memory_bytes: int = Field(description="largest resident set of the process")
     peak_cuda_memory_bytes: int | None
+    cpu_seconds: float = Field(description="processor time of the process, start-up included")
+    schedule_steps: int = Field(description="how often the learning-rate schedule advanced")
     effective_settings: dict[str, Any] = Field(description="read back from the backend's library")
     weights_sha256: str = Field(description="of all final parameters and buffers")
+    diagnosis: DiagnosisRecord | None = None
 
 
 class Environment(_Strict):
@@ -91,7 +121,7 @@ class Environment(_Strict):
 class RunRecord(_Strict):
     """Everything about one run."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     status: Literal["completed", "failed"]
     error: str | None = Field(description="why the run failed, naming the rank")
     config: dict[str, Any] = Field(description="the resolved configuration")

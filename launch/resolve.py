@@ -15,6 +15,7 @@ from backends.interface import UnsupportedError
 from backends.registry import BackendRow
 from launch.config import (
     DEFAULT_CPU_PROCESSES,
+    RaceContext,
     RunConfig,
     RunOptions,
     UsageError,
@@ -29,7 +30,9 @@ from launch.rank import CONFIG_NAME
 from tasks.interface import TaskSettings
 
 
-def resolve(backend: str, row: BackendRow, asked: Options, *, started_at: float) -> RunConfig:
+def resolve(
+    backend: str, row: BackendRow, asked: Options, *, started_at: float, race: RaceContext | None = None
+) -> RunConfig:
     """Turns options into the configuration of a run that can start.
 
     Raises:
@@ -51,6 +54,8 @@ def resolve(backend: str, row: BackendRow, asked: Options, *, started_at: float)
     )
     if options.torch_compile:
         check_compiler(backend, row, device)
+    if options.tracker != "none" and find_spec(options.tracker) is None:
+        raise UsageError(f"--tracker {options.tracker}: needs the package; pip install {options.tracker}, or drop it")
     start_methods = row.capabilities.start_methods
     if nodes.num_nodes > 1:
         start_methods = tuple(method for method in start_methods if method in ACROSS_NODES)
@@ -98,6 +103,7 @@ def resolve(backend: str, row: BackendRow, asked: Options, *, started_at: float)
         "output_dir": output_dir,
         "launch_command": shlex.join(["launch/run.sh", *sys.argv[1:]]),
         "started_at": started_at,
+        "race": race,
     }
     return RunConfig.model_validate(options.model_dump() | settled)
 

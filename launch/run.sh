@@ -3,6 +3,8 @@
 #   launch/run.sh ddp|apex|horovod|accelerate|single [options]
 #   launch/run.sh ddp|apex|horovod|accelerate --docker [options]      in its image instead
 #   launch/run.sh contract BACKEND [options]
+#   launch/run.sh compare | allreduce [--backends A,B,...] [options]
+#   launch/run.sh report RECORD ... [options]
 #   launch/run.sh doctor
 # LOCKSTEP_VENV names the virtual environment (default: .venv here; "active": the activated one),
 # PYTHON the interpreter to make it with, LOCKSTEP_CACHE where wheels and tokenised texts are kept.
@@ -11,20 +13,30 @@ export LOCKSTEP_STARTED_AT=${EPOCHREALTIME/,/.}
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 case ${1:-} in
-  single | ddp | apex | horovod | accelerate) extra=$1 ;;
-  '' | -h | --help | doctor | *:*) extra=single ;;
+  single | ddp | apex | horovod | accelerate) extras=("$1") ;;
+  '' | -h | --help | doctor | *:*) extras=(single) ;;
   contract)
-    extra=single
+    extras=(single)
     for word in "${@:2}"; do
-      case $word in ddp | apex | horovod | accelerate) extra=$word ;; esac
+      case $word in ddp | apex | horovod | accelerate) extras=("$word") ;; esac
     done
     ;;
-  *) fail "there is no backend '$1'; choose single, ddp, apex, horovod or accelerate; or contract, or doctor" ;;
+  compare | allreduce)
+    extras=(single ddp accelerate compare)
+    # Everyone that can be had, unless some were named; Horovod must be built first.
+    if [[ " $* " == *horovod* ]] ||
+      { [[ " $* " != *" --backends"* ]] && command -v g++ >/dev/null && command -v cmake >/dev/null; }; then
+      extras+=(horovod)
+    fi
+    ;;
+  report) extras=(single compare) ;;
+  *) fail "there is no '$1'; choose single, ddp, apex, horovod or accelerate; contract, compare, report, allreduce or doctor" ;;
 esac
+if [[ " $* " == *" --tracker"* ]]; then extras+=(tracking); fi
 if [[ " $* " == *" --docker "* ]]; then
   [[ -f $root/docker/$1/Dockerfile ]] || fail "--docker: there is no image of '$1'; choose ddp, apex, horovod or accelerate"
   source "$root/launch/docker.sh"
   run_in_docker "$@"
 fi
-set_up "$extra"
+set_up "${extras[@]}"
 exec "$environment/bin/lockstep" "$@"

@@ -1,0 +1,466 @@
+"""From run records to results: what grouped runs say, measured, compared and judged."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timezone
+from itertools import combinations
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from compare.flops import model_flops_per_second, peak_flops_per_second
+from compare.grouping import EntrantRuns, condition, group_runs, purpose, unsplit
+from compare.parity import diagnosed_parity, losses_parity
+from compare.results import (
+    Breakdown,
+    CollectiveSeries,
+    Comparison,
+    Curve,
+    Entrant,
+    Group,
+    GroupResult,
+    Interval,
+    Parity,
+    Place,
+    Results,
+    Scaling,
+    ScalingPoint,
+    SeedRow,
+    Wire,
+)
+from compare.statistics import CONFIDENCE, SMALLEST_CLAIM, compare_pairs, mean_interval
+from compare.throughput import NUM_WARMUP_STEPS, samples_per_second, slowest_rank, training_seconds
+from compare.words import describe_batch, describe_task, describe_verdict, machine_of, ranks, software_of
+from launch.diagnosis import NUM_COUNTED_STEPS
+from launch.record import RankRecord, RunRecord
+
+DEFAULT_TARGET = 0.9
+_IN_LOCKSTEP = ("reference", "bitwise", "rounding")
+
+
+def analyse(
+    records: Sequence[tuple[str, RunRecord]],
+    *,
+    title: str,
+    collectives: Sequence[CollectiveSeries] = (),
+    problems: Sequence[str] = (),
+    commands: dict[str, str] | None = None,
+    facts: dict[str, Any] | None = None,
+    target: float = DEFAULT_TARGET,
+) -> Results:
+    """Compares runs.
+
+    Args:
+        records: Each with a name for messages.
+        title: Of the report.
+        collectives: What a benchmark of collectives measured.
+        problems: What could not be read or run, one line each.
+        commands: What reproduces the parts of the report.
+        facts: How the race was run.
+        target: The accuracy whose time is reported.
+
+    Raises:
+        ValueError: Not one timed run completed.
+    """
+    grouped = sorted(group_runs(records), key=_order)
+    if not any(entrant.timed for runs in grouped for entrant in runs):
+        raise ValueError("not one timed run completed, so there is nothing to report")
+    completed = [record for _, record in records if record.status == "completed" and record.ranks]
+    keys = _keys(grouped)
+    groups = [
+        _group_result(key, runs, completed)
+        for key, runs in zip(keys, grouped, strict=True)
+        if any(entrant.timed for entrant in runs)
+    ]
+    failures = [f"{entrant.name}: {line}" for runs in grouped for entrant in runs for line in entrant.failures]
+    found = [*problems, *failures]
+    found += _mixtures(completed)
+    return Results(
+        title=title,
+        created_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        verdict=describe_verdict(groups, len(found)),
+        groups=groups,
+        curves=_curves(keys, grouped, target),
+        seed_table=_seed_table(grouped),
+        scaling=_scaling(groups, grouped),
+        collectives=list(collectives),
+        places=_places(completed),
+        problems=found,
+        commands=commands or {},
+        facts={
+            **(facts or {}),
+            "warm-up steps left out of every run": NUM_WARMUP_STEPS,
+            "confidence of all intervals of differences of one group together": CONFIDENCE,
+            "differences never claimed, up to": SMALLEST_CLAIM,
+        },
+    )
+
+
+def _order(runs: list[EntrantRuns]) -> tuple[Any, ...]:
+    sample = next((entrant.sample for entrant in runs if entrant.sample), None)
+    if sample is None:
+        return (1,)
+    config = sample.config
+    return (0, -config["num_processes"], config["precision"] != "fp32", sample.gradient_accumulation_steps,
+            config["global_batch_size"], config["precision"], float(config["started_at"]))  # fmt: skip
+
+
+def _keys(grouped: Sequence[list[EntrantRuns]]) -> list[str]:
+    """Names groups; where two would have one name, by what else differs."""
+    samples = [next((entrant.sample for entrant in runs if entrant.sample), None) for runs in grouped]
+    keys = [_key(sample) if sample else "" for sample in samples]
+    for key in {key for key in keys if key and keys.count(key) > 1}:
+        places = [index for index, other in enumerate(keys) if other == key]
+        conditions = [condition(sample) for index in places if (sample := samples[index])]
+        names = [name for name in conditions[0] if len({repr(one.get(name)) for one in conditions}) > 1]
+        for index, one in zip(places, conditions, strict=True):
+            keys[index] = f"{key}; " + ", ".join(f"{name.replace('_', ' ')} {one.get(name)}" for name in names)
+    return keys
+
+
+def _key(sample: RunRecord) -> str:
+    config = sample.config
+    batch = describe_batch(config, sample.gradient_accumulation_steps)
+    device = "" if config["device"] == "cpu" else f" on {config['device']}"
+    return f"{ranks(config['num_processes'])}{device}, {config['precision']}, batch {batch}"
+
+
+def _group_result(key: str, runs: list[EntrantRuns], completed: Sequence[RunRecord]) -> GroupResult:
+    entrants = [_entrant(entrant, _parity(entrant, runs, completed)) for entrant in runs]
+    sample = next(entrant.timed[0] for entrant in runs if entrant.timed)
+    config = sample.config
+    group = Group(
+        task=describe_task(sample),
+        device=config["device"],
+        num_processes=config["num_processes"],
+        precision=config["precision"],
+        global_batch_size=config["global_batch_size"],
+        micro_batch_size=config["micro_batch_size"],
+        gradient_accumulation_steps=sample.gradient_accumulation_steps,
+        seed=config["seed"],
+        key=key,
+    )
+    ranked = [runs[index] for index, entrant in enumerate(entrants) if entrant.ranked]
+    pairs = list(combinations(ranked, 2))
+    comparisons = [_comparison(first, second, num_comparisons=len(pairs)) for first, second in pairs]
+    names = {name: None for entrant in entrants for name in entrant.settings}
+    measured = [entrant for entrant in entrants if entrant.num_runs]
+    differing = [name for name in names if len({entrant.settings.get(name) for entrant in measured}) > 1]
+    return GroupResult(group=group, entrants=entrants, comparisons=comparisons, differing_settings=differing)
+
+
+def _parity(entrant: EntrantRuns, group: list[EntrantRuns], completed: Sequence[RunRecord]) -> Parity:
+    if not entrant.timed:
+        return Parity(verdict="unknown", detail="no run of it completed")
+    own = entrant.diagnosis or entrant.timed[0]
+    candidates = [
+        record
+        for record in completed
+        if record.config["backend"] == "single" and purpose(record) == purpose(own) and unsplit(record) == unsplit(own)
+    ]
+    candidates.sort(key=lambda record: record.gradient_accumulation_steps)
+    if not candidates:  # then the first of the group is what the others are held to
+        candidates = [next(other.diagnosis or other.timed[0] for other in group if other.timed)]
+    reference = candidates[0]
+    yardstick = next(
+        (other for other in candidates if other.gradient_accumulation_steps != reference.gradient_accumulation_steps),
+        None,
+    )
+    if own is reference:
+        parity = Parity(verdict="reference", detail="what the others are held to")
+    elif own.ranks[0].diagnosis and reference.ranks[0].diagnosis:
+        parity = diagnosed_parity(own, reference, yardstick)
+    else:
+        parity = losses_parity(own, reference)
+    ends = {record.ranks[0].weights_sha256 for record in entrant.timed}
+    repeated = f"; its {len(entrant.timed)} timed runs ended with {len(ends)} different sets of weights"
+    extra = repeated if len(ends) > 1 else _same_bits(entrant, group)
+    return parity.model_copy(update={"detail": parity.detail + extra})
+
+
+def _same_bits(entrant: EntrantRuns, group: list[EntrantRuns]) -> str:
+    end = entrant.timed[0].ranks[0].weights_sha256
+    others = [
+        other.name
+        for other in group
+        if other is not entrant and any(record.ranks[0].weights_sha256 == end for record in other.timed)
+    ]
+    return f"; timed runs end with the same bits as {', '.join(others)}" if others else ""
+
+
+def _entrant(runs: EntrantRuns, parity: Parity) -> Entrant:
+    timed = runs.timed
+    measured = [record for record in timed if training_seconds(record) > 0]
+    rates = [rate for record in measured if (rate := samples_per_second(record))]
+    tokens = [_tokens(record) / training_seconds(record) for record in measured]
+    steps = [slowest_rank(record).step_seconds[NUM_WARMUP_STEPS:] for record in measured]
+    pooled = [second for run in steps for second in run]
+    cuda = [rank.peak_cuda_memory_bytes for record in timed for rank in record.ranks if rank.peak_cuda_memory_bytes]
+    middle = median(pooled) if pooled else None
+    return Entrant(
+        backend=runs.name,
+        num_runs=len(timed),
+        failures=runs.failures,
+        parity=parity,
+        ranked=bool(measured) and parity.verdict in _IN_LOCKSTEP,
+        samples_per_second=mean_interval(rates) if rates else None,
+        tokens_per_second=mean_interval(tokens) if tokens else None,
+        samples_per_second_of_runs=rates,
+        step_seconds=steps,
+        median_step_seconds=middle,
+        p95_step_seconds=float(np.percentile(pooled, 95)) if pooled else None,
+        seconds_to_first_step=[record.seconds_to_first_step for record in timed if record.seconds_to_first_step],
+        peak_memory_bytes=max((rank.peak_memory_bytes for record in timed for rank in record.ranks), default=None),
+        peak_cuda_memory_bytes=max(cuda, default=None),
+        mfu=_mfu(measured),
+        settings=_settings(timed[0], runs.diagnosis) if timed else {},
+        breakdown=_breakdown(runs.diagnosis, middle) if runs.diagnosis else None,
+        wire=_wire(runs.diagnosis) if runs.diagnosis else None,
+    )
+
+
+def _tokens(record: RunRecord) -> int:
+    return sum(sum(rank.tokens[NUM_WARMUP_STEPS:]) for rank in record.ranks)
+
+
+def _mfu(records: Sequence[RunRecord]) -> float | None:
+    """By the device's data sheet, or else by what square products reached on the same machine."""
+    shares = []
+    for record in records:
+        config, gpus = record.config, record.environment.gpus
+        peak = (config.get("race") or {}).get("matmul_flops_per_second")
+        if config["device"] == "cuda" and gpus:
+            sheet = peak_flops_per_second(gpus[0], config["precision"])
+            peak = sheet * len({rank.device for rank in record.ranks}) if sheet else None
+        reached = model_flops_per_second(record)
+        if peak and reached:
+            shares.append(reached / peak)
+    return sum(shares) / len(shares) if shares else None
+
+
+def _settings(record: RunRecord, diagnosis: RunRecord | None) -> dict[str, str]:
+    """What was in force, read back from the processes."""
+    rank, config = record.ranks[0], record.config
+    real, computed = (sum(sum(getattr(one, name)) for one in record.ranks) for name in ("tokens", "positions"))
+    settings = {
+        "started by": config["start_method"],
+        "threads per rank": " ".join(sorted({str(one.num_threads) for one in record.ranks})),
+        "torch": record.environment.packages.get("torch", "unknown"),
+        **rank.effective_settings,
+        **config["backend_settings"],
+        "tokens of a run, real / padded": f"{real} / {computed}",
+        "schedule steps of a run": rank.schedule_steps,
+    }
+    if diagnosis:
+        seen = diagnosis.ranks[0].diagnosis
+        assert seen is not None
+        settings["dtype of an inner layer"] = seen.inner_dtype
+        settings["calls into the communication library per step"] = seen.num_reductions[-1]
+        settings["elements communicated per step"] = sum(seen.reductions[-1].values())
+    return {name: str(value) for name, value in settings.items()}
+
+
+def _breakdown(run: RunRecord, timed_median: float | None) -> Breakdown:
+    rank = max(run.ranks, key=lambda rank: median(_watched(rank)["whole"]))
+    parts = _watched(rank)
+    alone = [parts[name] for name in ("data", "forward", "backward", "optimizer")]
+    beyond = [whole - sum(rest) for whole, *rest in zip(parts["whole"], *alone, strict=True)]
+    return Breakdown(
+        data=median(parts["data"]),
+        forward=median(parts["forward"]),
+        backward=median(parts["backward"]),
+        communication=median(beyond),
+        optimizer=median(parts["optimizer"]),
+        overhead=median(parts["whole"]) / timed_median - 1 if timed_median else None,
+    )
+
+
+def _watched(rank: RankRecord) -> dict[str, list[float]]:
+    seen = rank.diagnosis
+    assert seen is not None
+    parts = {"whole": seen.whole_seconds, "data": seen.data_seconds, **seen.alone_seconds}
+    return {name: seconds[max(NUM_WARMUP_STEPS, NUM_COUNTED_STEPS) :] for name, seconds in parts.items()}
+
+
+def _wire(run: RunRecord) -> Wire | None:
+    num_ranks = len(run.ranks)
+    machines = [rank.diagnosis for rank in run.ranks if rank.diagnosis and rank.diagnosis.sent_bytes]
+    if num_ranks == 1 or not machines:
+        return None
+    sent = [sum(seen.sent_bytes[NUM_COUNTED_STEPS:]) for seen in machines if seen.sent_bytes]
+    num_steps = len(run.steps) - NUM_COUNTED_STEPS
+    first = machines[0]
+    return Wire(
+        interface=first.interface,
+        bytes_per_step=sum(sent) / num_ranks / num_steps,
+        gradient_bytes=first.gradient_bytes,
+        ring_bound=2 * (num_ranks - 1) / num_ranks * first.gradient_bytes,
+        reductions_per_step=float(first.num_reductions[-1]),
+    )
+
+
+def _comparison(first: EntrantRuns, second: EntrantRuns, *, num_comparisons: int) -> Comparison:
+    """Pairs runs of the same block; those made outside a race, in the order in which they were made."""
+    ours, theirs = _by_block(first.timed), _by_block(second.timed)
+    shared = [block for block in ours if block in theirs]
+    seconds = [(ours[block], theirs[block]) for block in shared]
+    return compare_pairs(first.name, second.name, seconds, num_comparisons=num_comparisons)
+
+
+def _by_block(records: Sequence[RunRecord]) -> dict[tuple[str, int], float]:
+    found = {}
+    for number, record in enumerate(records):
+        race = record.config.get("race") or {"race": "", "block": number}
+        seconds = training_seconds(record)
+        if seconds > 0:
+            found[(str(race["race"]), int(race["block"]))] = seconds / len(record.steps)
+    return found
+
+
+def _curves(keys: Sequence[str], grouped: Sequence[list[EntrantRuns]], target: float) -> list[Curve]:
+    curves = []
+    for key, runs in zip(keys, grouped, strict=True):
+        for entrant in runs:
+            longest = max([*entrant.timed[:1], *([entrant.whole] if entrant.whole else [])],
+                          key=lambda record: len(record.steps), default=None)  # fmt: skip
+            if longest is not None and (entrant.whole or len(longest.evaluations) > 1):
+                curves.append(_curve(key, entrant.name, longest, target))
+    return curves
+
+
+def _curve(key: str, name: str, record: RunRecord, target: float) -> Curve:
+    seconds = np.cumsum(slowest_rank(record).step_seconds).tolist()
+    evaluations = record.evaluations
+    metrics = {metric: [one.metrics[metric] for one in evaluations] for metric in evaluations[0].metrics}
+    at_evaluations = [seconds[one.step - 1] for one in evaluations]
+    reached = [
+        second
+        for second, accuracy in zip(at_evaluations, metrics.get("accuracy", []), strict=False)
+        if accuracy is not None and accuracy >= target
+    ]
+    return Curve(
+        group=key,
+        backend=name,
+        steps=[step.step for step in record.steps],
+        losses=[step.loss for step in record.steps],
+        seconds=seconds,
+        evaluation_steps=[one.step for one in evaluations],
+        evaluation_seconds=at_evaluations,
+        metrics=metrics,
+        target=target if "accuracy" in metrics else None,
+        seconds_to_target=reached[0] if reached else None,
+        total_seconds=record.seconds,
+    )
+
+
+def _seed_table(grouped: Sequence[list[EntrantRuns]]) -> list[SeedRow]:
+    rows = []
+    for runs in grouped:
+        for entrant in runs:
+            if entrant.whole is None:
+                continue
+            record = entrant.whole
+            rows.append(
+                SeedRow(
+                    hardware=machine_of(record),
+                    backend=f"{entrant.name}, {ranks(record.config['num_processes'])}, {record.config['precision']}",
+                    train_seconds=sum(slowest_rank(record).step_seconds),
+                    f1=record.quality.get("f1"),
+                    roc_auc=record.quality.get("roc_auc"),
+                    accuracy=record.quality.get("accuracy"),
+                    batch_size=describe_batch(record.config, record.gradient_accumulation_steps),
+                )
+            )
+    return rows
+
+
+def _scaling(groups: Sequence[GroupResult], grouped: Sequence[list[EntrantRuns]]) -> list[Scaling]:
+    """Throughput over ranks, where groups differ in the number of ranks and in what must follow from it."""
+    samples = {
+        (result.group.key, entrant.name): entrant.timed[0]
+        for result, runs in zip(groups, [runs for runs in grouped if any(one.timed for one in runs)], strict=True)
+        for entrant in runs
+        if entrant.timed
+    }
+    lines: dict[tuple[str, str, str], list[tuple[int, Interval]]] = defaultdict(list)
+    for result in groups:
+        for entrant in result.entrants:
+            if entrant.ranked and entrant.samples_per_second:
+                record = samples[result.group.key, entrant.backend]
+                for kind, fixed in _fixed(record, result.group):
+                    lines[entrant.backend, kind, fixed].append((result.group.num_processes, entrant.samples_per_second))
+    found = []
+    for (name, kind, fixed), points in sorted(lines.items()):
+        points.sort(key=lambda point: point[0])
+        if len({number for number, _ in points}) < 2:
+            continue
+        base_number, base = points[0]
+        found.append(
+            Scaling(
+                backend=name,
+                kind=kind,  # type: ignore[arg-type]
+                condition=fixed.partition("|")[0],
+                points=[
+                    ScalingPoint(
+                        num_processes=number,
+                        samples_per_second=rate,
+                        efficiency=rate.estimate / base.estimate * base_number / number,
+                    )
+                    for number, rate in points
+                ],
+            )
+        )
+    return found
+
+
+def _fixed(record: RunRecord, group: Group) -> Iterable[tuple[str, str]]:
+    """What stays the same along a line of each kind, in words, and the rest of the conditions."""
+    rest = {
+        name: value
+        for name, value in condition(record).items()
+        if name not in ("num_processes", "micro_batch_size", "global_batch_size")
+    }
+    where = f"{group.precision}, {group.gradient_accumulation_steps} accumulation step(s)"
+    yield "strong", f"{where}, global batch {group.global_batch_size}|{rest}"
+    yield "weak", f"{where}, {group.global_batch_size // group.num_processes} samples a rank|{rest}"
+
+
+def _places(completed: Sequence[RunRecord]) -> list[Place]:
+    places: dict[tuple[str, str], list[RunRecord]] = defaultdict(list)
+    for record in completed:
+        places[machine_of(record), software_of(record)].append(record)
+    return [
+        Place(machine=machine, software=software, num_runs=len(runs), idleness=_idleness(runs))
+        for (machine, software), runs in places.items()
+    ]
+
+
+def _idleness(records: Sequence[RunRecord]) -> str | None:
+    races = [record.config["race"] for record in records if record.config.get("race")]
+    if not races:
+        return None
+    shares = [float(race["busy_share"]) for race in races]
+    others = sum(race["gpu_processes"] > 0 for race in races)
+    gpu = f"; before {others} runs others computed on a GPU" if others else ""
+    return f"before runs, cores were busy to {median(shares):.0%} (median), at most {max(shares):.0%}{gpu}"
+
+
+def _mixtures(completed: Sequence[RunRecord]) -> list[str]:
+    """Names what kept runs apart, where a reader may have meant them to be compared."""
+    lines = []
+    for name, what in (("task", "tasks"), ("seed", "seeds")):
+        values = sorted({str(record.config[name]) for record in completed})
+        if len(values) > 1:
+            lines.append(
+                f"records of {len(values)} different {what} ({', '.join(values)}): never compared with each other"
+            )
+    data = {str(record.task.get("data")) for record in completed if record.task}
+    if len(data) > 1:
+        lines.append(f"records of different data ({', '.join(sorted(data))}): never compared with each other")
+    machines = sorted({machine_of(record) for record in completed})
+    if len(machines) > 1:
+        lines.append(f"records of different machines ({'; '.join(machines)}): never compared with each other")
+    return lines

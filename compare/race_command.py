@@ -1,0 +1,199 @@
+"""``lockstep compare``: backends race each other, and a report says what may be said."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from backends.interface import UnsupportedError
+from backends.registry import BACKENDS, find_backend
+from compare.race import (
+    COLLECTIVES_NAME,
+    RaceDirectory,
+    RacePlan,
+    format_duration,
+    run_command,
+    run_race,
+)
+from compare.race_plan import Entrant, PlannedRun, RaceOptions
+from launch.config import RunConfig, UsageError
+from launch.display import console
+from launch.options import option_parser, read_options, validated
+from launch.resolve import resolve
+from launch.supervisor import Interrupted, signals_raised
+
+# Options of a run that a race decides itself, with what to say instead.
+_DECIDED = {
+    "--micro-batch-size": "use --accumulation",
+    "--max-steps": "use --timed-steps",
+    "--overwrite": "a race goes on where it was interrupted",
+    "--no-overwrite": "a race goes on where it was interrupted",
+    "--diagnose": "a race does it by itself",
+    "--no-diagnose": "a race does it by itself",
+    "--num-nodes": "a race is run on one node",
+    "--node-rank": "a race is run on one node",
+}
+
+
+def run(arguments: list[str]) -> int:
+    """Runs a race from the command line; returns the exit code."""
+    from compare.report_command import write_report
+
+    parser = option_parser("compare", {"race": RaceOptions})
+    parser.description = "All other options are passed on to every run (launch/run.sh ddp --help lists them)."
+    parser.add_argument("--output-dir", type=Path, help="of the race (default: runs/race-TIME); an old one goes on")
+    parser.add_argument("--dry-run", action="store_true", help="show the plan and about how long it takes")
+    namespace, run_options = parser.parse_known_args(arguments)
+    asked = {"output_dir": None, "dry_run": False, **vars(namespace)}
+    if "config" in asked:
+        run_options = [f"--config={asked['config']}", *run_options]
+    _refuse_decided(run_options)
+    options: RaceOptions = validated(RaceOptions, asked)
+    terminal = console()
+    plan, configs = make_plan(options, run_options)
+    if asked["dry_run"]:
+        _show_plan(plan, configs, terminal)
+        return 0
+    path = (asked["output_dir"] or Path("runs") / f"race-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}").absolute()
+    directory = RaceDirectory(path)
+    try:
+        with directory.opened(plan) as plan_in_force:
+            _announce(plan_in_force, path, terminal)
+            try:
+                with signals_raised():
+                    run_race(plan_in_force, directory, terminal)
+                    _measure_collectives(plan_in_force, directory, terminal)
+            except Interrupted as interruption:
+                directory.clear()
+                again = plan.command if asked["output_dir"] else f"{plan.command} --output-dir {shlex.quote(str(path))}"
+                print(f"lockstep: interrupted; finished runs are kept, go on with: {again}", file=sys.stderr)
+                return 128 + interruption.signal_number
+            return write_report(directory, plan_in_force, terminal)
+    except OSError as error:
+        raise UsageError(f"--output-dir {path}: {error.strerror or error}; choose another directory") from error
+
+
+def make_plan(options: RaceOptions, run_options: list[str]) -> tuple[RacePlan, dict[Entrant, RunConfig]]:
+    """Settles who takes part, checking the command line of every run.
+
+    Raises:
+        UsageError, UnsupportedError, TaskInputError: Something asked for cannot be had.
+    """
+    names = options.backends or [name for name, row in BACKENDS.items() if row.unavailable_reason() is None]
+    for name in names:
+        reason = find_backend(name).unavailable_reason()
+        if reason is not None:
+            raise UnsupportedError(f"--backends {name}: cannot run here: {reason}")
+    if not any(option.partition("=")[0] == "--threads-per-rank" for option in run_options):
+        # A rank is the same share of the machine in every world, or scaling would compare unlike ranks.
+        run_options = [*run_options, f"--threads-per-rank={max(1, _num_cpus() // max(options.num_processes))}"]
+    plan = RacePlan(
+        options=options,
+        entrants=[],
+        run_options=run_options,
+        diagnosis_options=[],
+        left_out=[],
+        command=shlex.join(["launch/run.sh", *sys.argv[1:]]),
+        race=f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}",
+    )
+    configs: dict[Entrant, RunConfig] = {}
+    for entrant in _candidates(names, options):
+        try:
+            configs[entrant] = _resolve(plan, entrant)
+        except UnsupportedError as error:
+            plan.left_out.append(f"{entrant.label}: left out, {' '.join(str(error).split())}")
+    plan.entrants = list(configs)
+    if any("dropout" in config.task_settings for config in configs.values()):
+        plan.diagnosis_options = ["--dropout=0"]  # its masks depend on how a batch is split over ranks
+    if not plan.entrants:
+        raise UsageError(f"nothing to race: {'; '.join(plan.left_out) or 'no combination divides the batch'}")
+    return plan, configs
+
+
+def _candidates(names: Sequence[str], options: RaceOptions) -> list[Entrant]:
+    found: dict[Entrant, None] = {}
+    for precision in options.precision:
+        for accumulation in options.accumulation:
+            for number in options.num_processes:
+                sizes = [options.global_batch_size]
+                if options.weak_scaling:
+                    sizes += [options.global_batch_size * number // min(options.num_processes)]
+                for size in sizes:
+                    for name in names:
+                        most = find_backend(name).capabilities.max_world_size
+                        entrant = Entrant(
+                            backend=name,
+                            num_processes=min(number, most or number),
+                            precision=precision,
+                            accumulation=accumulation,
+                            global_batch_size=size,
+                        )
+                        if not entrant.divides:
+                            raise UsageError(
+                                f"--global-batch-size {size} is not a multiple of {entrant.num_processes} rank(s) x "
+                                f"{accumulation} accumulation step(s); change one of the three"
+                            )
+                        found[entrant] = None
+    return list(found)
+
+
+def _resolve(plan: RacePlan, entrant: Entrant) -> RunConfig:
+    row = find_backend(entrant.backend)
+    timed = PlannedRun(entrant=entrant, purpose="timed", block=1, position=0)
+    arguments = plan.arguments(timed)[1:]
+    return resolve(entrant.backend, row, read_options(entrant.backend, row.settings, arguments), started_at=time.time())
+
+
+def _refuse_decided(run_options: list[str]) -> None:
+    for option in run_options:
+        name = option.partition("=")[0]
+        if name in _DECIDED:
+            raise UsageError(f"{name}: the race decides that; {_DECIDED[name]}")
+
+
+def _announce(plan: RacePlan, path: Path, terminal: Console) -> None:
+    terminal.print(f"race of {len(plan.entrants)} entrants, {len(plan.runs())} runs; results go to {path}")
+    for line in plan.left_out:
+        terminal.print(line)
+
+
+def _show_plan(plan: RacePlan, configs: dict[Entrant, RunConfig], terminal: Console) -> None:
+    from compare.estimate import estimate_seconds
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in ("", "purpose", "backend", "ranks", "precision", "global batch = ranks x micro x accumulation"):
+        table.add_column(heading)
+    for number, planned in enumerate(plan.runs(), start=1):
+        who = planned.entrant
+        batch = f"{who.global_batch_size} = {who.num_processes} x {who.micro_batch_size} x {who.accumulation}"
+        purpose = f"timed, block {planned.block}" if planned.purpose == "timed" else planned.purpose
+        table.add_row(str(number), purpose, who.backend, str(who.num_processes), who.precision, batch)
+    terminal.print(table)
+    for line in plan.left_out:
+        terminal.print(line)
+    seconds = estimate_seconds(plan, next(iter(configs.values())))
+    terminal.print(f"{len(plan.runs())} runs, about {format_duration(seconds)}: a guess from a few steps measured now")
+
+
+def _measure_collectives(plan: RacePlan, directory: RaceDirectory, terminal: Console) -> None:
+    names = sorted({entrant.backend for entrant in plan.entrants if entrant.num_processes > 1})
+    target = directory.path / COLLECTIVES_NAME
+    if not plan.options.collectives or not names or target.exists():
+        return
+    terminal.print("measuring collectives")
+    sizes = ",".join(str(number) for number in plan.options.num_processes if number > 1)
+    known = [name for name in names if name in BACKENDS]
+    arguments = ["allreduce", f"--backends={','.join(known)}", f"--num-processes={sizes}", f"--output={target}"]
+    if known and (done := run_command(arguments, {})).returncode:
+        terminal.print(f"collectives could not be measured: {done.stderr.strip()[-300:]}")
+
+
+def _num_cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

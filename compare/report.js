@@ -1,0 +1,71 @@
+"use strict";
+
+// Tables: a button in each column's heading sorts by that column.
+(() => {
+  const collator = new Intl.Collator("en", { numeric: true });
+
+  const compare = (a, b) => {
+    const [x, y] = [a.dataset.value, b.dataset.value];
+    if (x !== undefined && y !== undefined) return Number(x) - Number(y);
+    return collator.compare(a.textContent, b.textContent);
+  };
+
+  // Whatever the direction, what is not ranked stays below, and so does what has no number where others have one.
+  const depth = (row, cell, numeric) =>
+    (row.matches(".failed, .unranked") ? 2 : 0) + (numeric && cell.dataset.value === undefined ? 1 : 0);
+
+  const sort = (table, column, direction) => {
+    const body = table.tBodies[0];
+    const rows = [...body.rows];
+    const numeric = rows.some((row) => row.cells[column].dataset.value !== undefined);
+    rows.sort((a, b) => {
+      const [x, y] = [a.cells[column], b.cells[column]];
+      return depth(a, x, numeric) - depth(b, y, numeric) || direction * compare(x, y);
+    });
+    body.append(...rows);
+  };
+
+  for (const table of document.querySelectorAll("table.sortable")) {
+    const headings = [...table.tHead.rows[0].cells];
+    headings.forEach((heading, column) => {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.append(...heading.childNodes);
+      button.addEventListener("click", () => {
+        const ascending = heading.getAttribute("aria-sort") !== "ascending";
+        for (const other of headings) other.removeAttribute("aria-sort");
+        heading.setAttribute("aria-sort", ascending ? "ascending" : "descending");
+        sort(table, column, ascending ? 1 : -1);
+      });
+      heading.append(button);
+    });
+  }
+})();
+
+// Plots: drawn for paper, recoloured where it is dark, redrawn when that changes and for the printer.
+(() => {
+  const PAPER_WIDTH = 660;
+  const darkColours = new Map(Object.entries(JSON.parse(document.getElementById("dark").textContent)));
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const printer = matchMedia("print");
+  const plots = [...document.querySelectorAll(".plot")].map((element) => [element, element.nextElementSibling.textContent]);
+
+  const recoloured = (key, value) => (/color$/i.test(key) && darkColours.get(value)) || value;
+
+  const draw = (printing) => {
+    for (const [element, text] of plots) {
+      const { data, layout } = JSON.parse(text, dark.matches && !printing ? recoloured : undefined);
+      element.style.height = `${layout.height}px`;
+      if (printing) layout.width = PAPER_WIDTH;
+      // Where a finger scrolls, it must not zoom.
+      layout.dragmode = matchMedia("(pointer: coarse)").matches ? false : "zoom";
+      Plotly.react(element, data, layout, { displayModeBar: false, responsive: true });
+    }
+  };
+
+  draw(printer.matches);
+  dark.addEventListener("change", () => draw(printer.matches));
+  printer.addEventListener("change", () => draw(printer.matches));
+  addEventListener("beforeprint", () => draw(true));
+  addEventListener("afterprint", () => draw(false));
+})();

@@ -1,0 +1,163 @@
+"""The report as Markdown, to paste; ``python -m compare.report_markdown RESULTS.json`` prints its tables alone."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from compare.results import Comparison, Entrant, GroupResult, Interval, Results
+
+_HEADINGS = (
+    *("ranks", "precision", "batch = ranks x micro x accumulation", "backend", "in lockstep", "samples/s [95 %]"),
+    *("step, median / p95 (ms)", "first step (s)", "memory (MiB)", "time against the group's first"),
+)
+_SEED_HEADINGS = ("hardware", "backend", "train time (s)", "F1", "AUC", "accuracy", "batch size")
+
+
+def render_markdown(results: Results) -> str:
+    """Renders the whole report."""
+    where = [
+        f"{place.machine}; {place.software}; {place.num_runs} runs" + (f"; {place.idleness}" if place.idleness else "")
+        for place in results.places
+    ]
+    commands = [f"{escape(name)}:\n\n    {_one_line(command)}" for name, command in results.commands.items()]
+    sections = {
+        "": _list(results.verdict),
+        "Throughput": results_table(results),
+        "Trained to the end": seed_table(results),
+        "What may be said": _list(f"{group.group.key}: {one.text}" for group, one in _comparisons(results)),
+        "Lockstep": _list(
+            f"{entrant.backend}, {group.group.key}: {entrant.parity.verdict}; {entrant.parity.detail}"
+            for group in results.groups
+            for entrant in group.entrants
+        ),
+        "Problems": _list(results.problems),
+        "Where": _list(where),
+        "How": _list(f"{name}: {value}" for name, value in results.facts.items()),
+        "Commands": "\n\n".join(commands),
+    }
+    parts = [f"# {escape(results.title)}", f"Made {results.created_at}."]
+    for heading, text in sections.items():
+        if text:
+            parts += [f"## {heading}", text] if heading else [text]
+    return "\n\n".join(parts) + "\n"
+
+
+def results_table(results: Results) -> str:
+    """One row for each entrant, group by group."""
+    return _table(_HEADINGS, (_row(group, entrant) for group in results.groups for entrant in group.entrants))
+
+
+def seed_table(results: Results) -> str:
+    """The table of published comparisons: what each backend reached when trained to the end."""
+    rows = [
+        [
+            *(row.hardware, row.backend, f"{row.train_seconds:.1f}"),
+            *(_number(value, ".4f") for value in (row.f1, row.roc_auc, row.accuracy)),
+            row.batch_size,
+        ]
+        for row in results.seed_table
+    ]
+    return _table(_SEED_HEADINGS, rows) if rows else ""
+
+
+def escape(text: str) -> str:
+    """Keeps text from outside from being read as markup, and on one line."""
+    return re.sub(r"([\\`*_{}\[\]<>|#~&])", r"\\\1", _one_line(text))
+
+
+def _row(group: GroupResult, entrant: Entrant) -> list[str]:
+    conditions = group.group
+    split = f"{conditions.num_processes} x {conditions.micro_batch_size} x {conditions.gradient_accumulation_steps}"
+    cells = [str(conditions.num_processes), conditions.precision, f"{conditions.global_batch_size} = {split}"]
+    if not entrant.num_runs:
+        why = entrant.failures[0] if entrant.failures else "no run of it"
+        return [*cells, entrant.backend, f"failed: {why}", *[""] * (len(_HEADINGS) - 5)]
+    steps = f"{_milliseconds(entrant.median_step_seconds)} / {_milliseconds(entrant.p95_step_seconds)}"
+    starts = sorted(entrant.seconds_to_first_step)
+    memory = entrant.peak_cuda_memory_bytes or entrant.peak_memory_bytes
+    return [
+        *cells,
+        entrant.backend,
+        entrant.parity.verdict,
+        _interval(entrant.samples_per_second),
+        steps,
+        f"{starts[len(starts) // 2]:.1f}" if starts else "-",
+        f"{memory / 2**20:.0f}" if memory else "-",
+        _against_first(group, entrant),
+    ]
+
+
+def _against_first(group: GroupResult, entrant: Entrant) -> str:
+    if not entrant.ranked:
+        return "not ranked"
+    first = next(other for other in group.entrants if other.ranked)
+    for comparison in group.comparisons:
+        if (comparison.first, comparison.second) == (first.backend, entrant.backend):
+            return _slowdown(comparison)
+    return "-"
+
+
+def _slowdown(comparison: Comparison) -> str:
+    interval = comparison.slowdown
+    if interval is None or interval.low is None or interval.high is None:
+        return "too few runs"
+    bounds = f"[{100 * interval.low:+.1f}, {100 * interval.high:+.1f}]"
+    shown = "" if comparison.claim in ("slower", "faster") else ", no difference shown"
+    return f"{100 * interval.estimate:+.1f} % {bounds}{shown}"
+
+
+def _comparisons(results: Results) -> Iterable[tuple[GroupResult, Comparison]]:
+    return ((group, comparison) for group in results.groups for comparison in group.comparisons)
+
+
+def _interval(interval: Interval | None) -> str:
+    if interval is None:
+        return "-"
+    bounds = (
+        f" [{interval.low:.0f}, {interval.high:.0f}]" if interval.low is not None and interval.high is not None else ""
+    )
+    return f"{interval.estimate:.0f}{bounds}"
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1000 * seconds:.1f}"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [headings, ["---"] * len(headings), *([escape(cell) for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _list(lines: Iterable[str]) -> str:
+    return "\n".join(f"- {escape(line)}" for line in lines)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def main(arguments: list[str]) -> int:
+    """Prints the tables of a results.json; returns the exit code."""
+    if len(arguments) != 1:
+        print("usage: python -m compare.report_markdown RESULTS.json", file=sys.stderr)
+        return 2
+    try:
+        results = Results.model_validate_json(Path(arguments[0]).read_bytes())
+    except (OSError, ValueError) as error:
+        print(f"lockstep: {arguments[0]}: no results that can be read ({_one_line(str(error))[:200]})", file=sys.stderr)
+        return 2
+    print(results_table(results))
+    if results.seed_table:
+        print(f"\n{seed_table(results)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,58 @@
+"""A headless Chromium, and what it saw of a page."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+@contextmanager
+def chromium() -> Iterator[Any]:
+    """Starts the Chromium of this machine. Skips where there is none, but fails where REQUIRE_BROWSER is set."""
+    executable = next(filter(None, map(shutil.which, _NAMES)), None)
+    if executable is None:
+        _miss(f"none of {', '.join(_NAMES)} is on PATH")
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        _miss("playwright is not installed")
+    with sync_playwright() as playwright:
+        # Chromium does not sandbox what root starts.
+        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+        browser = playwright.chromium.launch(executable_path=executable, args=arguments)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+def _miss(reason: str) -> None:
+    if os.environ.get("REQUIRE_BROWSER"):
+        pytest.fail(f"REQUIRE_BROWSER is set, but {reason}")
+    pytest.skip(f"needs Chromium: {reason}")
+
+
+class Visit:
+    """One page opened, with all that it asked for and complained of."""
+
+    def __init__(self, browser: Any, file: Path, **context: Any) -> None:
+        self.url = file.resolve().as_uri()
+        self.requests: list[str] = []
+        self.complaints: list[str] = []
+        self.context = browser.new_context(**context)
+        self.page = self.context.new_page()
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.on("pageerror", lambda error: self.complaints.append(f"error: {error}"))
+        self.page.on("console", lambda message: self.complaints.append(f"{message.type}: {message.text}"))
+        self.page.goto(self.url)
+
+    def close(self) -> None:
+        self.context.close()

@@ -1,0 +1,232 @@
+"""A real race of good, bad and failing adapters: how it is run, what it says, what a second call does."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compare.race_plan import Entrant, RaceOptions, draw_plan
+from compare.results import Results
+from launch.engines import PROJECT_DIRECTORY
+from launch.record import read_record
+from tests.launching import LOCKSTEP, lockstep, require_backend
+
+STRAYING, FAILING = "tests.variants_of_ddp:StrayingDDP", "tests.variants_of_ddp:FailingDDP"
+SHORT = ["--task", "token-tagging", "--timed-steps", "12", "--diagnosis-steps", "10", "--no-collectives"]
+SHORT += ["--no-whole-runs", "--global-batch-size", "16"]
+RACE = ["--backends", f"single,ddp,horovod,accelerate,{STRAYING},{FAILING}", "--repeats", "3", *SHORT]
+
+
+@pytest.fixture(scope="module")
+def race(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    for name in ("ddp", "horovod", "accelerate"):
+        require_backend(name)
+    directory = tmp_path_factory.mktemp("race") / "race"
+    done = lockstep("compare", *RACE, "--output-dir", directory)
+    assert done.returncode == 0, done.stderr + done.stdout
+    return directory
+
+
+@pytest.fixture(scope="module")
+def results(race: Path) -> Results:
+    return Results.model_validate_json((race / "results.json").read_bytes())
+
+
+def _entrants(results: Results) -> dict[str, Any]:
+    return {entrant.backend: entrant for group in results.groups for entrant in group.entrants}
+
+
+@pytest.mark.slow
+def test_good_backends_are_in_lockstep_and_ranked(results: Results) -> None:
+    entrants = _entrants(results)
+    assert entrants["single"].parity.verdict == "reference"
+    for name in ("ddp", "horovod", "accelerate"):
+        assert entrants[name].parity.verdict in ("bitwise", "rounding"), entrants[name].parity
+        assert entrants[name].ranked
+        assert entrants[name].num_runs == 3
+        assert all(len(seconds) == 12 - 5 for seconds in entrants[name].step_seconds)
+    assert "same bits as horovod, accelerate" in entrants["ddp"].parity.detail
+
+
+@pytest.mark.slow
+def test_a_backend_out_of_lockstep_is_shown_and_not_ranked(results: Results) -> None:
+    straying = _entrants(results)[STRAYING]
+    assert straying.parity.verdict == "not comparable"
+    assert straying.parity.first_step == 1
+    assert straying.parity.parameter
+    assert not straying.ranked
+    assert straying.samples_per_second is not None
+    named = {name for group in results.groups for one in group.comparisons for name in (one.first, one.second)}
+    assert STRAYING not in named
+    assert any(sentence.startswith("NOT in lockstep") and STRAYING in sentence for sentence in results.verdict)
+
+
+@pytest.mark.slow
+def test_a_backend_that_fails_is_a_marked_row(race: Path, results: Results) -> None:
+    assert any("planted failure" in problem and "rank" in problem for problem in results.problems)
+    assert "planted failure" in (race / "report.md").read_text().replace("\\", "")
+    assert list((race / "failed").glob("*/logs/*.log"))
+
+
+@pytest.mark.slow
+def test_all_ways_are_compared(results: Results) -> None:
+    (group,) = [group for group in results.groups if group.group.num_processes == 2]
+    pairs = {(one.first, one.second) for one in group.comparisons}
+    assert len(pairs) == 3
+    assert all(one.num_pairs == 3 for one in group.comparisons)
+
+
+@pytest.mark.slow
+def test_what_was_in_force_is_read_from_the_processes(results: Results) -> None:
+    entrants = _entrants(results)
+    assert entrants["ddp"].settings["transport"] == "gloo"
+    assert entrants["horovod"].settings["cycle_time_ms"] == "1.0"
+    for name in ("ddp", "horovod", "accelerate"):
+        settings = entrants[name].settings
+        assert settings["threads per rank"] == "1"
+        assert settings["dtype of an inner layer"] == "float64"
+        assert settings["schedule steps of a run"] == "12"
+        wire = entrants[name].wire
+        assert wire.ring_bound == wire.gradient_bytes
+        assert 0.9 * wire.ring_bound < wire.bytes_per_step < 3 * wire.ring_bound + 20_000
+    (group,) = [group for group in results.groups if group.group.num_processes == 2]
+    assert "cycle_time_ms" in group.differing_settings
+    assert "threads per rank" not in group.differing_settings
+
+
+@pytest.mark.slow
+def test_a_step_is_broken_down(results: Results) -> None:
+    breakdown = _entrants(results)["ddp"].breakdown
+    assert min(breakdown.forward, breakdown.backward, breakdown.optimizer) > 0
+    assert breakdown.overhead is not None
+
+
+@pytest.mark.slow
+def test_blocks_hold_every_entrant_once_in_an_order_of_their_own(race: Path) -> None:
+    blocks: dict[int, list[tuple[int, str]]] = {}
+    for path in (race / "records").glob("timed-*.json"):
+        config = read_record(path).config
+        blocks.setdefault(config["race"]["block"], []).append((config["race"]["position"], config["backend"]))
+    assert sorted(blocks) == [1, 2, 3]
+    orders = [tuple(name for _, name in sorted(runs)) for runs in blocks.values()]
+    assert len({frozenset(order) for order in orders}) == 1
+    assert len(set(orders)) > 1
+
+
+@pytest.mark.slow
+def test_the_same_command_goes_on_and_another_is_refused(race: Path) -> None:
+    records = sorted((race / "records").iterdir())
+    gone = [path for path in records if "ddp-2x" in path.name and path.name.startswith("timed-002")][:1]
+    before = {path: path.stat().st_mtime_ns for path in records if path not in gone}
+    gone[0].unlink()
+    other = lockstep("compare", *RACE, "--order-seed", "1", "--output-dir", race)
+    assert other.returncode == 2
+    assert "holds another race" in other.stderr
+    again = lockstep("compare", *RACE, "--output-dir", race)
+    assert again.returncode == 0, again.stderr
+    assert "going on after" in again.stdout
+    assert gone[0].exists()
+    assert all(path.stat().st_mtime_ns == time for path, time in before.items())
+
+
+@pytest.mark.slow
+def test_an_interrupted_race_ends_at_once_and_says_how_to_go_on(tmp_path: Path) -> None:
+    directory = tmp_path / "race"
+    command = [str(LOCKSTEP), "compare", "--backends", "single", "--num-processes", "1", *SHORT]
+    command += ["--output-dir", str(directory)]
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT_DIRECTORY)}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not list(directory.glob("records/*.json")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "finished runs are kept, go on with: launch/run.sh compare" in errors
+    assert list(directory.glob("records/*.json"))
+    assert not (directory / "running").exists()
+    assert not (directory / "results.json").exists()
+
+
+@pytest.mark.slow
+def test_a_race_that_nobody_survives_makes_no_report(tmp_path: Path) -> None:
+    done = lockstep("compare", "--backends", FAILING, "--repeats", "1", *SHORT, "--output-dir", tmp_path / "race")
+    assert done.returncode == 1
+    assert "not one timed run completed" in done.stderr
+    assert "planted failure" in done.stderr
+    assert not (tmp_path / "race" / "report.html").exists()
+
+
+def test_the_order_is_drawn_from_its_seed_alone() -> None:
+    entrants = [
+        Entrant(backend=name, num_processes=2, precision="fp32", accumulation=1, global_batch_size=32)
+        for name in ("a", "b", "c", "d")
+    ]
+    plan = draw_plan(entrants, RaceOptions(repeats=20))
+    assert plan == draw_plan(entrants, RaceOptions(repeats=20))
+    assert plan != draw_plan(entrants, RaceOptions(repeats=20, order_seed=1))
+    firsts = {run.entrant.backend for run in plan if run.purpose == "timed" and run.position == 0}
+    assert firsts == {"a", "b", "c", "d"}
+    references = [run.entrant for run in plan if run.purpose == "diagnosis" and run.entrant.backend == "single"]
+    assert {entrant.accumulation for entrant in references} == {1, 2}
+    assert len({run.name for run in plan}) == len(plan)
+
+
+@pytest.mark.slow
+def test_a_dry_run_shows_the_plan_and_creates_nothing(tmp_path: Path) -> None:
+    done = lockstep("compare", "--dry-run", "--backends", "single,ddp", *SHORT, "--output-dir", tmp_path / "race")
+    assert done.returncode == 0, done.stderr
+    assert "timed, block 5" in done.stdout
+    assert "a guess from a few steps measured now" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--backends", "ddq"], "no backend 'ddq'"),
+        (["--backends", "apex"], "--backends apex: cannot run here"),
+        (["--backends", ""], "--backends"),
+        (["--repeats", "0"], "--repeats 0"),
+        (["--repeats", "x"], "--repeats x"),
+        (["--num-processes", "1,zwei"], "--num-processes"),
+        (["--num-processes", "0"], "--num-processes"),
+        (["--precision", "fp8"], "--precision"),
+        (["--accumulation", "3"], "--global-batch-size 32 is not a multiple"),
+        (["--max-steps", "7"], "use --timed-steps"),
+        (["--micro-batch-size=4"], "use --accumulation"),
+        (["--timed-steps", "5"], "--timed-steps 5"),
+        (["--nonsense", "7"], "unknown option --nonsense"),
+        (["--train-file", "none.csv", "--validation-file", "none.csv"], "none.csv"),
+        (["--output-dir", "/proc/nothing/here"], "/proc/nothing/here"),
+        (["--backends", "accelerate", "--precision", "fp16"], "nothing to race"),
+        (["--repeats", "1000", "--num-processes", "1,2,4,8,16,32", "--precision", "fp32,bf16"], "would take weeks"),
+    ],
+)
+def test_bad_requests_end_with_one_line(arguments: list[str], complaint: str, tmp_path: Path) -> None:
+    done = lockstep("compare", "--backends", "single,ddp", *arguments, cwd=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stderr.startswith("lockstep: ")
+    assert complaint in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_with_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("precious")
+    done = lockstep("compare", "--backends", "single", "--output-dir", tmp_path)
+    assert done.returncode == 2
+    assert "what it holds is no race" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_the_schema_of_results_is_the_one_in_force() -> None:
+    schema = json.loads((PROJECT_DIRECTORY / "compare" / "results.schema.json").read_text())
+    assert schema == Results.model_json_schema()

@@ -1,0 +1,158 @@
+"""The report of records, wherever they were made: like with like, and nothing hidden."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compare.analysis import analyse
+from compare.results import Results
+from launch.record import RunRecord, read_record
+from tests.launching import lockstep, train
+
+OPTIONS = ["--task", "token-tagging", "--max-steps", "12", "--threads-per-rank", "1"]
+Change = Callable[[dict[str, Any]], None]
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    directory = tmp_path_factory.mktemp("records")
+    for name in ("single", "ddp"):
+        train(name, directory / name, *OPTIONS)
+    return {name: directory / name / "record.json" for name in ("single", "ddp")}
+
+
+def _changed(path: Path, change: Change) -> RunRecord:
+    content = json.loads(path.read_text())
+    change(content)
+    return RunRecord.model_validate(content)
+
+
+def _analyse(*records: RunRecord) -> Results:
+    return analyse([(f"{number}.json", record) for number, record in enumerate(records)], title="test")
+
+
+def test_records_make_a_report(records: dict[str, Path], tmp_path: Path) -> None:
+    done = lockstep("report", *records.values(), "--output-dir", tmp_path / "out", "--title", "<b>Mine</b>")
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["report.html", "report.md", "results.json"]
+    results = Results.model_validate_json((tmp_path / "out" / "results.json").read_bytes())
+    assert [entrant.backend for group in results.groups for entrant in group.entrants] == ["ddp", "single"]
+    markdown = (tmp_path / "out" / "report.md").read_text()
+    assert markdown.startswith("# \\<b\\>Mine\\</b\\>")
+    assert "| ranks | precision |" in markdown
+    again = lockstep("report", *records.values(), "--output-dir", tmp_path / "out")
+    assert again.returncode == 2
+    assert "holds results.json already" in again.stderr
+
+
+def test_undiagnosed_records_are_judged_by_their_losses(records: dict[str, Path]) -> None:
+    ddp, single = (read_record(records[name]) for name in ("ddp", "single"))
+    verdicts = {group.entrants[0].backend: group.entrants[0].parity for group in _analyse(ddp, single).groups}
+    assert verdicts["single"].verdict == "reference"
+    assert verdicts["ddp"].verdict == "rounding"
+    assert "weights were not compared" in verdicts["ddp"].detail
+
+
+def test_another_loss_is_not_comparable_and_says_where(records: dict[str, Path]) -> None:
+    def spoil(record: dict[str, Any]) -> None:
+        record["steps"][3]["loss"] *= 1.01
+
+    results = _analyse(_changed(records["ddp"], spoil), read_record(records["single"]))
+    parity = results.groups[0].entrants[0].parity
+    assert parity.verdict == "not comparable"
+    assert parity.first_step == 4
+    assert not results.groups[0].entrants[0].ranked
+
+
+@pytest.mark.parametrize("name", ["seed", "precision", "learning_rate", "threads_per_rank", "max_steps"])
+def test_runs_of_unlike_conditions_are_never_put_together(records: dict[str, Path], name: str) -> None:
+    def change(record: dict[str, Any]) -> None:
+        record["config"][name] = {"precision": "bf16"}.get(name, 7)
+
+    results = _analyse(read_record(records["ddp"]), _changed(records["ddp"], change))
+    assert len(results.groups) == 2
+    assert all(group.entrants[0].num_runs == 1 for group in results.groups)
+    assert len({group.group.key for group in results.groups}) == 2
+    if name == "seed":
+        assert any("2 different seeds" in problem for problem in results.problems)
+
+
+def test_runs_of_two_machines_are_kept_apart(records: dict[str, Path]) -> None:
+    def move(record: dict[str, Any]) -> None:
+        record["environment"]["cpu"] = "another CPU"
+
+    results = _analyse(read_record(records["ddp"]), _changed(records["ddp"], move))
+    assert len(results.groups) == 2
+    assert any("different machines" in problem for problem in results.problems)
+    assert len(results.places) == 2
+
+
+def test_two_versions_of_one_backend_are_two_entrants(records: dict[str, Path]) -> None:
+    def older(record: dict[str, Any]) -> None:
+        record["environment"]["packages"]["torch"] = "2.7.0"
+
+    (group,) = _analyse(read_record(records["ddp"]), _changed(records["ddp"], older)).groups
+    assert [entrant.backend for entrant in group.entrants] == ["ddp", "ddp #2"]
+    assert "torch" in group.differing_settings
+
+
+def test_a_failed_run_is_a_marked_row(records: dict[str, Path]) -> None:
+    def fail(record: dict[str, Any]) -> None:
+        record.update(status="failed", error="rank 1: out of luck", ranks=[], steps=[], evaluations=[], quality={})
+        record["config"]["backend"] = "horovod"
+
+    results = _analyse(read_record(records["ddp"]), _changed(records["ddp"], fail))
+    (group,) = results.groups
+    assert group.entrants[1].failures == ["rank 1: out of luck (1.json)"]
+    assert any("out of luck" in problem for problem in results.problems)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"", "is not JSON"),
+        (b'{"schema_version": 2, "status"', "is not JSON"),
+        (b"[1, 2]", "neither a record"),
+        (b"\xff\xfe\x00", "is not JSON"),
+        (b"[" * 100_000, "is not JSON"),
+        (b'{"schema_version": 1}', "schema version 1, this program reads 2"),
+        (b'{"schema_version": "<script>"}', "schema version <script>"),
+        (b'{"schema_version": 2}', "is no record that can be read"),
+        (b'{"kind": "collectives", "schema_version": 1}', "is no collectives that can be read"),
+    ],
+)
+def test_a_file_that_is_no_record_is_named(content: bytes, complaint: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.json").write_bytes(content)
+    done = lockstep("report", "bad.json", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "bad.json" in done.stderr
+    assert complaint in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.json"]
+
+
+def test_bad_calls_of_report_end_with_one_line(records: dict[str, Path], tmp_path: Path) -> None:
+    for arguments, complaint in (
+        ([], "FILE"),
+        (["none.json"], "cannot be read"),
+        ([records["ddp"], records["ddp"]], "the same run"),
+        ([records["ddp"], "--nonsense"], "--nonsense"),
+    ):
+        done = lockstep("report", *arguments, cwd=tmp_path)
+        assert done.returncode == 2, done.stderr
+        assert complaint in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_only_failures_make_no_report(records: dict[str, Path], tmp_path: Path) -> None:
+    content = json.loads(records["ddp"].read_text())
+    content.update(status="failed", error="no luck", ranks=[])
+    (tmp_path / "failed.json").write_text(json.dumps(content))
+    done = lockstep("report", "failed.json", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "not one timed run completed" in done.stderr
