@@ -84,7 +84,7 @@ def analyse(
         verdict=describe_verdict(groups, len(found)),
         groups=groups,
         curves=_curves(keys, grouped, target),
-        seed_table=_seed_table(grouped),
+        seed_table=_seed_table(groups, grouped),
         scaling=_scaling(groups, grouped),
         collectives=list(collectives),
         places=_places(completed),
@@ -356,17 +356,20 @@ def _curve(key: str, name: str, record: RunRecord, target: float) -> Curve:
     )
 
 
-def _seed_table(grouped: Sequence[list[EntrantRuns]]) -> list[SeedRow]:
+def _seed_table(groups: Sequence[GroupResult], grouped: Sequence[list[EntrantRuns]]) -> list[SeedRow]:
+    ranked = {(result.group.key, entrant.backend) for result in groups for entrant in result.entrants if entrant.ranked}
     rows = []
-    for runs in grouped:
+    for key, runs in zip(_keys(grouped), grouped, strict=True):
         for entrant in runs:
             if entrant.whole is None:
                 continue
             record = entrant.whole
+            standing = "" if (key, entrant.name) in ranked else " (out of lockstep)"
+            world = f"{ranks(record.config['num_processes'])}, {record.config['precision']}"
             rows.append(
                 SeedRow(
                     hardware=machine_of(record),
-                    backend=f"{entrant.name}, {ranks(record.config['num_processes'])}, {record.config['precision']}",
+                    backend=f"{entrant.name}, {world}{standing}",
                     train_seconds=sum(slowest_rank(record).step_seconds),
                     f1=record.quality.get("f1"),
                     roc_auc=record.quality.get("roc_auc"),

@@ -68,7 +68,13 @@ def _dispatch(arguments: list[str]) -> int:
 
         return examine()
     if arguments[0] in _COMMANDS:
-        command = importlib.import_module(_COMMANDS[arguments[0]])
+        try:
+            command = importlib.import_module(_COMMANDS[arguments[0]])
+        except ModuleNotFoundError as error:
+            raise UsageError(
+                f"{arguments[0]}: needs the package {error.name}; pip install 'lockstep[compare]', "
+                "or use launch/run.sh, which does"
+            ) from error
         return int(command.run(arguments[1:]))
     return train(arguments[0], arguments[1:])
 

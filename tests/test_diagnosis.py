@@ -1,0 +1,88 @@
+"""A watched training: the same weights, and what it says of its steps. Trackers: the same under every backend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launching import DISTRIBUTED, lockstep, require_backend, train
+
+OPTIONS = ["--model", "bert-tiny", "--max-steps", "6", "--threads-per-rank", "1", "--micro-batch-size", "8"]
+OPTIONS += ["--precision", "bf16"]
+
+
+@pytest.fixture(scope="module", params=DISTRIBUTED)
+def watched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    require_backend(request.param)
+    directory = tmp_path_factory.mktemp("watched") / "run"
+    return train(request.param, directory, *OPTIONS, "--diagnose")
+
+
+@pytest.mark.slow
+def test_watching_changes_no_weight(watched: dict[str, Any], tmp_path: Path) -> None:
+    plain = train(watched["config"]["backend"], tmp_path / "run", *OPTIONS)
+    assert plain["ranks"][0]["weights_sha256"] == watched["ranks"][0]["weights_sha256"]
+    assert plain["steps"] == watched["steps"]
+    assert plain["ranks"][0]["diagnosis"] is None
+
+
+@pytest.mark.slow
+def test_what_a_step_communicates_is_counted(watched: dict[str, Any]) -> None:
+    seen = watched["ranks"][0]["diagnosis"]
+    elements = seen["gradient_bytes"] // 4
+    assert all(step["allreduce"] == elements for step in seen["reductions"])
+    # On two ranks a ring sends every gradient once; headers come on top.
+    assert all(2 * seen["gradient_bytes"] <= sent < 2.3 * seen["gradient_bytes"] for sent in seen["sent_bytes"]), seen[
+        "sent_bytes"
+    ]
+    assert watched["ranks"][1]["diagnosis"]["sent_bytes"] is None
+    assert seen["inner_dtype"] == "bfloat16"
+
+
+@pytest.mark.slow
+def test_every_step_is_timed_and_fingerprinted(watched: dict[str, Any]) -> None:
+    for rank in watched["ranks"]:
+        seen = rank["diagnosis"]
+        for seconds in (seen["whole_seconds"], seen["data_seconds"], *seen["alone_seconds"].values()):
+            assert len(seconds) == 6
+            assert min(seconds) > 0
+    seen = watched["ranks"][0]["diagnosis"]
+    assert len(seen["digests"]) == len(seen["sketches"]) == 7
+    assert all(len(digests) == len(seen["parameters"]) for digests in seen["digests"])
+    changed = [before != after for before, after in zip(seen["digests"][0], seen["digests"][1], strict=True)]
+    assert all(changed)
+
+
+def test_a_compiled_model_cannot_be_watched() -> None:
+    done = lockstep("ddp", "--diagnose", "--torch-compile")
+    assert done.returncode == 2
+    assert "--torch-compile" in done.stderr
+
+
+@pytest.mark.slow
+def test_event_files_say_the_same_under_every_backend(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    seen = {}
+    for name in DISTRIBUTED:
+        require_backend(name)
+        directory = tmp_path / name
+        record = train(name, directory, "--task", "token-tagging", "--max-steps", "12", "--tracker", "tensorboard")
+        events = EventAccumulator(str(directory / "tensorboard")).Reload()
+        seen[name] = {
+            tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]
+        }
+        assert [step for step, _ in seen[name]["train/loss"]] == list(range(1, 13))
+        losses = [step["loss"] for step in record["steps"]]
+        assert [value for _, value in seen[name]["train/loss"]] == pytest.approx(losses, rel=1e-6)
+        assert set(seen[name]) >= {"train/grad_norm", "train/learning_rate"}
+        assert any(tag.startswith("validation/") for tag in seen[name])
+    assert len({str(scalars) for scalars in seen.values()}) == 1
+
+
+def test_an_unknown_tracker_is_refused() -> None:
+    done = lockstep("ddp", "--tracker", "chalkboard")
+    assert done.returncode == 2
+    assert "--tracker chalkboard" in done.stderr
