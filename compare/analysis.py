@@ -38,6 +38,7 @@ from launch.diagnosis import NUM_COUNTED_STEPS
 from launch.record import RankRecord, RunRecord
 
 DEFAULT_TARGET = 0.9
+_WATCHED = ("whole", "data", "forward", "backward", "optimizer")
 _IN_LOCKSTEP = ("reference", "bitwise", "rounding")
 
 
@@ -264,8 +265,8 @@ def _settings(record: RunRecord, diagnosis: RunRecord | None) -> dict[str, str]:
 
 
 def _breakdown(run: RunRecord, timed_median: float | None) -> Breakdown:
-    rank = max(run.ranks, key=lambda rank: median(_watched(rank)["whole"]))
-    parts = _watched(rank)
+    """Medians over steps and ranks: one rank's steps alone are few, and disturbed by what the others do."""
+    parts = {name: [second for rank in run.ranks for second in _watched(rank, name)] for name in _WATCHED}
     alone = [parts[name] for name in ("data", "forward", "backward", "optimizer")]
     beyond = [whole - sum(rest) for whole, *rest in zip(parts["whole"], *alone, strict=True)]
     return Breakdown(
@@ -278,11 +279,11 @@ def _breakdown(run: RunRecord, timed_median: float | None) -> Breakdown:
     )
 
 
-def _watched(rank: RankRecord) -> dict[str, list[float]]:
+def _watched(rank: RankRecord, name: str) -> list[float]:
     seen = rank.diagnosis
     assert seen is not None
-    parts = {"whole": seen.whole_seconds, "data": seen.data_seconds, **seen.alone_seconds}
-    return {name: seconds[max(NUM_WARMUP_STEPS, NUM_COUNTED_STEPS) :] for name, seconds in parts.items()}
+    seconds = {"whole": seen.whole_seconds, "data": seen.data_seconds, **seen.alone_seconds}[name]
+    return seconds[max(NUM_WARMUP_STEPS, NUM_COUNTED_STEPS) :]
 
 
 def _wire(run: RunRecord) -> Wire | None:

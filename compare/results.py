@@ -52,7 +52,7 @@ class Parity(_Strict):
 
 
 class Breakdown(_Strict):
-    """Where the time of a step goes, in seconds: medians of a diagnosis run, slowest rank."""
+    """Where the time of a step goes, in seconds: medians over the steps and ranks of a diagnosis run."""
 
     data: float
     forward: float
