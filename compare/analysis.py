@@ -42,6 +42,10 @@ _WATCHED = ("whole", "data", "forward", "backward", "optimizer")
 _IN_LOCKSTEP = ("reference", "bitwise", "rounding")
 
 
+class NothingToReport(ValueError):
+    """No run that could be reported."""
+
+
 def analyse(
     records: Sequence[tuple[str, RunRecord]],
     *,
@@ -64,11 +68,11 @@ def analyse(
         target: The accuracy whose time is reported.
 
     Raises:
-        ValueError: Not one timed run completed.
+        NothingToReport: Not one timed run completed.
     """
     grouped = sorted(group_runs(records), key=_order)
     if not any(entrant.timed for runs in grouped for entrant in runs):
-        raise ValueError("not one timed run completed, so there is nothing to report")
+        raise NothingToReport("not one timed run completed, so there is nothing to report")
     completed = [record for _, record in records if record.status == "completed" and record.ranks]
     keys = _keys(grouped)
     groups = [

@@ -15,7 +15,7 @@ from rich.console import Console
 from compare.collectives import read_collectives
 from compare.race import COLLECTIVES_NAME, RaceDirectory, RacePlan
 from compare.results import RESULTS_NAME, CollectiveSeries, Results
-from launch.config import UsageError
+from launch.config import RunConfig, UsageError
 from launch.display import console
 from launch.record import RECORD_NAME, RunRecord, read_record, write_atomically
 
@@ -41,7 +41,7 @@ def run(arguments: list[str]) -> int:
     asked = parser.parse_args(arguments)
     _require_room(asked.output_dir, overwrite=asked.overwrite)
     records, collectives = read_inputs(asked.files)
-    from compare.analysis import analyse
+    from compare.analysis import NothingToReport, analyse
 
     try:
         results = analyse(
@@ -51,8 +51,10 @@ def run(arguments: list[str]) -> int:
             commands={"this report": shlex.join(["launch/run.sh", *sys.argv[1:]])},
             target=asked.target_accuracy,
         )
-    except ValueError as error:
+    except NothingToReport as error:
         raise UsageError(f"{len(asked.files)} file(s): {error}") from error
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise UsageError(f"these records do not fit together ({error!r}); leave out those edited by hand") from error
     _write(results, asked.output_dir, console())
     return 0
 
@@ -71,7 +73,9 @@ def read_inputs(paths: Sequence[Path]) -> tuple[list[tuple[str, RunRecord]], lis
             if kind == "collectives":
                 collectives += read_collectives(path).series
             else:
-                records.append((str(path), read_record(path)))
+                record = read_record(path)
+                RunConfig.model_validate(record.config)  # whose fields everything from here on relies on
+                records.append((str(path), record))
         except (ValueError, RecursionError) as error:
             raise UsageError(f"{path}: is no {kind} that can be read ({_first_line(error)}); leave it out") from error
     seen: dict[str, str] = {}
@@ -125,7 +129,7 @@ def write_report(directory: RaceDirectory, plan: RacePlan, terminal: Console) ->
     if (directory.path / COLLECTIVES_NAME).exists():
         paths.append(directory.path / COLLECTIVES_NAME)
     records, collectives = read_inputs(paths)
-    from compare.analysis import analyse
+    from compare.analysis import NothingToReport, analyse
 
     options = plan.options
     try:
@@ -142,7 +146,7 @@ def write_report(directory: RaceDirectory, plan: RacePlan, terminal: Console) ->
             },
             target=options.target_accuracy,
         )
-    except ValueError as error:
+    except NothingToReport as error:
         for line in directory.failures():
             print(f"lockstep: {line}", file=sys.stderr)
         print(f"lockstep: {error}; logs are in {directory.path / 'failed'}", file=sys.stderr)

@@ -7,11 +7,24 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from compare.results import Comparison, Entrant, GroupResult, Interval, Results
+from compare.results import Comparison, Curve, Entrant, GroupResult, Interval, Results
 
 _HEADINGS = (
     *("ranks", "precision", "batch = ranks x micro x accumulation", "backend", "in lockstep", "samples/s [95 %]"),
     *("step, median / p95 (ms)", "first step (s)", "memory (MiB)", "time against the group's first"),
+)
+_BREAKDOWN_HEADINGS = (
+    *(
+        "conditions",
+        "backend",
+        "data (ms)",
+        "forward",
+        "backward",
+        "optimizer",
+        "communication",
+        "watching lengthens it by",
+    ),
+    "sent by a rank / ring bound (MB)",
 )
 _SEED_HEADINGS = ("hardware", "backend", "train time (s)", "F1", "AUC", "accuracy", "batch size")
 
@@ -27,6 +40,8 @@ def render_markdown(results: Results) -> str:
         "": _list(results.verdict),
         "Throughput": results_table(results),
         "Trained to the end": seed_table(results),
+        "Time to an accuracy": _list(_time_to_target(curve) for curve in results.curves if curve.target is not None),
+        "Where a step goes": breakdown_table(results),
         "What may be said": _list(f"{group.group.key}: {one.text}" for group, one in _comparisons(results)),
         "Lockstep": _list(
             f"{entrant.backend}, {group.group.key}: {entrant.parity.verdict}; {entrant.parity.detail}"
@@ -61,6 +76,21 @@ def seed_table(results: Results) -> str:
         for row in results.seed_table
     ]
     return _table(_SEED_HEADINGS, rows) if rows else ""
+
+
+def breakdown_table(results: Results) -> str:
+    """Where the time of a step goes, and what it sends."""
+    rows = []
+    for group in results.groups:
+        for entrant in group.entrants:
+            if (parts := entrant.breakdown) is not None:
+                seconds = (parts.data, parts.forward, parts.backward, parts.optimizer, parts.communication)
+                sent = "-"
+                if (wire := entrant.wire) is not None:
+                    sent = f"{wire.bytes_per_step / 1e6:.2f} / {wire.ring_bound / 1e6:.2f} on {wire.interface}"
+                overhead = "-" if parts.overhead is None else f"{parts.overhead:+.0%}"
+                rows.append([group.group.key, entrant.backend, *map(_milliseconds, seconds), overhead, sent])
+    return _table(_BREAKDOWN_HEADINGS, rows) if rows else ""
 
 
 def escape(text: str) -> str:
@@ -107,6 +137,13 @@ def _slowdown(comparison: Comparison) -> str:
     bounds = f"[{100 * interval.low:+.1f}, {100 * interval.high:+.1f}]"
     shown = "" if comparison.claim in ("slower", "faster") else ", no difference shown"
     return f"{100 * interval.estimate:+.1f} % {bounds}{shown}"
+
+
+def _time_to_target(curve: Curve) -> str:
+    who = f"{curve.backend}, {curve.group}: accuracy {curve.target:g}"
+    if curve.seconds_to_target is None:
+        return f"{who} not reached in {curve.seconds[-1]:.1f} s of training"
+    return f"{who} after {curve.seconds_to_target:.1f} s of training, at the first evaluation that reached it"
 
 
 def _comparisons(results: Results) -> Iterable[tuple[GroupResult, Comparison]]:

@@ -12,9 +12,9 @@ import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 RECORD_NAME = "record.json"
 
@@ -27,7 +27,11 @@ _VARIABLES = ("TOKENIZERS_PARALLELISM", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES", "L
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+Seconds = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(ge=0)]
 
 
 class StepRecord(_Strict):
@@ -54,9 +58,9 @@ class EvaluationRecord(_Strict):
 class DiagnosisRecord(_Strict):
     """What one rank saw of its own steps, watched (`--diagnose`); lists have one entry for each step."""
 
-    whole_seconds: list[float] = Field(description="the step itself, begun by all ranks together")
-    data_seconds: list[float] = Field(description="within that, waiting for batches")
-    alone_seconds: dict[str, list[float]] = Field(
+    whole_seconds: list[Seconds] = Field(description="the step itself, begun by all ranks together")
+    data_seconds: list[Seconds] = Field(description="within that, waiting for batches")
+    alone_seconds: dict[str, list[Seconds]] = Field(
         description="forward, backward and optimizer (clipping included) of the same micro-batches in one process "
         "without communication, on a model of its own"
     )
@@ -86,13 +90,13 @@ class RankRecord(_Strict):
     hostname: str
     device: str
     num_threads: int
-    step_seconds: list[float] = Field(
+    step_seconds: list[Seconds] = Field(
         description="wall time since the previous step's end, data included; a GPU may lag behind until the loss "
         "is read, every logging_steps"
     )
-    samples: list[int] = Field(description="samples of this rank")
-    tokens: list[int] = Field(description="real tokens of this rank")
-    positions: list[int] = Field(description="token positions computed, padding included")
+    samples: list[Count] = Field(description="samples of this rank")
+    tokens: list[Count] = Field(description="real tokens of this rank")
+    positions: list[Count] = Field(description="token positions computed, padding included")
     peak_memory_bytes: int = Field(description="largest resident set of the process")
     peak_cuda_memory_bytes: int | None
     cpu_seconds: float = Field(description="processor time of the process, start-up included")
@@ -134,6 +138,22 @@ class RunRecord(_Strict):
     evaluations: list[EvaluationRecord]
     quality: dict[str, float | None] = Field(description="metrics of the last evaluation")
     ranks: list[RankRecord]
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> RunRecord:
+        if self.status == "failed":
+            return self
+        if not (self.ranks and self.steps and self.evaluations):
+            raise ValueError("a completed run has ranks, steps and evaluations")
+        for rank in self.ranks:
+            for name in ("step_seconds", "samples", "tokens", "positions"):
+                if len(getattr(rank, name)) != len(self.steps):
+                    raise ValueError(
+                        f"rank {rank.rank} has {len(getattr(rank, name))} {name} of {len(self.steps)} steps"
+                    )
+        if not all(1 <= evaluation.step <= len(self.steps) for evaluation in self.evaluations):
+            raise ValueError("an evaluation belongs to no step")
+        return self
 
 
 def describe_environment(*, with_torch: bool) -> Environment:

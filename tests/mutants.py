@@ -603,10 +603,10 @@ def adam_counter_ahead_by_one(backend: Any) -> Iterator[None]:
 def _learning_rate_of(num_updates: Callable[[Any], int]) -> Any:
     def mutated(original: Any) -> Any:
         def set_learning_rate(trainer: Any) -> float:
-            kept = trainer._num_updates
-            trainer._num_updates = num_updates(trainer)
+            kept = trainer.num_updates
+            trainer.num_updates = num_updates(trainer)
             rate: float = original(trainer)
-            trainer._num_updates = kept
+            trainer.num_updates = kept
             return rate
 
         return set_learning_rate
@@ -616,13 +616,13 @@ def _learning_rate_of(num_updates: Callable[[Any], int]) -> Any:
 
 @mutant("C22", cases.ADAMW)
 def schedule_per_micro_step(backend: Any) -> Iterator[None]:
-    with _learning_rate_of(lambda trainer: trainer._num_updates * trainer.config.gradient_accumulation_steps):
+    with _learning_rate_of(lambda trainer: trainer.num_updates * trainer.config.gradient_accumulation_steps):
         yield
 
 
 @mutant("C22", cases.ADAMW)
 def schedule_per_rank(backend: Any) -> Iterator[None]:
-    with _learning_rate_of(lambda trainer: trainer._num_updates * trainer.config.num_processes):
+    with _learning_rate_of(lambda trainer: trainer.num_updates * trainer.config.num_processes):
         yield
 
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.launching import DISTRIBUTED, lockstep, require_backend, train
+from tests.launching import DISTRIBUTED, LOCKSTEP, in_a_network_of_its_own, lockstep, require_backend, train
+
+# The traffic of other programs on the same interface cannot be told from a run's own.
+ALONE = os.geteuid() == 0 and shutil.which("ip") is not None
 
 OPTIONS = ["--model", "bert-tiny", "--max-steps", "6", "--threads-per-rank", "1", "--micro-batch-size", "8"]
 OPTIONS += ["--precision", "bf16"]
@@ -17,7 +24,13 @@ OPTIONS += ["--precision", "bf16"]
 def watched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     require_backend(request.param)
     directory = tmp_path_factory.mktemp("watched") / "run"
-    return train(request.param, directory, *OPTIONS, "--diagnose")
+    command = [str(LOCKSTEP), request.param, "--output-dir", str(directory), *OPTIONS, "--diagnose"]
+    if ALONE:
+        command = in_a_network_of_its_own(*command)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    record: dict[str, Any] = json.loads((directory / "record.json").read_text())
+    return record
 
 
 @pytest.mark.slow
@@ -34,9 +47,9 @@ def test_what_a_step_communicates_is_counted(watched: dict[str, Any]) -> None:
     elements = seen["gradient_bytes"] // 4
     assert all(step["allreduce"] == elements for step in seen["reductions"])
     # On two ranks a ring sends every gradient once; headers come on top.
-    assert all(2 * seen["gradient_bytes"] <= sent < 2.3 * seen["gradient_bytes"] for sent in seen["sent_bytes"]), seen[
-        "sent_bytes"
-    ]
+    assert min(seen["sent_bytes"]) >= 2 * seen["gradient_bytes"]
+    if ALONE:
+        assert max(seen["sent_bytes"]) < 2.1 * seen["gradient_bytes"]
     assert watched["ranks"][1]["diagnosis"]["sent_bytes"] is None
     assert seen["inner_dtype"] == "bfloat16"
 

@@ -136,6 +136,42 @@ def test_a_file_that_is_no_record_is_named(content: bytes, complaint: str, tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["bad.json"]
 
 
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("config",), {}),
+        (("config", "precision"), "fp8"),
+        (("ranks", 0, "step_seconds"), [1.0]),
+        (("ranks", 0, "step_seconds", 7), -1.0),
+        (("ranks", 0, "step_seconds", 7), float("nan")),
+        (("ranks", 0, "step_seconds", 7), 1e400),
+        (("ranks", 0, "samples", 7), "many"),
+        (("ranks",), []),
+        (("evaluations",), []),
+        (("evaluations", 0, "step"), 10**9),
+        (("steps", 3, "loss"), "nan"),
+        (("task", "model_shape"), {"num_layers": "all"}),
+        (("environment", "cpu"), None),
+        (("status",), "<script>alert(1)</script>"),
+    ],
+    ids=str,
+)
+def test_a_record_edited_by_hand_is_refused_in_a_line(
+    place: tuple[Any, ...], value: Any, records: dict[str, Path], tmp_path: Path
+) -> None:
+    content = json.loads(records["ddp"].read_text())
+    holder = content
+    for name in place[:-1]:
+        holder = holder[name]
+    holder[place[-1]] = value
+    (tmp_path / "edited.json").write_text(json.dumps(content))
+    done = lockstep("report", "edited.json", cwd=tmp_path)
+    assert done.returncode == 2, done.stdout
+    assert done.stderr.startswith("lockstep: ")
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["edited.json"]
+
+
 def test_bad_calls_of_report_end_with_one_line(records: dict[str, Path], tmp_path: Path) -> None:
     for arguments, complaint in (
         ([], "FILE"),
