@@ -453,7 +453,9 @@ def _idleness(records: Sequence[RunRecord]) -> str | None:
     shares = [float(race["busy_share"]) for race in races]
     others = sum(race["gpu_processes"] > 0 for race in races)
     gpu = f"; before {others} runs others computed on a GPU" if others else ""
-    return f"before runs, cores were busy to {median(shares):.0%} (median), at most {max(shares):.0%}{gpu}"
+    foreign = [float(race["foreign_share"]) for race in races if race.get("foreign_share") is not None]
+    during = f"; during them others took {median(foreign):.0%} (median), at most {max(foreign):.0%}" if foreign else ""
+    return f"before runs, cores were busy to {median(shares):.0%} (median), at most {max(shares):.0%}{during}{gpu}"
 
 
 def _mixtures(completed: Sequence[RunRecord]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import time
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 import psutil
 
 IDLE_SHARE = 0.1
+# From here on a run is disturbed.
+DISTURBED_SHARE = 0.05
 _SECONDS_OF_A_LOOK = 0.5
 _LOOKS = 20
 
@@ -40,6 +43,31 @@ def wait_until_idle() -> Idleness:
             break
         time.sleep(0.05)
     return seen
+
+
+class ForeignLoad:
+    """What others took of this machine's cores since this was made: other programs, and the hypervisor.
+
+    Processes that this one has started, and waited for, are not others.
+    """
+
+    def __init__(self) -> None:
+        self._began, self._busy, self._own = self._look()
+
+    def share(self) -> float:
+        """Of all cores, so far."""
+        ended, busy, own = self._look()
+        foreign = (busy - self._busy) - (own - self._own)
+        return max(0.0, foreign / (ended - self._began) / (psutil.cpu_count() or 1))
+
+    @staticmethod
+    def _look() -> tuple[float, float, float]:
+        times, mine = psutil.cpu_times(), os.times()
+        idle = times.idle + getattr(times, "iowait", 0.0)
+        # On Linux guests are counted in user time already.
+        busy = sum(times) - idle - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+        own = mine.user + mine.system + mine.children_user + mine.children_system
+        return time.monotonic(), busy, own
 
 
 def _gpu_processes() -> int:

@@ -128,8 +128,11 @@ class RaceContext(BaseModel):
     position: int = Field(description="place in the random order of its block")
     busy_share: float = Field(description="of the machine's cores, just before the run")
     gpu_processes: int = Field(description="of others, just before the run")
+    foreign_share: float | None = Field(
+        default=None, description="of the machine's cores, taken during the run by other programs or the hypervisor"
+    )
     matmul_flops_per_second: float | None = Field(
-        None, description="what square products reach on all cores in this precision"
+        default=None, description="what square products reach on all cores in this precision"
     )
 
 
