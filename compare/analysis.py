@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from itertools import combinations
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from compare.flops import model_flops_per_second, peak_flops_per_second
-from compare.grouping import EntrantRuns, condition, group_runs, purpose, unsplit
+from compare.grouping import EntrantRuns, condition, group_runs, is_usable, purpose, unsplit, version
 from compare.parity import diagnosed_parity, losses_parity
 from compare.results import (
     Breakdown,
@@ -34,7 +34,6 @@ from compare.results import (
 from compare.statistics import CONFIDENCE, SMALLEST_CLAIM, compare_pairs, mean_interval
 from compare.throughput import NUM_WARMUP_STEPS, samples_per_second, slowest_rank, training_seconds
 from compare.words import describe_batch, describe_task, describe_verdict, machine_of, ranks, software_of
-from launch.diagnosis import NUM_COUNTED_STEPS
 from launch.record import RankRecord, RunRecord
 
 DEFAULT_TARGET = 0.9
@@ -71,18 +70,17 @@ def analyse(
         NothingToReport: Not one timed run completed.
     """
     grouped = sorted(group_runs(records), key=_order)
-    if not any(entrant.timed for runs in grouped for entrant in runs):
+    if not grouped:
         raise NothingToReport("not one timed run completed, so there is nothing to report")
-    completed = [record for _, record in records if record.status == "completed" and record.ranks]
+    completed = [record for _, record in records if is_usable(record)]
     keys = _keys(grouped)
-    groups = [
-        _group_result(key, runs, completed)
-        for key, runs in zip(keys, grouped, strict=True)
-        if any(entrant.timed for entrant in runs)
+    groups = [_group_result(key, runs, completed) for key, runs in zip(keys, grouped, strict=True)]
+    failures = [
+        f"{record.config['backend']} failed: {record.error} ({name})"
+        for name, record in records
+        if not is_usable(record)
     ]
-    failures = [f"{entrant.name}: {line}" for runs in grouped for entrant in runs for line in entrant.failures]
-    found = [*problems, *failures]
-    found += _mixtures(completed)
+    found = [*problems, *failures, *_mixtures(completed)]
     return Results(
         title=title,
         created_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -105,24 +103,29 @@ def analyse(
 
 
 def _order(runs: list[EntrantRuns]) -> tuple[Any, ...]:
-    sample = next((entrant.sample for entrant in runs if entrant.sample), None)
-    if sample is None:
-        return (1,)
+    sample = _sample(runs)
     config = sample.config
-    return (0, -config["num_processes"], config["precision"] != "fp32", sample.gradient_accumulation_steps,
+    return (-config["num_processes"], config["precision"] != "fp32", sample.gradient_accumulation_steps,
             config["global_batch_size"], config["precision"], float(config["started_at"]))  # fmt: skip
+
+
+def _sample(runs: list[EntrantRuns]) -> RunRecord:
+    """A run to read the group's conditions from."""
+    return next(entrant.timed[0] for entrant in runs if entrant.timed)
 
 
 def _keys(grouped: Sequence[list[EntrantRuns]]) -> list[str]:
     """Names groups; where two would have one name, by what else differs."""
-    samples = [next((entrant.sample for entrant in runs if entrant.sample), None) for runs in grouped]
-    keys = [_key(sample) if sample else "" for sample in samples]
-    for key in {key for key in keys if key and keys.count(key) > 1}:
+    samples = [_sample(runs) for runs in grouped]
+    keys = [_key(sample) for sample in samples]
+    for key in {key for key in keys if keys.count(key) > 1}:
         places = [index for index, other in enumerate(keys) if other == key]
-        conditions = [condition(sample) for index in places if (sample := samples[index])]
+        conditions = [condition(samples[index]) for index in places]
         names = [name for name in conditions[0] if len({repr(one.get(name)) for one in conditions}) > 1]
         for index, one in zip(places, conditions, strict=True):
-            keys[index] = f"{key}; " + ", ".join(f"{name.replace('_', ' ')} {one.get(name)}" for name in names)
+            keys[index] = f"{key}; " + ", ".join(
+                f"{name.replace('_', ' ')} {str(one.get(name))[:60]}" for name in names
+            )
     return keys
 
 
@@ -135,7 +138,7 @@ def _key(sample: RunRecord) -> str:
 
 def _group_result(key: str, runs: list[EntrantRuns], completed: Sequence[RunRecord]) -> GroupResult:
     entrants = [_entrant(entrant, _parity(entrant, runs, completed)) for entrant in runs]
-    sample = next(entrant.timed[0] for entrant in runs if entrant.timed)
+    sample = _sample(runs)
     config = sample.config
     group = Group(
         task=describe_task(sample),
@@ -161,18 +164,19 @@ def _parity(entrant: EntrantRuns, group: list[EntrantRuns], completed: Sequence[
     if not entrant.timed:
         return Parity(verdict="unknown", detail="no run of it completed")
     own = entrant.diagnosis or entrant.timed[0]
-    candidates = [
+    singles = [
         record
         for record in completed
         if record.config["backend"] == "single" and purpose(record) == purpose(own) and unsplit(record) == unsplit(own)
     ]
-    candidates.sort(key=lambda record: record.gradient_accumulation_steps)
-    if not candidates:  # then the first of the group is what the others are held to
-        candidates = [next(other.diagnosis or other.timed[0] for other in group if other.timed)]
-    reference = candidates[0]
+    singles.sort(key=lambda record: record.gradient_accumulation_steps)
+    reference = singles[0] if singles else None
+    if reference is None and purpose(own) == "timed":  # then the first of the group is what the others are held to
+        reference = _sample(group)
+    if reference is None:
+        return Parity(verdict="unknown", detail="no diagnosis run of the reference completed")
     yardstick = next(
-        (other for other in candidates if other.gradient_accumulation_steps != reference.gradient_accumulation_steps),
-        None,
+        (one for one in singles if one.gradient_accumulation_steps != reference.gradient_accumulation_steps), None
     )
     if own is reference:
         parity = Parity(verdict="reference", detail="what the others are held to")
@@ -239,7 +243,7 @@ def _mfu(records: Sequence[RunRecord]) -> float | None:
         peak = (config.get("race") or {}).get("matmul_flops_per_second")
         if config["device"] == "cuda" and gpus:
             sheet = peak_flops_per_second(gpus[0], config["precision"])
-            peak = sheet * len({rank.device for rank in record.ranks}) if sheet else None
+            peak = sheet * len({(rank.hostname, rank.device) for rank in record.ranks}) if sheet else None
         reached = model_flops_per_second(record)
         if peak and reached:
             shares.append(reached / peak)
@@ -253,9 +257,8 @@ def _settings(record: RunRecord, diagnosis: RunRecord | None) -> dict[str, str]:
     settings = {
         "started by": config["start_method"],
         "threads per rank": " ".join(sorted({str(one.num_threads) for one in record.ranks})),
-        "torch": record.environment.packages.get("torch", "unknown"),
+        **{f"asked: {name}": value for name, value in config["backend_settings"].items()},
         **rank.effective_settings,
-        **config["backend_settings"],
         "tokens of a run, real / padded": f"{real} / {computed}",
         "schedule steps of a run": rank.schedule_steps,
     }
@@ -265,11 +268,15 @@ def _settings(record: RunRecord, diagnosis: RunRecord | None) -> dict[str, str]:
         settings["dtype of an inner layer"] = seen.inner_dtype
         settings["calls into the communication library per step"] = seen.num_reductions[-1]
         settings["elements communicated per step"] = sum(seen.reductions[-1].values())
+    settings |= {"Python": record.environment.python, **record.environment.packages}
+    settings["commit"] = (record.environment.git_commit or "unknown")[:12]
     return {name: str(value) for name, value in settings.items()}
 
 
-def _breakdown(run: RunRecord, timed_median: float | None) -> Breakdown:
+def _breakdown(run: RunRecord, timed_median: float | None) -> Breakdown | None:
     """Medians over steps and ranks: one rank's steps alone are few, and disturbed by what the others do."""
+    if len(run.steps) <= NUM_WARMUP_STEPS:
+        return None
     parts = {name: [second for rank in run.ranks for second in _watched(rank, name)] for name in _WATCHED}
     alone = [parts[name] for name in ("data", "forward", "backward", "optimizer")]
     beyond = [whole - sum(rest) for whole, *rest in zip(parts["whole"], *alone, strict=True)]
@@ -287,20 +294,24 @@ def _watched(rank: RankRecord, name: str) -> list[float]:
     seen = rank.diagnosis
     assert seen is not None
     seconds = {"whole": seen.whole_seconds, "data": seen.data_seconds, **seen.alone_seconds}[name]
-    return seconds[max(NUM_WARMUP_STEPS, NUM_COUNTED_STEPS) :]
+    return seconds[max(NUM_WARMUP_STEPS, len(seen.num_reductions)) :]
 
 
 def _wire(run: RunRecord) -> Wire | None:
+    """From the interface's counters; only gloo's traffic all goes through an interface that is known."""
     num_ranks = len(run.ranks)
     machines = [rank.diagnosis for rank in run.ranks if rank.diagnosis and rank.diagnosis.sent_bytes]
-    if num_ranks == 1 or not machines:
+    if num_ranks == 1 or not machines or run.ranks[0].effective_settings.get("transport") != "gloo":
         return None
-    sent = [sum(seen.sent_bytes[NUM_COUNTED_STEPS:]) for seen in machines if seen.sent_bytes]
-    num_steps = len(run.steps) - NUM_COUNTED_STEPS
     first = machines[0]
+    warmup = len(first.num_reductions)  # steps that were counted otherwise, and slowly
+    num_steps = len(run.steps) - warmup
+    if num_steps < 1:
+        return None
+    sent = sum(sum(seen.sent_bytes[warmup:]) for seen in machines if seen.sent_bytes)
     return Wire(
         interface=first.interface,
-        bytes_per_step=sum(sent) / num_ranks / num_steps,
+        bytes_per_step=sent / num_ranks / num_steps,
         gradient_bytes=first.gradient_bytes,
         ring_bound=2 * (num_ranks - 1) / num_ranks * first.gradient_bytes,
         reductions_per_step=float(first.num_reductions[-1]),
@@ -312,7 +323,10 @@ def _comparison(first: EntrantRuns, second: EntrantRuns, *, num_comparisons: int
     ours, theirs = _by_block(first.timed), _by_block(second.timed)
     shared = [block for block in ours if block in theirs]
     seconds = [(ours[block], theirs[block]) for block in shared]
-    return compare_pairs(first.name, second.name, seconds, num_comparisons=num_comparisons)
+    comparison = compare_pairs(first.name, second.name, seconds, num_comparisons=num_comparisons)
+    if any(not race for race, _ in shared):
+        return comparison.model_copy(update={"text": f"{comparison.text} (runs were not made in blocks)"})
+    return comparison
 
 
 def _by_block(records: Sequence[RunRecord]) -> dict[tuple[str, int], float]:
@@ -321,7 +335,7 @@ def _by_block(records: Sequence[RunRecord]) -> dict[tuple[str, int], float]:
         race = record.config.get("race") or {"race": "", "block": number}
         seconds = training_seconds(record)
         if seconds > 0:
-            found[(str(race["race"]), int(race["block"]))] = seconds / len(record.steps)
+            found[str(race["race"]), int(race["block"])] = seconds / (len(record.steps) - NUM_WARMUP_STEPS)
     return found
 
 
@@ -387,53 +401,40 @@ def _seed_table(groups: Sequence[GroupResult], grouped: Sequence[list[EntrantRun
 
 def _scaling(groups: Sequence[GroupResult], grouped: Sequence[list[EntrantRuns]]) -> list[Scaling]:
     """Throughput over ranks, where groups differ in the number of ranks and in what must follow from it."""
-    samples = {
-        (result.group.key, entrant.name): entrant.timed[0]
-        for result, runs in zip(groups, [runs for runs in grouped if any(one.timed for one in runs)], strict=True)
-        for entrant in runs
-        if entrant.timed
-    }
-    lines: dict[tuple[str, str, str], list[tuple[int, Interval]]] = defaultdict(list)
-    for result in groups:
-        for entrant in result.entrants:
+    lines: dict[tuple[str, Literal["strong", "weak"], str, str], list[tuple[int, Interval]]] = defaultdict(list)
+    for result, runs in zip(groups, grouped, strict=True):
+        for entrant, own in zip(result.entrants, runs, strict=True):
             if entrant.ranked and entrant.samples_per_second:
-                record = samples[result.group.key, entrant.backend]
-                for kind, fixed in _fixed(record, result.group):
-                    lines[entrant.backend, kind, fixed].append((result.group.num_processes, entrant.samples_per_second))
-    found = []
-    for (name, kind, fixed), points in sorted(lines.items()):
-        points.sort(key=lambda point: point[0])
-        if len({number for number, _ in points}) < 2:
-            continue
-        base_number, base = points[0]
-        found.append(
-            Scaling(
-                backend=name,
-                kind=kind,  # type: ignore[arg-type]
-                condition=fixed.partition("|")[0],
-                points=[
-                    ScalingPoint(
-                        num_processes=number,
-                        samples_per_second=rate,
-                        efficiency=rate.estimate / base.estimate * base_number / number,
-                    )
-                    for number, rate in points
-                ],
-            )
+                for kind, words, fixed in _fixed(own.timed[0], result.group):
+                    point = (result.group.num_processes, entrant.samples_per_second)
+                    lines[str(own.timed[0].config["backend"]), kind, words, fixed].append(point)
+    return [
+        Scaling(backend=name, kind=kind, condition=words, points=_scaling_points(points))
+        for (name, kind, words, _), points in sorted(lines.items())
+        if len({number for number, _ in points}) > 1
+    ]
+
+
+def _scaling_points(points: list[tuple[int, Interval]]) -> list[ScalingPoint]:
+    base_number, base = min(points, key=lambda point: point[0])
+    return [
+        ScalingPoint(
+            num_processes=number,
+            samples_per_second=rate,
+            efficiency=rate.estimate / base.estimate * base_number / number,
         )
-    return found
+        for number, rate in sorted(points, key=lambda point: point[0])
+    ]
 
 
-def _fixed(record: RunRecord, group: Group) -> Iterable[tuple[str, str]]:
-    """What stays the same along a line of each kind, in words, and the rest of the conditions."""
-    rest = {
-        name: value
-        for name, value in condition(record).items()
-        if name not in ("num_processes", "micro_batch_size", "global_batch_size")
-    }
+def _fixed(record: RunRecord, group: Group) -> Iterable[tuple[Literal["strong", "weak"], str, str]]:
+    """What stays the same along a line of each kind, in words and in full."""
+    rest = condition(record) | version(record)
+    for name in ("num_processes", "micro_batch_size", "global_batch_size"):
+        del rest[name]
     where = f"{group.precision}, {group.gradient_accumulation_steps} accumulation step(s)"
-    yield "strong", f"{where}, global batch {group.global_batch_size}|{rest}"
-    yield "weak", f"{where}, {group.global_batch_size // group.num_processes} samples a rank|{rest}"
+    yield "strong", f"{where}, global batch {group.global_batch_size}", repr(rest)
+    yield "weak", f"{where}, {group.global_batch_size // group.num_processes} samples a rank", repr(rest)
 
 
 def _places(completed: Sequence[RunRecord]) -> list[Place]:

@@ -55,6 +55,12 @@ _MAX_TIMEOUT = 10**6
 _MAX_SECONDS_PER_POINT = 3600.0
 # They reduce through torch.distributed's group themselves, so that ddp's path is theirs.
 _ON_THE_PATH_OF_DDP = ("apex", "accelerate")
+# The backends whose library communicates in a way of its own.
+PATHS = tuple(
+    name
+    for name, row in BACKENDS.items()
+    if row.capabilities.max_world_size is None and name not in _ON_THE_PATH_OF_DDP
+)
 
 T = TypeVar("T")
 
@@ -235,13 +241,7 @@ def _ranks(measurement: Measurement, directory: Path) -> Ranks:
 def _rows(text: str | None) -> dict[str, BackendRow]:
     """The backends that were named, or each that is a path of its own and can run here."""
     if text is None:
-        return {
-            name: row
-            for name, row in BACKENDS.items()
-            if row.capabilities.max_world_size is None
-            and name not in _ON_THE_PATH_OF_DDP
-            and row.unavailable_reason() is None
-        }
+        return {name: row for name, row in BACKENDS.items() if name in PATHS and row.unavailable_reason() is None}
     rows = {name: find_backend(name) for name in _each(text, str)}
     for name, row in rows.items():
         reason = row.unavailable_reason()

@@ -14,6 +14,8 @@ from compare.results import Parity
 from launch.record import DiagnosisRecord, RunRecord
 
 _FACTOR = 10.0
+# Of the distance that rounding moves all weights together: what it may move one that it left alone elsewhere.
+_SHARED = 1e-3
 # Relative to the size of a weight, what a few changes of its last digit amount to.
 _LAST_DIGITS = {"float64": 1e-15}
 _LAST_DIGITS_OF_FLOAT32 = 1e-6
@@ -29,8 +31,9 @@ _Numbers = npt.NDArray[np.float64]
 def diagnosed_parity(run: RunRecord, reference: RunRecord, yardstick: RunRecord | None) -> Parity:
     """Judges a diagnosed run by its weights after every step, its losses and its metrics."""
     ours, theirs = _diagnosis(run), _diagnosis(reference)
-    if ours.parameters != theirs.parameters:
-        return Parity(verdict="not comparable", detail="it trains other parameters than the reference")
+    if ours.parameters != theirs.parameters or len(run.steps) != len(reference.steps):
+        detail = "it trains other parameters than the reference, or for other steps"
+        return Parity(verdict="not comparable", detail=detail)
     step, name = _first_difference(ours, theirs)
     if step is None:
         return Parity(verdict="bitwise", detail=f"all weights after each of {len(run.steps)} steps are the same bits")
@@ -38,28 +41,43 @@ def diagnosed_parity(run: RunRecord, reference: RunRecord, yardstick: RunRecord 
         detail = f"it begins with other weights than the reference ({name})"
         return Parity(verdict="not comparable", detail=detail, first_step=0, parameter=name)
     judged = _measured_parity(run, reference, yardstick) if yardstick else losses_parity(run, reference)
-    found = {"first_step": judged.first_step or step, "parameter": judged.parameter or name}
-    return judged.model_copy(update=found)
+    if judged.first_step is None:
+        judged = judged.model_copy(update={"first_step": step, "parameter": name})
+    return judged
 
 
 def _measured_parity(run: RunRecord, reference: RunRecord, yardstick: RunRecord) -> Parity:
+    # fp16: what overflows depends on the split of a batch, since losses are scaled before they are averaged.
+    together = _steps_before_skips_differ(run, reference, yardstick)
+    if together == 0:
+        return Parity(verdict="unknown", detail="it skips other steps than the reference from the first on (overflow)")
     digits = _LAST_DIGITS.get(_diagnosis(reference).inner_dtype, _LAST_DIGITS_OF_FLOAT32)
-    excess = _weight_excess(_diagnosis(run), _diagnosis(reference), _diagnosis(yardstick), digits)
+    excess = _weight_excess(_diagnosis(run), _diagnosis(reference), _diagnosis(yardstick), digits)[: together + 1]
     # AdamW and clipping hide a gradient that is wrong by a factor from the weights, but not from its norm.
-    curves = {name: _curve_excess(name, run, reference, yardstick, digits) for name in ("loss", "grad_norm")}
+    curves = {name: _curve_excess(name, run, reference, yardstick, digits)[:together] for name in ("loss", "grad_norm")}
     strayed = [_stray(_diagnosis(run), excess), *(_stray_of_curve(name, curve) for name, curve in curves.items())]
     found = [parity for parity in strayed if parity is not None]
     if found:
         return min(found, key=lambda parity: parity.first_step or 0)
-    metric = _differing_metric(run, reference, yardstick)
+    metric = _differing_metric(run, reference, yardstick) if together == len(run.steps) else None
     if metric:
         return Parity(verdict="not comparable", detail=f"metrics differ from the reference's: {metric}")
     nearness = max(float(excess.max()), *(float(curve.max()) for curve in curves.values())) * _FACTOR
+    until = (
+        ""
+        if together == len(run.steps)
+        else f", up to step {together}, after which overflows made them skip differently"
+    )
     detail = (
         f"never more than {nearness:.1f} times as far from the reference as the reference is from itself with its "
-        "sums in another order"
+        f"sums in another order{until}"
     )
     return Parity(verdict="rounding", detail=detail)
+
+
+def _steps_before_skips_differ(*records: RunRecord) -> int:
+    skips = list(zip(*([step.skipped for step in record.steps] for record in records), strict=False))
+    return next((index for index, skipped in enumerate(skips) if len(set(skipped)) > 1), len(skips))
 
 
 def losses_parity(run: RunRecord, reference: RunRecord) -> Parity:
@@ -71,6 +89,9 @@ def losses_parity(run: RunRecord, reference: RunRecord) -> Parity:
         and len(run.steps) == len(reference.steps)
     ):
         return Parity(verdict="bitwise", detail="the final weights are the same bits")
+    if _split(run) != _split(reference) and run.task.get("dropout", 0) != 0:
+        detail = "with dropout, whose masks depend on how a batch is split, only diagnosis runs (--diagnose) can tell"
+        return Parity(verdict="unknown", detail=detail)
     tolerance = _TOLERANCE[str(run.config["precision"])]
     worst = 0.0
     for ours, theirs in zip(run.steps[:_NUM_JUDGED_STEPS], reference.steps, strict=False):
@@ -84,7 +105,7 @@ def losses_parity(run: RunRecord, reference: RunRecord) -> Parity:
                 return Parity(verdict="not comparable", detail=detail, first_step=ours.step)
     detail = (
         f"losses and gradient norms of the first {_NUM_JUDGED_STEPS} steps lie within {worst:.1e} of the reference's; "
-        "weights were not compared, as these runs were not diagnosed"
+        "weights were compared at the end alone"
     )
     return Parity(verdict="rounding", detail=detail)
 
@@ -93,6 +114,10 @@ def _relative_distance(mine: float | None, other: float | None) -> float:
     if mine is None or other is None:
         return 0.0 if mine is other else float("inf")
     return abs(mine - other) / max(abs(other), 1e-12)
+
+
+def _split(run: RunRecord) -> tuple[int, int]:
+    return run.config["num_processes"], run.config["micro_batch_size"]
 
 
 def _diagnosis(run: RunRecord) -> DiagnosisRecord:
@@ -114,15 +139,18 @@ def _weight_excess(
 ) -> _Numbers:
     """For each step and weight, the distance from the reference over what is still rounding."""
     length = min(len(diagnosis.sketches) for diagnosis in (ours, theirs, yardstick))
-    mine, other, third = (np.array(diagnosis.sketches[:length]) for diagnosis in (ours, theirs, yardstick))
+    # What is not finite is null in a record, and nan here.
+    mine, other, third = (
+        np.array(diagnosis.sketches[:length], dtype=np.float64) for diagnosis in (ours, theirs, yardstick)
+    )
     # What rounding has done once it may do again: early steps of some weights happen to be exact.
     allowed = np.maximum.accumulate(np.linalg.norm(third - other, axis=2), axis=0)
     sizes = np.linalg.norm(other, axis=2)
-    # A weight that rounding has not moved in the yardstick may have been moved here by what moved all others.
-    moved = np.linalg.norm(allowed, axis=1, keepdims=True)
-    bound = np.maximum(_FACTOR * allowed, digits * np.maximum(sizes, moved))
-    distances: _Numbers = np.linalg.norm(mine - other, axis=2)
-    return _over(distances, bound)
+    # A weight that rounding happened not to move in the yardstick may move here by a little of what moved all.
+    shared = _SHARED * np.linalg.norm(allowed, axis=1, keepdims=True)
+    bound = np.fmax(np.fmax(_FACTOR * allowed, digits * sizes), shared)
+    both = np.logical_and(np.isnan(mine).any(axis=2), np.isnan(other).any(axis=2))
+    return _without_nan(_over(np.linalg.norm(mine - other, axis=2), bound), both)
 
 
 def _curve_excess(name: str, run: RunRecord, reference: RunRecord, yardstick: RunRecord, digits: float) -> _Numbers:
@@ -134,8 +162,11 @@ def _curve_excess(name: str, run: RunRecord, reference: RunRecord, yardstick: Ru
     )
     allowed = np.maximum.accumulate(np.abs(third - other))
     excess = _over(np.abs(mine - other), np.fmax(_FACTOR * allowed, digits * np.abs(other)))
-    # What is not finite on both sides is the same; on one side alone it is as far as can be.
-    both = np.isnan(mine) & np.isnan(other)
+    return _without_nan(excess, np.logical_and(np.isnan(mine), np.isnan(other)))
+
+
+def _without_nan(excess: _Numbers, both: npt.ArrayLike) -> _Numbers:
+    """What is not finite on both sides is the same; on one side alone it is as far as can be."""
     return np.where(both, 0.0, np.where(np.isnan(excess), np.inf, excess))
 
 

@@ -26,7 +26,6 @@ from launch.supervisor import Interrupted
 
 PLAN_NAME = "plan.json"
 RECORDS_NAME = "records"
-COLLECTIVES_NAME = "collectives.json"
 _FAILED_NAME = "failed"
 _RUNNING_NAME = "running"
 _PEAKS_NAME = "peaks.json"
@@ -121,8 +120,9 @@ class RaceDirectory:
 
     def failures(self, *, without_record: bool = False) -> list[str]:
         """One line for each run that did not complete."""
-        directories = sorted(path.parent for path in (self.path / _FAILED_NAME).glob("*/why.txt"))
-        return [
+        failed = self.path / _FAILED_NAME
+        directories = sorted(path.parent for path in failed.glob("*/why.txt"))
+        return [file.read_text().strip() for file in sorted(failed.glob("*.txt"))] + [
             (directory / "why.txt").read_text().strip()
             for directory in directories
             if not (without_record and (directory / RECORD_NAME).exists())
@@ -150,14 +150,30 @@ class RaceDirectory:
         self.running.replace(target)
         (target / "why.txt").write_text(f"{run.entrant.label} ({run.purpose}, block {run.block}): {why}\n")
 
-    def matmul_peaks(self, plan: RacePlan) -> dict[str, float]:
+    def matmul_peaks(self, plan: RacePlan) -> dict[str, float | None]:
         """What square products reach in each precision on all cores, measured once a race."""
         file = self.path / _PEAKS_NAME
         if not file.exists():
             peaks = {precision: measure_apart("cpu", precision) for precision in plan.options.precision}
             write_atomically(file, json.dumps(peaks))
-        measured: dict[str, float] = json.loads(file.read_text())
+        measured: dict[str, float | None] = json.loads(file.read_text())
         return measured
+
+    def collectives(self, backend: str) -> Path:
+        """Where the benchmark of a library's collectives puts its results."""
+        return self.path / f"collectives-{backend}.json"
+
+    def measured_collectives(self) -> list[Path]:
+        """What the benchmark has left."""
+        return sorted(self.path.glob("collectives*.json"))
+
+    def note_collectives(self, backend: str, why: str | None) -> None:
+        """Remembers why a library's collectives could not be measured, or that they could."""
+        note = self.path / _FAILED_NAME / f"collectives-{backend}.txt"
+        note.unlink(missing_ok=True)
+        if why is not None:
+            note.parent.mkdir(exist_ok=True)
+            note.write_text(f"collectives of {backend}: {why}\n")
 
     def clear(self) -> None:
         """Removes what an interrupted run left."""
@@ -190,7 +206,7 @@ def run_race(plan: RacePlan, directory: RaceDirectory, terminal: Console) -> Non
 
 
 def _undisturbed(
-    plan: RacePlan, run: PlannedRun, directory: RaceDirectory, peaks: dict[str, float]
+    plan: RacePlan, run: PlannedRun, directory: RaceDirectory, peaks: dict[str, float | None]
 ) -> tuple[float, str | None]:
     """Does a run, again while others disturb it; returns how much of the machine they took, and why it failed.
 
@@ -206,7 +222,7 @@ def _undisturbed(
     return foreign_share, why
 
 
-def _run(plan: RacePlan, run: PlannedRun, directory: RaceDirectory, peaks: dict[str, float]) -> str | None:
+def _run(plan: RacePlan, run: PlannedRun, directory: RaceDirectory, peaks: dict[str, float | None]) -> str | None:
     """Does one run and returns None, or why it failed."""
     seen = wait_until_idle()
     context = RaceContext(
@@ -232,7 +248,8 @@ def run_command(arguments: list[str], variables: dict[str, str]) -> subprocess.C
     Raises:
         Interrupted: A signal asked to stop (see signals_raised); the command has been told so and has ended.
     """
-    environment = {**os.environ, **variables}
+    # No file in the user's directory can pose as a module.
+    environment = {**os.environ, "PYTHONSAFEPATH": "1", **variables}
     environment.pop("LOCKSTEP_STARTED_AT", None)  # a run's time begins with its own command
     process = subprocess.Popen(
         [sys.executable, "-m", "launch.cli", *arguments],

@@ -8,14 +8,15 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from backends.interface import UnsupportedError
 from backends.registry import BACKENDS, find_backend
+from compare.collectives_command import PATHS
 from compare.race import (
-    COLLECTIVES_NAME,
     RaceDirectory,
     RacePlan,
     format_duration,
@@ -23,29 +24,33 @@ from compare.race import (
     run_race,
 )
 from compare.race_plan import Entrant, PlannedRun, RaceOptions
+from compare.throughput import NUM_WARMUP_STEPS
 from launch.config import RunConfig, UsageError
 from launch.display import console
-from launch.options import option_parser, read_options, validated
+from launch.options import option_parser, read_option_file, read_options, validated
 from launch.resolve import resolve
 from launch.supervisor import Interrupted, signals_raised
 
 # Options of a run that a race decides itself, with what to say instead.
+_ITS_OWN = "give it to the race on the command line"
 _DECIDED = {
-    "--micro-batch-size": "use --accumulation",
-    "--max-steps": "use --timed-steps",
-    "--overwrite": "a race goes on where it was interrupted",
-    "--no-overwrite": "a race goes on where it was interrupted",
-    "--diagnose": "a race does it by itself",
-    "--no-diagnose": "a race does it by itself",
-    "--num-nodes": "a race is run on one node",
-    "--node-rank": "a race is run on one node",
+    **dict.fromkeys(("num_processes", "precision", "global_batch_size", "output_dir"), _ITS_OWN),
+    "micro_batch_size": "use --accumulation",
+    "max_steps": "use --timed-steps",
+    "overwrite": "a race goes on where it was interrupted",
+    "diagnose": "a race does it by itself",
+    "tracker": "what runs of a race write is not kept",
+    "start_method": "each backend is started by its own launcher",
+    **dict.fromkeys(("num_nodes", "node_rank", "master_addr", "master_port"), "a race is run on one node"),
 }
 
 
 def run(arguments: list[str]) -> int:
     """Runs a race from the command line; returns the exit code."""
-    from compare.report_command import write_report
+    # All of it now: what is missing must not come out after an hour.
+    from compare.report_command import require_plotting, write_report
 
+    require_plotting()
     parser = option_parser("compare", {"race": RaceOptions})
     parser.description = "All other options are passed on to every run (launch/run.sh ddp --help lists them)."
     parser.add_argument("--output-dir", type=Path, help="of the race (default: runs/race-TIME); an old one goes on")
@@ -54,16 +59,16 @@ def run(arguments: list[str]) -> int:
     asked = {"output_dir": None, "dry_run": False, **vars(namespace)}
     if "config" in asked:
         run_options = [f"--config={asked['config']}", *run_options]
-    _refuse_decided(run_options)
+    names = _refuse_decided(run_options, read_option_file(asked["config"]) if "config" in asked else {})
     options: RaceOptions = validated(RaceOptions, asked)
     terminal = console()
-    plan, configs = make_plan(options, run_options)
-    if asked["dry_run"]:
-        _show_plan(plan, configs, terminal)
-        return 0
     path = (asked["output_dir"] or Path("runs") / f"race-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}").absolute()
-    directory = RaceDirectory(path)
     try:
+        plan, configs = make_plan(options, run_options, names)
+        if asked["dry_run"]:
+            _show_plan(plan, configs, terminal)
+            return 0
+        directory = RaceDirectory(path)
         with directory.opened(plan) as plan_in_force:
             _announce(plan_in_force, path, terminal)
             try:
@@ -76,24 +81,34 @@ def run(arguments: list[str]) -> int:
                 print(f"lockstep: interrupted; finished runs are kept, go on with: {again}", file=sys.stderr)
                 return 128 + interruption.signal_number
             return write_report(directory, plan_in_force, terminal)
-    except OSError as error:
-        raise UsageError(f"--output-dir {path}: {error.strerror or error}; choose another directory") from error
+    except OSError as error:  # any path among the options may be one that the system refuses
+        raise UsageError(str(error)) from error
 
 
-def make_plan(options: RaceOptions, run_options: list[str]) -> tuple[RacePlan, dict[Entrant, RunConfig]]:
+def make_plan(
+    options: RaceOptions, run_options: list[str], names: set[str]
+) -> tuple[RacePlan, dict[Entrant, RunConfig]]:
     """Settles who takes part, checking the command line of every run.
+
+    Args:
+        options: What was asked of the race.
+        run_options: What is passed on to every run.
+        names: The options that these, and a configuration file, set.
 
     Raises:
         UsageError, UnsupportedError, TaskInputError: Something asked for cannot be had.
     """
-    names = options.backends or [name for name, row in BACKENDS.items() if row.unavailable_reason() is None]
-    for name in names:
+    backends = options.backends or [name for name, row in BACKENDS.items() if row.unavailable_reason() is None]
+    for name in backends:
         reason = find_backend(name).unavailable_reason()
         if reason is not None:
             raise UnsupportedError(f"--backends {name}: cannot run here: {reason}")
-    if not any(option.partition("=")[0] == "--threads-per-rank" for option in run_options):
+    if "threads_per_rank" not in names:
         # A rank is the same share of the machine in every world, or scaling would compare unlike ranks.
         run_options = [*run_options, f"--threads-per-rank={max(1, _num_cpus() // max(options.num_processes))}"]
+    if "logging_steps" not in names:
+        # Where the loss is read a GPU is waited for: so at both ends of what is timed.
+        run_options = [*run_options, f"--logging-steps={NUM_WARMUP_STEPS}"]
     plan = RacePlan(
         options=options,
         entrants=[],
@@ -104,16 +119,25 @@ def make_plan(options: RaceOptions, run_options: list[str]) -> tuple[RacePlan, d
         race=f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}",
     )
     configs: dict[Entrant, RunConfig] = {}
-    for entrant in _candidates(names, options):
+    refused: list[ValueError] = []
+    for entrant in _candidates(backends, options):
         try:
-            configs[entrant] = _resolve(plan, entrant)
-        except UnsupportedError as error:
+            configs[entrant] = _resolve(plan, PlannedRun(entrant=entrant, purpose="timed", block=1, position=0))
+        except (UnsupportedError, UsageError) as error:
+            # Of those who were not asked for by name, who cannot take part does not.
+            if isinstance(error, UsageError) and options.backends:
+                raise
+            refused.append(error)
             plan.left_out.append(f"{entrant.label}: left out, {' '.join(str(error).split())}")
+    if not configs:
+        raise refused[0]
     plan.entrants = list(configs)
+    plan.diagnosis_options = ["--no-torch-compile"]
     if any("dropout" in config.task_settings for config in configs.values()):
-        plan.diagnosis_options = ["--dropout=0"]  # its masks depend on how a batch is split over ranks
-    if not plan.entrants:
-        raise UsageError(f"nothing to race: {'; '.join(plan.left_out) or 'no combination divides the batch'}")
+        plan.diagnosis_options += ["--dropout=0"]  # its masks depend on how a batch is split over ranks
+    for run in plan.runs():
+        if run.purpose == "diagnosis":
+            _resolve(plan, run)
     return plan, configs
 
 
@@ -144,18 +168,23 @@ def _candidates(names: Sequence[str], options: RaceOptions) -> list[Entrant]:
     return list(found)
 
 
-def _resolve(plan: RacePlan, entrant: Entrant) -> RunConfig:
-    row = find_backend(entrant.backend)
-    timed = PlannedRun(entrant=entrant, purpose="timed", block=1, position=0)
-    arguments = plan.arguments(timed)[1:]
-    return resolve(entrant.backend, row, read_options(entrant.backend, row.settings, arguments), started_at=time.time())
+def _resolve(plan: RacePlan, run: PlannedRun) -> RunConfig:
+    row = find_backend(run.entrant.backend)
+    asked = read_options(run.entrant.backend, row.settings, plan.arguments(run)[1:])
+    return resolve(run.entrant.backend, row, asked, started_at=time.time())
 
 
-def _refuse_decided(run_options: list[str]) -> None:
-    for option in run_options:
-        name = option.partition("=")[0]
+def _refuse_decided(run_options: list[str], from_file: dict[str, Any]) -> set[str]:
+    """Refuses what the race decides, and returns the names of all other options that are set."""
+    on_line = {
+        option.partition("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_")
+        for option in run_options
+        if option.startswith("--")
+    }
+    for name in sorted(on_line | set(from_file)):
         if name in _DECIDED:
-            raise UsageError(f"{name}: the race decides that; {_DECIDED[name]}")
+            raise UsageError(f"--{name.replace('_', '-')}: the race decides that; {_DECIDED[name]}")
+    return on_line | set(from_file)
 
 
 def _announce(plan: RacePlan, path: Path, terminal: Console) -> None:
@@ -183,16 +212,21 @@ def _show_plan(plan: RacePlan, configs: dict[Entrant, RunConfig], terminal: Cons
 
 
 def _measure_collectives(plan: RacePlan, directory: RaceDirectory, terminal: Console) -> None:
-    names = sorted({entrant.backend for entrant in plan.entrants if entrant.num_processes > 1})
-    target = directory.path / COLLECTIVES_NAME
-    if not plan.options.collectives or not names or target.exists():
+    """Measures each library's own path, for those who take part in worlds of more than one rank."""
+    names = [name for name in dict.fromkeys(entrant.backend for entrant in plan.entrants) if name in PATHS]
+    worlds = ",".join(str(number) for number in plan.options.num_processes if number > 1)
+    if not plan.options.collectives or not worlds:
         return
-    terminal.print("measuring collectives")
-    sizes = ",".join(str(number) for number in plan.options.num_processes if number > 1)
-    known = [name for name in names if name in BACKENDS]
-    arguments = ["allreduce", f"--backends={','.join(known)}", f"--num-processes={sizes}", f"--output={target}"]
-    if known and (done := run_command(arguments, {})).returncode:
-        terminal.print(f"collectives could not be measured: {done.stderr.strip()[-300:]}")
+    device = [option for option in plan.run_options if option.startswith("--device=")]
+    for name in names:
+        target = directory.collectives(name)
+        if target.exists():
+            continue
+        terminal.print(f"measuring the collectives of {name}")
+        done = run_command(
+            ["allreduce", f"--backends={name}", f"--num-processes={worlds}", f"--output={target}", *device], {}
+        )
+        directory.note_collectives(name, None if done.returncode == 0 else done.stderr.strip()[-300:])
 
 
 def _num_cpus() -> int:

@@ -14,7 +14,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from backends.devices import count_gpus
 from backends.interface import PRECISIONS
+from launch.config import DEFAULT_CPU_PROCESSES
 
 Purpose = Literal["timed", "diagnosis", "whole"]
 
@@ -28,7 +30,10 @@ class RaceOptions(BaseModel):
 
     backends: list[str] | None = Field(None, description="who takes part, by commas (default: all that run here)")
     repeats: int = Field(5, ge=1, le=1000, description="timed runs of each, one a block")
-    num_processes: list[int] = Field([2], description="numbers of ranks, by commas; single runs with one")
+    num_processes: list[int] = Field(
+        default_factory=lambda: [count_gpus() or DEFAULT_CPU_PROCESSES],
+        description="numbers of ranks, by commas; single runs with one (default: one per GPU; without GPU 2)",
+    )
     precision: list[str] = Field(["fp32"], description="precisions, by commas")
     accumulation: list[int] = Field([1], description="gradient accumulation steps, by commas")
     global_batch_size: int = Field(32, ge=1, le=10**9, description="samples of one optimizer step, over all ranks")

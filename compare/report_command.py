@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import shlex
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from compare.collectives import read_collectives
-from compare.race import COLLECTIVES_NAME, RaceDirectory, RacePlan
+from compare.race import RaceDirectory, RacePlan
 from compare.results import RESULTS_NAME, CollectiveSeries, Results
 from launch.config import RunConfig, UsageError
 from launch.display import console
@@ -39,6 +41,7 @@ def run(arguments: list[str]) -> int:
     parser.add_argument("--target-accuracy", type=float, default=0.9, help="the accuracy whose time is reported")
     parser.add_argument("--overwrite", action="store_true", help="replace a report that is there")
     asked = parser.parse_args(arguments)
+    require_plotting()
     _require_room(asked.output_dir, overwrite=asked.overwrite)
     records, collectives = read_inputs(asked.files)
     from compare.analysis import NothingToReport, analyse
@@ -51,11 +54,12 @@ def run(arguments: list[str]) -> int:
             commands={"this report": shlex.join(["launch/run.sh", *sys.argv[1:]])},
             target=asked.target_accuracy,
         )
+        pages = _render(results)
     except NothingToReport as error:
         raise UsageError(f"{len(asked.files)} file(s): {error}") from error
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise UsageError(f"these records do not fit together ({error!r}); leave out those edited by hand") from error
-    _write(results, asked.output_dir, console())
+    _write(pages, results.verdict, asked.output_dir, console())
     return 0
 
 
@@ -80,7 +84,7 @@ def read_inputs(paths: Sequence[Path]) -> tuple[list[tuple[str, RunRecord]], lis
             raise UsageError(f"{path}: is no {kind} that can be read ({_first_line(error)}); leave it out") from error
     seen: dict[str, str] = {}
     for name, record in records:
-        digest = record.model_dump_json()
+        digest = hashlib.sha256(record.model_dump_json().encode()).hexdigest()
         if digest in seen:
             raise UsageError(f"{name}: is the same run as {seen[digest]}; give each record once")
         seen[digest] = name
@@ -125,10 +129,7 @@ def _require_room(directory: Path, *, overwrite: bool) -> None:
 
 def write_report(directory: RaceDirectory, plan: RacePlan, terminal: Console) -> int:
     """Writes the report of a race into its directory; returns the exit code."""
-    paths = directory.records()
-    if (directory.path / COLLECTIVES_NAME).exists():
-        paths.append(directory.path / COLLECTIVES_NAME)
-    records, collectives = read_inputs(paths)
+    records, collectives = read_inputs([*directory.records(), *directory.measured_collectives()])
     from compare.analysis import NothingToReport, analyse
 
     options = plan.options
@@ -151,7 +152,7 @@ def write_report(directory: RaceDirectory, plan: RacePlan, terminal: Console) ->
             print(f"lockstep: {line}", file=sys.stderr)
         print(f"lockstep: {error}; logs are in {directory.path / 'failed'}", file=sys.stderr)
         return 1
-    _write(results, directory.path, terminal)
+    _write(_render(results), results.verdict, directory.path, terminal)
     return 0
 
 
@@ -168,21 +169,35 @@ def _commands_of_runs(records: Sequence[tuple[str, RunRecord]]) -> dict[str, str
     return commands
 
 
-def _write(results: Results, directory: Path, terminal: Console) -> None:
+def require_plotting() -> None:
+    """Makes sure that a report can be drawn.
+
+    Raises:
+        UsageError: A package is missing; the text says what to install.
+    """
+    for package in ("plotly", "jinja2"):
+        if find_spec(package) is None:
+            raise UsageError(f"{package} is missing; pip install 'lockstep[compare]', or use launch/run.sh, which does")
+
+
+def _render(results: Results) -> dict[str, str]:
     from compare.report_html import render_html
     from compare.report_markdown import render_markdown
 
-    pages = {
+    return {
         RESULTS_NAME: results.model_dump_json(indent=1) + "\n",
         "report.md": render_markdown(results),
         "report.html": render_html(results),
     }
+
+
+def _write(pages: dict[str, str], verdict: Sequence[str], directory: Path, terminal: Console) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name, text in pages.items():
             write_atomically(directory / name, text)
     except OSError as error:
         raise UsageError(f"--output-dir {directory}: {error.strerror}; choose another directory") from error
-    for sentence in results.verdict:
+    for sentence in verdict:
         terminal.print(sentence)
     terminal.print(f"report: {directory / 'report.html'} (also report.md, {RESULTS_NAME})")

@@ -8,6 +8,7 @@ waiting for slower ranks, and the library's own work. Watching changes no weight
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import time
 from collections import Counter
@@ -158,7 +159,7 @@ class _Fingerprints:
     def __init__(self) -> None:
         self.names: list[str] = []
         self.digests: list[list[str]] = []
-        self.sketches: list[list[list[float]]] = []
+        self.sketches: list[list[list[float | None]]] = []
         self._signs = torch.empty(0, dtype=torch.int8)
 
     def take(self, weights: dict[str, torch.Tensor]) -> None:
@@ -173,10 +174,10 @@ class _Fingerprints:
         )
         self.sketches.append([self._sketch(weight) for weight in flat])
 
-    def _sketch(self, weight: torch.Tensor) -> list[float]:
+    def _sketch(self, weight: torch.Tensor) -> list[float | None]:
         signed = weight.double() * self._signs[: len(weight)]
         rows = torch.nn.functional.pad(signed, (0, -len(signed) % _NUM_CELLS)).reshape(-1, _NUM_CELLS)
-        return rows.sum(dim=0).tolist()
+        return [cell if math.isfinite(cell) else None for cell in rows.sum(dim=0).tolist()]
 
 
 def _now(device: torch.device) -> float:

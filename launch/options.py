@@ -46,7 +46,7 @@ def read_options(backend: str, backend_settings: type[BackendSettings], argument
     first_look.add_argument("--task")
     first_look.add_argument("--config", type=Path)
     known, _ = first_look.parse_known_args(arguments)
-    from_file = _read_file(known.config) if known.config else {}
+    from_file = read_option_file(known.config) if known.config else {}
     task_name = known.task if known.task is not None else from_file.get("task", RunOptions.model_fields["task"].default)
     task_class = load_task(str(task_name))
 
@@ -101,16 +101,21 @@ def _metavar(field: FieldInfo) -> str:
             return "|".join(get_args(annotation))
     kinds = [kind for kind in (field.annotation, *get_args(field.annotation)) if kind in (int, float, Path)]
     name = {int: "N", float: "X", Path: "PATH"}[kinds[0]] if kinds else "NAME"
-    return f"{name},..." if isinstance(field.default, list) else name
+    return f"{name},..." if get_origin(field.annotation) is list else name
 
 
 def _help(field: FieldInfo) -> str:
     text = (field.description or "").replace("%", "%%")
     default = ",".join(map(str, field.default)) if isinstance(field.default, list) else field.default
-    return text if default is None else f"{text} (default: {default})"
+    return text if default is None or field.default_factory else f"{text} (default: {default})"
 
 
-def _read_file(path: Path) -> dict[str, Any]:
+def read_option_file(path: Path) -> dict[str, Any]:
+    """Reads a configuration file into option names, with underscores, and values.
+
+    Raises:
+        UsageError: It cannot be read, or is no mapping of names to values.
+    """
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -76,10 +76,25 @@ class DiagnosisRecord(_Strict):
     gradient_bytes: int = Field(description="size of all gradients of the model")
     parameters: list[str] = Field(description="names of all weights; on rank 0 only, like the two below")
     digests: list[list[str]] = Field(description="start of a SHA-256 of each weight, before and after each step")
-    sketches: list[list[list[float]]] = Field(
+    sketches: list[list[list[float | None]]] = Field(
         description="sums of each weight's elements with fixed random signs, eight a weight: the distance of two "
-        "sketches estimates that of the weights"
+        "sketches estimates that of the weights; null if not finite"
     )
+
+    def covers(self, num_steps: int, rank: int) -> bool:
+        """Whether the lists fit each other and so many steps."""
+        seconds = [self.whole_seconds, self.data_seconds, *self.alone_seconds.values()]
+        moments = num_steps + 1 if rank == 0 else 0
+        return (
+            set(self.alone_seconds) == {"forward", "backward", "optimizer"}
+            and all(len(one) == num_steps for one in seconds)
+            and (self.sent_bytes is None or len(self.sent_bytes) == num_steps)
+            and 0 < len(self.reductions) == len(self.num_reductions)
+            and len(self.digests) == len(self.sketches) == moments
+            and all(len(digests) == len(self.parameters) for digests in self.digests)
+            and all(len(sketches) == len(self.parameters) for sketches in self.sketches)
+            and len({len(sketch) for sketches in self.sketches for sketch in sketches}) <= 1
+        )
 
 
 class RankRecord(_Strict):
@@ -151,6 +166,10 @@ class RunRecord(_Strict):
                     raise ValueError(
                         f"rank {rank.rank} has {len(getattr(rank, name))} {name} of {len(self.steps)} steps"
                     )
+            if rank.diagnosis and not rank.diagnosis.covers(len(self.steps), rank.rank):
+                raise ValueError(f"the diagnosis of rank {rank.rank} does not cover {len(self.steps)} steps")
+        if len({rank.diagnosis is None for rank in self.ranks}) > 1:
+            raise ValueError("some ranks have a diagnosis and some have none")
         if not all(1 <= evaluation.step <= len(self.steps) for evaluation in self.evaluations):
             raise ValueError("an evaluation belongs to no step")
         return self

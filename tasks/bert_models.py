@@ -153,6 +153,14 @@ def encoder_shape(model: str, directory: Path | None) -> dict[str, int] | None:
     return dict(zip(("num_layers", "hidden_size", "intermediate_size"), sizes, strict=True))
 
 
+def dropout_in_force(asked: float | None, directory: Path | None) -> float | None:
+    """Returns the probability that hidden layers drop out with; None where config.json does not say."""
+    if asked is not None or directory is None:
+        return asked or 0.0
+    own = json.loads((directory / "config.json").read_bytes()).get("hidden_dropout_prob")
+    return float(own) if isinstance(own, (int, float)) else None
+
+
 def own_labels(directory: Path) -> list[str]:
     """Returns the labels of a pretrained model's classifier in its order; transformers' placeholders if it has none."""
     names = json.loads((directory / "config.json").read_bytes()).get("id2label")

@@ -225,6 +225,7 @@ class TextClassification(Task):
             "data": self.settings.dataset or str(self.settings.train_file or "embedded"),
             "model": self.settings.model,
             "model_shape": bert_models.encoder_shape(self.settings.model, self._pretrained),
+            "dropout": bert_models.dropout_in_force(self.settings.dropout, self._pretrained),
             "labels": data.labels,
             "num_samples": data.num_samples,
             "num_tokens": data.num_tokens,

@@ -20,7 +20,7 @@ from launch.engines import PROJECT_DIRECTORY
 from launch.record import read_record
 
 ENTRANTS = {"ddp": "ddp", "same": "tests.variants_of_ddp:SameDDP", "slowed": "tests.variants_of_ddp:SlowedDDP"}
-NUM_BLOCKS = 16
+NUM_BLOCKS = 12
 OPTIONS = ["--no-whole-runs", "--no-collectives", "--timed-steps=60", f"--repeats={NUM_BLOCKS}"]
 
 

@@ -696,7 +696,7 @@ def test_script_refuses_an_unknown_backend(place: Place, backend: str) -> None:
     with place.untouched():
         outcome = run(place, "bash", RUN_SH, backend, LOCKSTEP_VENV=str(place.work / "venv"))
         outcome.assert_refused(
-            f"'{backend}'", "choose single, ddp, apex, horovod or accelerate; or contract, or doctor"
+            f"'{backend}'", "choose single, ddp, apex, horovod or accelerate; contract, compare, report, allreduce or doctor"
         )
 
 

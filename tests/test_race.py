@@ -206,7 +206,10 @@ def test_a_dry_run_shows_the_plan_and_creates_nothing(tmp_path: Path) -> None:
         (["--nonsense", "7"], "unknown option --nonsense"),
         (["--train-file", "none.csv", "--validation-file", "none.csv"], "none.csv"),
         (["--output-dir", "/proc/nothing/here"], "/proc/nothing/here"),
-        (["--backends", "accelerate", "--precision", "fp16"], "nothing to race"),
+        (["--backends", "accelerate", "--precision", "fp16"], "accelerate cannot compute in fp16"),
+        (["--tracker", "tensorboard"], "what runs of a race write is not kept"),
+        (["--start-method", "spawn"], "by its own launcher"),
+        (["--train-file", "a" * 300, "--validation-file", "b"], "aaa"),
         (["--repeats", "1000", "--num-processes", "1,2,4,8,16,32", "--precision", "fp32,bf16"], "would take weeks"),
     ],
 )
@@ -230,3 +233,10 @@ def test_a_directory_with_something_else_is_left_alone(tmp_path: Path) -> None:
 def test_the_schema_of_results_is_the_one_in_force() -> None:
     schema = json.loads((PROJECT_DIRECTORY / "compare" / "results.schema.json").read_text())
     assert schema == Results.model_json_schema()
+
+
+def test_a_configuration_file_leaves_to_the_race_what_it_decides(tmp_path: Path) -> None:
+    (tmp_path / "options.yaml").write_text("precision: bf16\n")
+    done = lockstep("compare", "--backends", "single", "--config", tmp_path / "options.yaml", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--precision: the race decides that" in done.stderr
