@@ -175,9 +175,10 @@ def _parity(entrant: EntrantRuns, group: list[EntrantRuns], completed: Sequence[
         reference = _sample(group)
     if reference is None:
         return Parity(verdict="unknown", detail="no diagnosis run of the reference completed")
-    yardstick = next(
-        (one for one in singles if one.gradient_accumulation_steps != reference.gradient_accumulation_steps), None
-    )
+    # Best with the same micro-batches, whose sizes decide how much is rounded where.
+    others = [one for one in singles if one.config["micro_batch_size"] != reference.config["micro_batch_size"]]
+    others.sort(key=lambda one: one.config["micro_batch_size"] != own.config["micro_batch_size"])
+    yardstick = next(iter(others), None)
     if own is reference:
         parity = Parity(verdict="reference", detail="what the others are held to")
     elif own.ranks[0].diagnosis and reference.ranks[0].diagnosis:

@@ -1,8 +1,8 @@
 """Whether a run computed what the reference computed: in bits, up to rounding, or not.
 
-How far rounding leads is measured, not assumed: the yardstick is the reference once more with its
-sums taken in another order. A run that strays ten times as far from the reference, in any weight
-after any step, computes something else.
+How far rounding leads is measured, not assumed: the yardstick is the reference once more, with its
+batches split into the micro-batches of the run. A run that strays thirty times as far from the
+reference, in any weight after any step, computes something else.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from compare.results import Parity
 from launch.record import DiagnosisRecord, RunRecord
 
-_FACTOR = 10.0
+_FACTOR = 30.0
 # Of the distance that rounding moves all weights together: what it may move one that it left alone elsewhere.
 _SHARED = 1e-3
 # Relative to the size of a weight, what a few changes of its last digit amount to.
@@ -70,7 +70,7 @@ def _measured_parity(run: RunRecord, reference: RunRecord, yardstick: RunRecord)
     )
     detail = (
         f"never more than {nearness:.1f} times as far from the reference as the reference is from itself with its "
-        f"sums in another order{until}"
+        f"batches split{until}"
     )
     return Parity(verdict="rounding", detail=detail)
 

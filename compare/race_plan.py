@@ -132,8 +132,12 @@ def reference_of(entrant: Entrant) -> Entrant:
 
 
 def yardstick_of(entrant: Entrant) -> Entrant:
-    """The reference with its sums taken in another order: how far rounding alone leads away from it."""
-    return reference_of(entrant).model_copy(update={"accumulation": 2})
+    """The single process again, on the entrant's own micro-batches: how far rounding alone leads away.
+
+    Where the whole batch is the entrant's one micro-batch, halves of it.
+    """
+    accumulation = entrant.global_batch_size // entrant.micro_batch_size
+    return reference_of(entrant).model_copy(update={"accumulation": max(2, accumulation)})
 
 
 def draw_plan(entrants: list[Entrant], options: RaceOptions) -> list[PlannedRun]:

@@ -696,7 +696,8 @@ def test_script_refuses_an_unknown_backend(place: Place, backend: str) -> None:
     with place.untouched():
         outcome = run(place, "bash", RUN_SH, backend, LOCKSTEP_VENV=str(place.work / "venv"))
         outcome.assert_refused(
-            f"'{backend}'", "choose single, ddp, apex, horovod or accelerate; contract, compare, report, allreduce or doctor"
+            f"'{backend}'",
+            "choose single, ddp, apex, horovod or accelerate; contract, compare, report, allreduce or doctor",
         )
 
 

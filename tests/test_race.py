@@ -175,7 +175,7 @@ def test_the_order_is_drawn_from_its_seed_alone() -> None:
     firsts = {run.entrant.backend for run in plan if run.purpose == "timed" and run.position == 0}
     assert firsts == {"a", "b", "c", "d"}
     references = [run.entrant for run in plan if run.purpose == "diagnosis" and run.entrant.backend == "single"]
-    assert {entrant.accumulation for entrant in references} == {1, 2}
+    assert {entrant.micro_batch_size for entrant in references} == {32, 16}
     assert len({run.name for run in plan}) == len(plan)
 
 

@@ -130,4 +130,5 @@ def test_a_planted_slowdown_is_found_in_most_real_races() -> None:
     assert sum(claim == "slower" for claim in claims) >= 0.9 * NUM_RACES
     whole = compare_pairs("a", "b", blocks, num_comparisons=1).slowdown
     assert whole is not None
-    assert whole.low <= PLANTED_SLOWDOWN <= whole.high  # type: ignore[operator]
+    # Each rank sleeps a tenth, and the slowest one's step counts: a little more than a tenth in all.
+    assert PLANTED_SLOWDOWN / 2 < whole.low < whole.high < 2 * PLANTED_SLOWDOWN  # type: ignore[operator]
