@@ -22,9 +22,10 @@ _OF_A_START = {
 }
 _OF_A_SPLIT = {"num_processes", "micro_batch_size", "threads_per_rank"}
 _OF_A_BACKEND = ("backend", "backend_settings", "start_method")
-# Variables in which a launcher tells a rank of one job where it is.
+# Variables in which a launcher tells a rank of one job where it is, or sets up its library; those of the user that
+# have such names reach no rank.
 _OF_A_PLACE = ("_PORT", "_RANK", "_SIZE", "_ADDR", "_HOSTNAME", "_NUM_THREADS")
-_OF_A_LAUNCHER = ("OMPI_MCA_orte", "OMPI_MCA_ess", "OMPI_MCA_pmix")
+_OF_A_LAUNCHER = ("ACCELERATE_", "TORCH_NCCL_ASYNC_", "OMPI_MCA_orte", "OMPI_MCA_ess", "OMPI_MCA_pmix")
 
 NamedRecords = Sequence[tuple[str, RunRecord]]
 

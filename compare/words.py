@@ -74,11 +74,16 @@ def _race(group: GroupResult) -> list[str]:
     measured = [entrant for entrant in group.entrants if entrant.ranked and entrant.samples_per_second]
     if len(measured) < 2:
         return []
-    fastest = max(measured, key=_rate)
-    said = []
-    for comparison in group.comparisons:
-        if fastest.backend in (comparison.first, comparison.second):
-            said.append(comparison.text)
+    fastest = max(measured, key=_rate).backend
+    with_fastest = [one for one in group.comparisons if fastest in (one.first, one.second)]
+    said = [one.text for one in with_fastest if one.claim in ("slower", "faster")]
+    equal = [one for one in with_fastest if one.claim == "none"]
+    if equal:
+        others = ", ".join(one.second if one.first == fastest else one.first for one in equal)
+        seen = max(one.detectable or 0.0 for one in equal)
+        said.append(f"between {fastest} and {others} no difference is shown (would have seen {100 * seen:.1f} %)")
+    if len(said) < len(with_fastest) - len(equal) + bool(equal):
+        said.append("of others too few runs were made")
     return [f"{group.group.key}: {'; '.join(said)}."]
 
 
