@@ -34,12 +34,13 @@ class Idleness:
         return self.busy_share <= IDLE_SHARE and self.gpu_processes == 0
 
 
-def wait_until_idle() -> Idleness:
-    """Returns as soon as the machine is idle, and otherwise what it sees after about ten seconds."""
-    for look in range(_LOOKS):
+def look_for_idleness(*, patient: bool) -> Idleness:
+    """Returns as soon as the machine is idle, and otherwise what it sees after about ten seconds, or at once."""
+    looks = _LOOKS if patient else 1
+    for look in range(looks):
         # cpu_percent sleeps while it counts, and counts this sleeping process as idle.
         seen = Idleness(psutil.cpu_percent(interval=_SECONDS_OF_A_LOOK) / 100, _gpu_processes())
-        if seen.idle or look == _LOOKS - 1:
+        if seen.idle or look == looks - 1:
             break
         time.sleep(0.05)
     return seen

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from compare.machine import DISTURBED_SHARE, ForeignLoad, wait_until_idle
+from compare.machine import DISTURBED_SHARE, ForeignLoad, look_for_idleness
 from compare.matmul_peak import measure_apart
 from compare.race_plan import Entrant, PlannedRun, RaceOptions, draw_plan
 from launch.config import RACE_VARIABLE, RaceContext, UsageError
@@ -90,7 +90,10 @@ class RaceDirectory:
                     f"--output-dir {self.path}: holds another race ({begun.command}); choose another directory"
                 )
             plan = begun
-        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"--output-dir {self.path}: {error.strerror}; choose another directory") from error
         try:
             with FileLock(self.path / ".lock", timeout=0):
                 if not plan_file.exists():
@@ -212,7 +215,7 @@ def _undisturbed(
 
     Whether to repeat follows from what others did, never from what the run measured.
     """
-    for _ in range(_MOST_ATTEMPTS):
+    for _ in range(_MOST_ATTEMPTS if plan.options.wait_for_idle else 1):
         directory.clear()
         load = ForeignLoad()
         why = _run(plan, run, directory, peaks)
@@ -224,7 +227,7 @@ def _undisturbed(
 
 def _run(plan: RacePlan, run: PlannedRun, directory: RaceDirectory, peaks: dict[str, float | None]) -> str | None:
     """Does one run and returns None, or why it failed."""
-    seen = wait_until_idle()
+    seen = look_for_idleness(patient=plan.options.wait_for_idle)
     context = RaceContext(
         race=plan.race,
         purpose=run.purpose,

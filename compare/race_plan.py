@@ -43,6 +43,9 @@ class RaceOptions(BaseModel):
     whole_runs: bool = Field(True, description="train each backend once to the end: curves and time to accuracy")
     target_accuracy: float = Field(0.9, gt=0, le=1, description="the accuracy whose time is reported")
     collectives: bool = Field(True, description="also measure the libraries' collectives")
+    wait_for_idle: bool = Field(
+        True, description="wait for an idle machine before each run, and repeat runs that others disturbed"
+    )
     order_seed: int = Field(0, ge=0, lt=2**32, description="draws the order of runs within blocks")
 
     @field_validator("backends", "num_processes", "precision", "accumulation", mode="before")
