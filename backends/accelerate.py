@@ -91,10 +91,13 @@ class AccelerateBackend(Backend):
     def step(self, max_grad_norm: float) -> StepResult:
         # It unscales first; an infinite threshold only measures.
         grad_norm = self.accelerator.clip_grad_norm_(self.model.parameters(), max_grad_norm or math.inf)
-        self.optimizer.step()
-        skipped = self.accelerator.optimizer_step_was_skipped
+        grad_norm = cast(torch.Tensor, grad_norm)
+        skipped = self.accelerator.scaler is None and self.must_skip(grad_norm)
+        if not skipped:
+            self.optimizer.step()
+            skipped = self.accelerator.optimizer_step_was_skipped
         self.optimizer.zero_grad()
-        return StepResult(cast(torch.Tensor, grad_norm), skipped)
+        return StepResult(grad_norm, skipped)
 
     def all_reduce(self, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
         # Accelerator.reduce knows no minimum or maximum, so this goes to the group it made.

@@ -108,12 +108,14 @@ class ApexBackend(TorchGroupBackend):
 
     def step(self, max_grad_norm: float) -> StepResult:
         # On overflow amp replaced step() by one that skips once and puts the real one back.
-        skipped = bool(self.optimizer._amp_stash.already_patched)
-        if skipped:
+        overflowed = bool(self.optimizer._amp_stash.already_patched)
+        if overflowed:
             grad_norm = torch.tensor(math.inf, device=self.device)
         else:
             grad_norm = clip_gradients(amp.master_params(self.optimizer), max_grad_norm)
-        self.optimizer.step()
+        skipped = overflowed or self.must_skip(grad_norm)
+        if overflowed or not skipped:
+            self.optimizer.step()
         self.optimizer.zero_grad()
         return StepResult(grad_norm, skipped)
 

@@ -75,7 +75,7 @@ class HorovodBackend(TorchAmpBackend):
         self.scaler.unscale_(self.optimizer)
         grad_norm = clip_gradients(self.model.parameters(), max_grad_norm)
         with self.optimizer.skip_synchronize():
-            skipped = self.update()
+            skipped = self.update(grad_norm)
         self.optimizer.zero_grad()
         return StepResult(grad_norm, skipped)
 

@@ -105,6 +105,8 @@ class BackendOptions:
         timeout_seconds: After how long a collective that some rank never enters becomes an error.
         init_loss_scale: First loss scale under fp16.
         find_unused_parameters: Whether some parameters may get no gradient in a step.
+        skip_nonfinite: Whether a step whose averaged gradient is not finite leaves everything as it was,
+            in every precision; under fp16 the loss scaler sees to that anyway.
         settings: The backend's own.
     """
 
@@ -113,6 +115,7 @@ class BackendOptions:
     timeout_seconds: float = 300.0
     init_loss_scale: float = 65536.0
     find_unused_parameters: bool = False
+    skip_nonfinite: bool = False
     settings: BackendSettings = field(default_factory=BackendSettings)
 
 
@@ -136,7 +139,7 @@ class StepResult:
     Attributes:
         grad_norm: Global 2-norm of the averaged, unscaled gradient before clipping, 0-d, on the
             device: reading it is left to the logging interval.
-        skipped: Whether all ranks skipped the update because a gradient overflowed.
+        skipped: Whether all ranks skipped the update because the averaged gradient was not finite.
     """
 
     grad_norm: torch.Tensor
@@ -211,6 +214,14 @@ class Backend(ABC):
     @abstractmethod
     def step(self, max_grad_norm: float) -> StepResult:
         """Finishes the averaging over ranks, clips to `max_grad_norm` (0: not at all), updates, zeroes gradients."""
+
+    def must_skip(self, grad_norm: torch.Tensor) -> bool:
+        """Whether the options forbid an update with a gradient of this norm.
+
+        The norm of averaged gradients is the same on every rank, and so is the answer. It costs a
+        GPU a synchronisation, where it was asked for.
+        """
+        return self.options.skip_nonfinite and not bool(grad_norm.isfinite())
 
     @abstractmethod
     def all_reduce(self, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:

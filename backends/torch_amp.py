@@ -51,16 +51,18 @@ class TorchAmpBackend(Backend):
     def step(self, max_grad_norm: float) -> StepResult:
         self.scaler.unscale_(self.optimizer)
         grad_norm = clip_gradients(self.model.parameters(), max_grad_norm)
-        skipped = self.update()
+        skipped = self.update(grad_norm)
         self.optimizer.zero_grad()
         return StepResult(grad_norm, skipped)
 
-    def update(self) -> bool:
+    def update(self, grad_norm: torch.Tensor) -> bool:
         """Steps the optimizer unless gradients overflowed, then adapts the scale; returns whether it skipped.
 
         The scale falls exactly when a step was skipped. Averaged gradients carry one rank's
         overflow to all of them, so every rank sees it fall in the same step.
         """
+        if not self.scaler.is_enabled() and self.must_skip(grad_norm):
+            return True
         scale = self.scaler.get_scale()
         self.scaler.step(self.optimizer)
         self.scaler.update()

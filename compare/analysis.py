@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from compare.flops import model_flops_per_second, peak_flops_per_second
-from compare.grouping import EntrantRuns, condition, group_runs, is_usable, purpose, unsplit, version
+from compare.grouping import EntrantRuns, condition, group_runs, is_usable, purpose, unsplit, version, why_unusable
 from compare.parity import diagnosed_parity, losses_parity
 from compare.results import (
     Breakdown,
@@ -76,7 +76,8 @@ def analyse(
     keys = _keys(grouped)
     groups = [_group_result(key, runs, completed) for key, runs in zip(keys, grouped, strict=True)]
     failures = [
-        f"{record.config['backend']} failed: {record.error} ({name})"
+        f"{record.config['backend']} {'is left out' if record.status == 'completed' else 'failed'}: "
+        f"{why_unusable(record)} ({name})"
         for name, record in records
         if not is_usable(record)
     ]

@@ -18,7 +18,8 @@ from launch.record import RunRecord
 # What belongs to a backend, or to one start of a run, and not to what is computed.
 _OF_A_START = {
     *("backend", "backend_settings", "start_method", "output_dir", "overwrite", "launch_command", "started_at"),
-    *("race", "diagnose", "master_port", "master_addr", "node_rank", "timeout"),
+    *("race", "diagnose", "master_port", "master_addr", "node_rank", "timeout", "hang_timeout", "max_restarts"),
+    *("num_restarts", "keep", "on_save_error", "resume", "resume_from"),
 }
 _OF_A_SPLIT = {"num_processes", "micro_batch_size", "threads_per_rank"}
 _OF_A_BACKEND = ("backend", "backend_settings", "start_method")
@@ -51,8 +52,15 @@ def purpose(record: RunRecord) -> str:
 
 
 def is_usable(record: RunRecord) -> bool:
-    """Whether the run completed."""
-    return record.status == "completed" and bool(record.ranks)
+    """Whether the run completed, and was timed from its beginning."""
+    return record.status == "completed" and bool(record.ranks) and record.resumed_from is None
+
+
+def why_unusable(record: RunRecord) -> str:
+    """What is wrong with a run that is not usable."""
+    if record.error is None and record.resumed_from is not None:
+        return f"it went on after step {record.resumed_from.step}: what it took is not what a whole run takes"
+    return str(record.error)
 
 
 def condition(record: RunRecord) -> dict[str, Any]:
@@ -142,7 +150,7 @@ def _attach_failure(name: str, record: RunRecord, groups: dict[str, dict[str, En
             if not fitting:
                 key = _key({"backend": json.loads(backend)})
                 fitting = [entrants.setdefault(key, EntrantRuns(str(record.config["backend"]), key))]
-            fitting[0].failures.append(f"{record.error} ({name})")
+            fitting[0].failures.append(f"{why_unusable(record)} ({name})")
             return
 
 

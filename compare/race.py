@@ -59,7 +59,7 @@ class RacePlan(BaseModel):
         who = run.entrant
         arguments = [who.backend, *self.run_options, f"--num-processes={who.num_processes}"]
         arguments += [f"--precision={who.precision}", f"--global-batch-size={who.global_batch_size}"]
-        arguments += [f"--micro-batch-size={who.micro_batch_size}"]
+        arguments += [f"--micro-batch-size={who.micro_batch_size}", "--save-every=never"]
         if run.purpose == "timed":
             arguments += [f"--max-steps={self.options.timed_steps}"]
         elif run.purpose == "diagnosis":

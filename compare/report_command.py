@@ -93,9 +93,11 @@ def read_inputs(paths: Sequence[Path]) -> tuple[list[tuple[str, RunRecord]], lis
 
 def _kind(path: Path) -> str:
     """Tells what a file holds before it is read whole."""
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{path}: is no file; name a record.json")
+    if path.exists() and path.stat().st_size > _MAX_FILE_BYTES:
+        raise UsageError(f"{path}: larger than any record ({path.stat().st_size} bytes); leave it out")
     try:
-        if path.stat().st_size > _MAX_FILE_BYTES:
-            raise UsageError(f"{path}: larger than any record ({path.stat().st_size} bytes); leave it out")
         content = json.loads(path.read_bytes())
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror}); name a record.json") from error

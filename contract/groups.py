@@ -5,14 +5,11 @@ A case that hangs is ended and named. What it left undone is done by a fresh gro
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import pickle
 import re
-import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +21,7 @@ from contract.cases import SHUTDOWN, Case
 from contract.worker import SPECIFICATION_NAME, observation_path, phases_path
 from launch.engines import PROJECT_DIRECTORY, Ranks, engine_command, engine_environment
 from launch.rank_files import LOGS_NAME, RankFiles
+from launch.stacks import innermost_frame, take_stacks
 from launch.supervisor import JobFailure, run_job
 
 # A collective that one rank never enters should fail by itself, naming the rank; what does not is
@@ -199,8 +197,8 @@ class _PhaseWatch:
             # The one that is behind the others, or that never waited for them, is stuck.
             rank = min(late, key=lambda rank: phases[rank][0])
             name = phases[rank][1]
-            positions = _positions(self._directory, range(self._world_size))
-            where = "; ".join(f"rank {r} {position}" for r, position in positions.items())
+            stacks = take_stacks(RankFiles(self._directory, number) for number in range(self._world_size))
+            where = "; ".join(f"rank {n} {innermost_frame(stacks.get(n, ''))}" for n in range(self._world_size))
             seconds = f"{now - phases[rank][0]:.0f} s"
             raise Hung(name, Breakdown(None, f"hung: no end to {name} after {seconds} ({where})", True))
 
@@ -222,29 +220,3 @@ class _PhaseWatch:
             return self._began, "start"
         since, _, name = lines[-1].partition(" ")
         return float(since), name
-
-
-def _positions(directory: Path, ranks: Iterable[int]) -> dict[int, str]:
-    """Ends the ranks and tells from their stacks where each of them was."""
-    files = {rank: RankFiles(directory, rank) for rank in ranks}
-    for file in files.values():
-        pid = file.running_pid()
-        if pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)  # a rank answers with its stacks, even from inside a collective
-    deadline = time.monotonic() + 2
-    while any(file.running_pid() for file in files.values()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return {rank: _innermost(file.stacks) for rank, file in files.items()}
-
-
-def _innermost(stacks: Path) -> str:
-    """The innermost frame that is neither Python's nor an installed library's."""
-    text = stacks.read_text() if stacks.exists() else ""
-    main_thread = text.rpartition("Current thread")[2] or text
-    frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', main_thread)
-    own = [frame for frame in frames if "/lib/python" not in frame[0] and not frame[0].startswith("<")]
-    if not (own or frames):
-        return "left no stack"
-    path, line, function = (own or frames)[0]
-    return f"was at {Path(path).name}:{line} in {function}"

@@ -50,7 +50,9 @@ def fault(adapter: str, world_size: int, case: Case, directory: Path, device: st
     """What becomes of a job whose last rank goes wrong in the way the case is named after."""
     rank, kind = world_size - 1, case.name.removeprefix("rank-")
     run = directory / "run"
-    options = ("--task", "contract.awkward_tasks:FaultyTask", "--max-steps", "50", "--timeout", "10")
+    # The question is whether the library gives up by itself, not whether the launcher notices before.
+    patience = ("--timeout", "10", "--hang-timeout", "0")
+    options = ("--task", "contract.awkward_tasks:FaultyTask", "--max-steps", "50", *patience)
     variables = {FAULT_VARIABLE: f"{kind} {rank}", "LOCKSTEP_CONTRACT_RUN": str(run)}
     done = _run(adapter, directory, *options, *_world(world_size, device), "--output-dir", run, **variables)
     ended_at = time.time()

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import socket
 import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -23,12 +24,27 @@ RACE_VARIABLE = "LOCKSTEP_RACE"
 _MAX_PROCESSES = 1024
 _MAX_COUNT = 10**9
 _MAX_TIMEOUT = 10**6
+_MAX_MESSAGE = 2000
 # Training computes in float32, where larger numbers are infinite.
 _MAX_FLOAT = 3e38
 
 
 class UsageError(ValueError):
     """A request that cannot be served; the text is one line naming the value and a remedy."""
+
+
+def one_line(text: object) -> str:
+    """Makes one line of bounded length of a message that may quote anything, for a terminal."""
+    words = " ".join(str(text).split())
+    visible = "".join(character if character.isprintable() else "?" for character in words)
+    return visible if len(visible) <= _MAX_MESSAGE else f"{visible[:_MAX_MESSAGE]} ..."
+
+
+class SaveInterval(NamedTuple):
+    """How often to save: after so many optimizer steps, or else after so many seconds."""
+
+    steps: int | None
+    seconds: float
 
 
 class RunOptions(BaseModel):
@@ -52,6 +68,15 @@ class RunOptions(BaseModel):
     )
     timeout: float = Field(
         300.0, gt=0, le=_MAX_TIMEOUT, description="seconds after which a collective that waits is an error"
+    )
+    hang_timeout: float = Field(
+        20.0,
+        ge=0,
+        le=_MAX_TIMEOUT,
+        description="seconds of silence of all ranks of a machine that are a hang (0: never one)",
+    )
+    max_restarts: int = Field(
+        0, ge=0, le=1000, description="how often to start again, from the latest checkpoint, after a failure"
     )
     threads_per_rank: int | None = Field(
         None, ge=1, le=_MAX_PROCESSES, description="CPU threads of a rank (default: cores / ranks)"
@@ -85,6 +110,9 @@ class RunOptions(BaseModel):
         -1, le=_MAX_COUNT, description="optimizer steps to take, whatever the epochs (-1: as epochs say)"
     )
     logging_steps: int = Field(10, ge=1, le=_MAX_COUNT, description="optimizer steps between two reports of the loss")
+    on_nan: Literal["stop", "skip"] = Field(
+        "stop", description="what a loss or gradient that is not finite does: end the run, or leave out the update"
+    )
     diagnose: bool = Field(
         False, description="watch each step: where its time goes, what it sends, which weights it makes; slow"
     )
@@ -94,6 +122,25 @@ class RunOptions(BaseModel):
     )
     seed: int = Field(42, ge=0, lt=2**32, description="fixes weights, plan and dropout")
 
+    save_every: str = Field(
+        "500", description="checkpoint after so many optimizer steps, or minutes as in 10min; or never"
+    )
+    keep: int = Field(3, ge=1, le=_MAX_COUNT, description="checkpoints to keep, beside that of the best model")
+    on_save_error: Literal["continue", "stop"] = Field(
+        "continue", description="what to do when a checkpoint cannot be written, as on a full disk"
+    )
+    resume: str | None = Field(
+        None,
+        min_length=1,
+        description="go on from a checkpoint, from the newest of a run directory, or (latest) of output_dir",
+        json_schema_extra={"const": "latest"},
+    )
+    metric_for_best_model: str | None = Field(
+        None, min_length=1, description="keep the weights of the best evaluation by this metric (default: the last)"
+    )
+    early_stopping_patience: int | None = Field(
+        None, ge=1, le=_MAX_COUNT, description="end after so many evaluations that were not the best"
+    )
     output_dir: Path | None = Field(None, description="receives model, record and logs (default: runs/BACKEND-TIME)")
     overwrite: bool = Field(False, description="replace the run that output_dir holds")
 
@@ -103,6 +150,42 @@ class RunOptions(BaseModel):
         if value == 0 or value < -1:
             raise ValueError("give a positive number, or -1 for as many as the epochs say")
         return value
+
+    @field_validator("save_every", mode="before")
+    @classmethod
+    def _number_as_text(cls, value: Any) -> Any:
+        return str(value) if isinstance(value, (int, float)) else value
+
+    @field_validator("save_every")
+    @classmethod
+    def _is_interval(cls, value: str) -> str:
+        _parse_interval(value)
+        return value
+
+    @property
+    def save_interval(self) -> SaveInterval | None:
+        """How often to save; None for never."""
+        return _parse_interval(self.save_every)
+
+    @model_validator(mode="after")
+    def _patience_needs_metric(self) -> RunOptions:
+        if self.early_stopping_patience and not self.metric_for_best_model:
+            raise ValueError(
+                f"--early-stopping-patience {self.early_stopping_patience}: tell what to judge by "
+                "with --metric-for-best-model"
+            )
+        if self.metric_for_best_model and self.save_interval is None:
+            raise ValueError(
+                f"--metric-for-best-model {self.metric_for_best_model} keeps a checkpoint, "
+                "which --save-every never forbids; drop one"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _no_diagnosis_of_part(self) -> RunOptions:
+        if self.diagnose and (self.resume or self.max_restarts):
+            raise ValueError("--diagnose watches whole runs; drop it, or --resume and --max-restarts")
+        return self
 
     @model_validator(mode="after")
     def _no_diagnosis_of_compiled(self) -> RunOptions:
@@ -115,6 +198,15 @@ class RunOptions(BaseModel):
         if self.momentum and self.optimizer != "sgd":
             raise ValueError(f"--momentum {self.momentum:g} is an option of --optimizer sgd, not of {self.optimizer}")
         return self
+
+
+def _parse_interval(text: str) -> SaveInterval | None:
+    if text == "never":
+        return None
+    match = re.fullmatch(r"(\d{1,9})|(\d{1,6}(?:\.\d{1,6})?)min", text)
+    if match is None or float(match[1] or match[2]) == 0:
+        raise ValueError("give a number of steps (500), of minutes (10min), or never")
+    return SaveInterval(int(match[1]), 0.0) if match[1] else SaveInterval(None, 60 * float(match[2]))
 
 
 class RaceContext(BaseModel):
@@ -151,6 +243,8 @@ class RunConfig(RunOptions):
     output_dir: Path
     launch_command: str
     started_at: float = Field(description="when the user's command began, in seconds since 1970")
+    resume_from: Path | None = Field(None, description="the checkpoint to go on from")
+    num_restarts: int = Field(0, description="how often it has started again after a failure")
     race: RaceContext | None = None
 
     @property
@@ -166,6 +260,7 @@ class RunConfig(RunOptions):
             timeout_seconds=self.timeout,
             init_loss_scale=self.init_loss_scale,
             find_unused_parameters=self.find_unused_parameters,
+            skip_nonfinite=self.on_nan == "skip",
             settings=settings.model_validate(self.backend_settings),
         )
 

@@ -38,8 +38,8 @@ _NUM_CELLS = 8
 class DiagnosedTrainer(Trainer):
     """Trains as `Trainer` does and watches."""
 
-    def __init__(self, config: RunConfig, task: Task, backend: Backend, progress: ProgressLog) -> None:
-        super().__init__(config, task, backend, progress)
+    def __init__(self, config: RunConfig, task: Task, backend: Backend, progress: ProgressLog, **services: Any) -> None:
+        super().__init__(config, task, backend, progress, **services)
         self._alone = _Alone(config, task, backend)
         self._fingerprints = _Fingerprints() if backend.rank == 0 else None
         self._traffic: list[list[tuple[str, int]]] = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import time
 from pathlib import Path
@@ -15,14 +17,24 @@ from compare.throughput import samples_per_second
 from launch.config import RunConfig
 from launch.progress import ProgressReader
 from launch.record import RECORD_NAME, RunRecord
+from launch.resume import Start
 
 _SECONDS_BETWEEN_LINES = 30.0
+
+
+class _Terminal(Console):
+    """A console that falls silent when nobody reads it any more, where rich would end the program."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        # What is still in its buffer goes nowhere, instead of into an error at the end of the interpreter.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def console() -> Console:
     """The terminal, or plain lines of a fixed width where there is none."""
     # Without markup: paths and names may contain what looks like it.
-    return Console(highlight=False, markup=False, soft_wrap=not sys.stdout.isatty())
+    return _Terminal(highlight=False, markup=False, soft_wrap=not sys.stdout.isatty())
 
 
 class RunDisplay:
@@ -46,6 +58,7 @@ class RunDisplay:
         self._task: TaskID | None = None
         self._first: tuple[int, float] | None = None
         self._last_line = time.time()
+        self._is_watched = True
 
     def __enter__(self) -> RunDisplay:
         self._bar.start()
@@ -53,15 +66,25 @@ class RunDisplay:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._bar.stop()
+        with contextlib.suppress(OSError):
+            self._bar.stop()
 
     def refresh(self) -> None:
-        """Shows what the run has reported since the last call."""
+        """Shows what the run has reported since the last call, as long as anybody looks."""
+        if self._is_watched:
+            try:
+                self._show_news()
+            except OSError:  # the terminal, or the program at the other end of a pipe, has gone: the run goes on
+                self._is_watched = False
+
+    def _show_news(self) -> None:
         for fact in self._news.news():
             if fact["event"] == "step":
                 self._show_step(fact)
             elif fact["event"] == "evaluation":
                 self._show_evaluation(fact["evaluation"])
+            elif fact["event"] == "save-failed":
+                self._terminal.print(f"step {fact['step']}: the checkpoint could NOT be saved ({fact['why']})")
         self._bar.refresh()
 
     def _show_step(self, fact: dict[str, Any]) -> None:
@@ -85,9 +108,15 @@ class RunDisplay:
         self._first = None  # the next rate leaves the evaluation out
 
 
-def show_start(config: RunConfig, terminal: Console) -> None:
-    """Says in a line what is about to run."""
+def show_start(config: RunConfig, start: Start | None, terminal: Console) -> None:
+    """Says in a line what is about to run, and where it begins."""
     terminal.print(f"{config.backend}: {_describe_world(config)}, started by {config.start_method}")
+    for damage in start.damaged if start else ():
+        terminal.print(f"passed over: {damage}")
+    if start is not None:
+        terminal.print(f"going on after step {start.checkpoint.state.step}, from {start.path}")
+    elif config.resume is not None:
+        terminal.print("no checkpoint yet: starting from the beginning")
 
 
 def show_summary(record: RunRecord, directory: Path, terminal: Console) -> None:
@@ -101,7 +130,12 @@ def show_summary(record: RunRecord, directory: Path, terminal: Console) -> None:
     schedule = f"{config.optimizer} at {config.learning_rate:g}, {config.lr_scheduler}"
     table.add_row("task", f"{config.task}: {model}{schedule}, seed {config.seed}")
     table.add_row("run", f"{config.backend}: {_describe_world(config)}")
-    table.add_row("result", format_metrics(record.quality))
+    if record.resumed_from is not None:
+        origin = record.resumed_from
+        began = f"after step {origin.step} of {origin.backend} on {origin.num_processes} rank(s)"
+        table.add_row("resumed", began + (f", {record.restarts} restart(s)" if record.restarts else ""))
+    best = f" (the best, of step {record.best_step})" if record.best_step else ""
+    table.add_row("result", format_metrics(record.quality) + best)
     if "majority_share" in task:
         table.add_row("", f"(always the most frequent label: accuracy {task['majority_share']['validation']:.4f})")
     num_epochs = record.steps[-1].epoch + 1
@@ -112,6 +146,11 @@ def show_summary(record: RunRecord, directory: Path, terminal: Console) -> None:
     table.add_row("time", f"{first_step}{record.seconds:.1f} s in all")
     memory = max(rank.peak_memory_bytes for rank in record.ranks) / 2**20
     table.add_row("ranks", f"{record.ranks[0].num_threads} thread(s) each, at most {memory:.0f} MiB")
+    for straggler in record.stragglers:
+        who = f"rank {straggler.rank} ({straggler.hostname})"
+        table.add_row("STRAGGLER", f"{who} computes {straggler.times_slower:g} times as long as the others")
+    if record.failed_saves:
+        table.add_row("NOT SAVED", f"checkpoint(s) of step {', '.join(map(str, record.failed_saves))}")
     settings = record.ranks[0].effective_settings
     table.add_row("in force", ", ".join(f"{name} {value}" for name, value in settings.items()))
     table.add_row("weights", f"{record.ranks[0].weights_sha256[:16]} on every rank")
@@ -130,7 +169,7 @@ def _describe_world(config: RunConfig) -> str:
 def _describe_exceptions(record: RunRecord) -> str:
     skipped = sum(step.skipped for step in record.steps)
     not_finite = sum(step.loss is None for step in record.steps)
-    text = f", {skipped} skipped (fp16 overflow)" if skipped else ""
+    text = f", {skipped} skipped (gradient not finite)" if skipped else ""
     return text + (f", {not_finite} with a loss that is NOT FINITE" if not_finite else "")
 
 

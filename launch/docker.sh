@@ -19,12 +19,19 @@ run_in_docker() {
     shift
     [[ $option != --docker ]] || continue
     case $option in
-      --output-dir=* | --train-file=* | --validation-file=* | --config=* | --model=* | --dataset=* | --device=* | --num-nodes=*)
+      --output-dir=* | --train-file=* | --validation-file=* | --config=* | --model=* | --dataset=* | --device=* | --num-nodes=* | --resume=*)
         value=${option#*=} option=${option%%=*} ;;
       --output-dir | --train-file | --validation-file | --config | --model | --dataset | --device | --num-nodes)
         (($#)) || fail "$option: expects a value"
         value=$1
         shift
+        ;;
+      --resume) # it may stand alone
+        value=latest
+        if (($#)) && [[ $1 != -* ]]; then
+          value=$1
+          shift
+        fi
         ;;
       *)
         arguments+=("$option")

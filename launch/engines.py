@@ -64,12 +64,18 @@ class Ranks:
         return self.master_port or DEFAULT_PORT
 
 
+def _launcher(ranks: Ranks, module: str) -> list[str]:
+    """A launcher that is a Python module; where all ranks are here, it listens for nobody else."""
+    confined = ["launch.loopback"] if ranks.nodes.num_nodes == 1 else []
+    return [sys.executable, "-m", *confined, module]
+
+
 def _python(ranks: Ranks) -> list[str]:
     return [sys.executable, "-m", *ranks.module]
 
 
 def _torchrun(ranks: Ranks) -> list[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks.num_local_processes}"]
+    command = [*_launcher(ranks, "torch.distributed.run"), f"--nproc-per-node={ranks.num_local_processes}"]
     command += [f"--local-addr={own_address(ranks.nodes)}", f"--log-dir={ranks.log_directory / 'torchrun'}"]
     if ranks.nodes.num_nodes > 1:
         command += [f"--nnodes={ranks.nodes.num_nodes}", "--rdzv-backend=c10d", f"--rdzv-conf={_rendezvous(ranks)}"]
@@ -88,7 +94,7 @@ def _rendezvous(ranks: Ranks) -> str:
 
 def _spawn(ranks: Ranks) -> list[str]:
     port = [f"--master-port={ranks.master_port}"] if ranks.master_port is not None else []
-    command = [sys.executable, "-m", "launch.spawn", f"--num-processes={ranks.num_processes}", *port]
+    command = [*_launcher(ranks, "launch.spawn"), f"--num-processes={ranks.num_processes}", *port]
     return [*command, *ranks.module]
 
 
@@ -96,7 +102,7 @@ def _accelerate(ranks: Ranks) -> list[str]:
     # Also on CPU, where --cpu would start one process whatever --num_processes says, and
     # ACCELERATE_USE_CPU keeps the ranks off the GPUs that --multi_gpu speaks of.
     config = PROJECT_DIRECTORY / "launch" / "accelerate_config.yaml"
-    command = [sys.executable, "-m", "accelerate.commands.launch", f"--config_file={config}"]
+    command = [*_launcher(ranks, "accelerate.commands.launch"), f"--config_file={config}"]
     if ranks.num_processes > 1:
         command += ["--multi_gpu"]
     command += [f"--num_processes={ranks.num_processes}", f"--num_machines={ranks.nodes.num_nodes}"]
@@ -111,7 +117,14 @@ def _accelerate(ranks: Ranks) -> list[str]:
 
 def _horovodrun(ranks: Ranks) -> list[str]:
     # Loopback only: otherwise it first looks for an interface that all hosts share.
-    command = [_script("horovodrun"), "-np", str(ranks.num_processes), "--gloo", "--network-interfaces", "lo"]
+    command = [
+        *_launcher(ranks, "horovod.runner.launch"),
+        "-np",
+        str(ranks.num_processes),
+        "--gloo",
+        "--network-interfaces",
+        "lo",
+    ]
     return [*command, sys.executable, "-m", *ranks.module]
 
 
@@ -130,8 +143,8 @@ def _mpirun(ranks: Ranks) -> list[str]:
     command = [_script("mpirun"), "-np", str(ranks.num_processes), "--oversubscribe", "--bind-to", "none"]
     if os.geteuid() == 0:
         command += ["--allow-run-as-root"]
-    # Open MPI would stripe over every interface it finds and hang on those that lead nowhere.
-    command += ["--mca", "btl", "self,vader,tcp", "--mca", "btl_tcp_if_include", "lo"]
+    # All ranks are here: shared memory carries everything, and nothing needs to listen on other interfaces.
+    command += ["--mca", "btl", "self,vader", "--mca", "oob_tcp_if_include", "lo"]
     return [*command, sys.executable, "-m", *ranks.module]
 
 

@@ -13,22 +13,35 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from backends.interface import Backend
+from launch.checkpoint import (
+    BestModel,
+    Checkpoint,
+    CheckpointState,
+    flatten_optimizer,
+    unflatten_optimizer,
+    with_prefix,
+    without_prefix,
+)
 from launch.config import RunConfig
+from launch.heartbeat import Heartbeat
 from launch.plan import MicroBatch, Plan, SampleIds, evaluation_batches, random_seed
 from launch.progress import ProgressLog
+from launch.rank_files import PEER_STOPPED
 from launch.record import EvaluationRecord, StepRecord
+from launch.saving import CheckpointSaver
 from launch.schedule import learning_rate_factor
+from launch.stopping import StopRequest
 from tasks.interface import Batch, Task
 
 # What a random stream is for, so that no two share a seed.
-_WEIGHTS, _DATA, _DROPOUT = range(3)
+_WEIGHTS, _DATA, _DROPOUT, _EVALUATION = range(4)
 
 
 @dataclass
@@ -41,6 +54,7 @@ class Trajectory:
     samples: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
+    own_seconds: list[float] = field(default_factory=list)
     first_step_at: float | None = None
 
 
@@ -49,18 +63,37 @@ class _OpenStep:
     """A step whose loss and gradient norm still lie on the device, the loss not yet summed over ranks."""
 
     record: StepRecord
-    loss_share: torch.Tensor
+    loss_shares: list[torch.Tensor]
     grad_norm: torch.Tensor
+
+    @property
+    def loss_share(self) -> torch.Tensor:
+        """What this rank contributes to the loss, 0-d."""
+        # Converted by hand: functions that Apex O1 replaces refuse to mix dtypes.
+        return torch.stack([share.double() for share in self.loss_shares]).sum()
 
 
 class Trainer:
     """Trains one task on one backend."""
 
-    def __init__(self, config: RunConfig, task: Task, backend: Backend, progress: ProgressLog) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        task: Task,
+        backend: Backend,
+        progress: ProgressLog,
+        *,
+        heartbeat: Heartbeat | None = None,
+        saver: CheckpointSaver | None = None,
+        stop_request: StopRequest | None = None,
+    ) -> None:
         self.config = config
         self.task = task
         self.backend = backend
         self.progress = progress
+        self.heartbeat = heartbeat or Heartbeat()
+        self.saver = saver
+        self.stop_request = stop_request
         self.plan = Plan(
             num_samples=task.num_samples("train"),
             global_batch_size=config.global_batch_size,
@@ -81,36 +114,180 @@ class Trainer:
         self.trajectory = Trajectory()
         self.step = 0
         self.num_updates = 0
+        self.evaluated_step = 0
+        self.best: BestModel | None = None
+        self.evaluations_since_best = 0
+        self.was_stopped = False
         self._open_steps: list[_OpenStep] = []
+        self._history = [_as_matrix([])]
 
     def train(self) -> Trajectory:
-        """Trains to the last step, evaluating after every epoch and at the end."""
-        while self.step < self.num_steps:
-            self.model.train()
-            epoch, first = divmod(self.step, self.plan.steps_per_epoch)
-            global_batches = self.plan.epoch(epoch)[first : first + self.num_steps - self.step]
-            step_began = time.perf_counter()
-            batches = self._load(global_batches)
-            for global_batch in global_batches:
-                self.step += 1
-                self.train_step(epoch, global_batch, batches)
-                if (
-                    self.step % self.config.logging_steps == 0
-                    or self._is_first_step
-                    or global_batch is global_batches[-1]
-                ):
-                    self._close_steps()
-                if self._is_first_step:
-                    self.trajectory.first_step_at = time.time()
-                step_ended = time.perf_counter()
-                self.trajectory.step_seconds.append(step_ended - step_began)
-                step_began = step_ended
-                self.progress.beat(step=self.step, num_steps=self.num_steps, loss=self.trajectory.steps[-1].loss)
-            self.evaluate(epoch)
+        """Trains to the last step, evaluating after every epoch and at the end, unless asked to stop before."""
+        try:
+            if self._evaluation_is_due:  # the run to go on from was stopped before it
+                self.evaluate((self.step - 1) // self.plan.steps_per_epoch)
+            while not (self._is_over or self.was_stopped):
+                self._train_epoch(*divmod(self.step, self.plan.steps_per_epoch))
+        except BaseException:
+            if self.saver is not None:
+                self.saver.leave()
+            raise
+        if self.saver is not None:
+            self.heartbeat.enter("saving")
+            self.saver.finish()
         return self.trajectory
 
+    def _train_epoch(self, epoch: int, first: int) -> None:
+        """Trains from the global batch numbered `first` to the end of the epoch, or of the run."""
+        self.model.train()
+        global_batches = self.plan.epoch(epoch)[first : first + self.num_steps - self.step]
+        step_began = time.perf_counter()
+        batches = self._load(global_batches)
+        for global_batch in global_batches:
+            self.step += 1
+            own_before = self.heartbeat.own_seconds
+            self.train_step(epoch, global_batch, batches)
+            self._stop_if_asked()
+            if self._must_close(is_last=global_batch is global_batches[-1]):
+                self._close_steps()
+            if self._is_first_step:
+                self.trajectory.first_step_at = time.time()
+            self.trajectory.own_seconds.append(self.heartbeat.own_seconds - own_before)
+            step_ended = time.perf_counter()
+            self.trajectory.step_seconds.append(step_ended - step_began)
+            step_began = step_ended
+            self.progress.beat(step=self.step, num_steps=self.num_steps, loss=self.trajectory.steps[-1].loss)
+            is_best = False
+            if self._evaluation_is_due and not self.was_stopped:
+                is_best = self.evaluate(epoch)
+            self._save_if_due(is_best)
+            if self.was_stopped:
+                return
+
+    @property
+    def _is_over(self) -> bool:
+        patience = self.config.early_stopping_patience
+        return self.step == self.num_steps or (patience is not None and self.evaluations_since_best >= patience)
+
+    @property
+    def _evaluation_is_due(self) -> bool:
+        ends_epoch = self.step % self.plan.steps_per_epoch == 0
+        return self.evaluated_step < self.step and (ends_epoch or self.step == self.num_steps)
+
+    def _must_close(self, *, is_last: bool) -> bool:
+        """Whether the loss is to be read after this step, the same on all ranks: what is saved has no open steps."""
+        interval = self.config.save_interval
+        return (
+            self.step % self.config.logging_steps == 0
+            or self._is_first_step
+            or is_last
+            or self.was_stopped
+            or (interval is not None and interval.steps is not None and self.step % interval.steps == 0)
+        )
+
+    def _stop_if_asked(self) -> None:
+        """Finds out whether all ranks stop after this step; or leaves that to `_close_steps`."""
+        stop = self.stop_request
+        # After the last step, what is left takes no longer than to save and start again.
+        if stop is not None and not stop.travels_with_loss and self.step < self.num_steps:
+            self.was_stopped = stop.is_agreed(self.step)
+
+    def _save_if_due(self, is_best: bool) -> None:
+        """Has rank 0 save, which needs no other rank: all have the same weights and the same optimizer state."""
+        if self.saver is None or not self.saver.is_on:
+            return
+        is_due = not (self._open_steps or self._is_over) and self.saver.is_due(self.step)
+        if is_due or is_best or self.was_stopped:
+            self.heartbeat.enter("saving")
+            self.saver.save(self.checkpoint, wait=self.was_stopped)
+
+    def checkpoint(self) -> Checkpoint:
+        """Copies what another run, on whatever backend and world size, needs to go on after this step."""
+        state = self.state_dict()
+        tensors, scalars, groups = flatten_optimizer(state["optimizer"])
+        tensors = with_prefix("model", state["model"]) | with_prefix("optimizer", tensors)
+        self._history = [torch.cat(self._history)]
+        tensors["history"] = self._history[0]
+        return Checkpoint(
+            CheckpointState(
+                config=self.config,
+                data=self.task.describe(),
+                step=self.step,
+                num_updates=self.num_updates,
+                evaluated_step=self.evaluated_step,
+                best=self.best,
+                evaluations_since_best=self.evaluations_since_best,
+                evaluations=self.trajectory.evaluations,
+                backend=state["backend"],
+                optimizer_groups=groups,
+                optimizer_scalars=scalars,
+            ),
+            # Contiguous, which is what a file can hold; a copy, since training goes on.
+            {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()},
+        )
+
+    def load_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Restores what `checkpoint` returned, on every rank.
+
+        Raises:
+            ValueError: It was saved of another model.
+        """
+        state, tensors = checkpoint.state, checkpoint.tensors
+        if state.step > self.num_steps or len(tensors.get("history", ())) != state.step:
+            raise ValueError(f"the checkpoint is of step {state.step}, which does not fit a run of {self.num_steps}")
+        optimizer_tensors = without_prefix("optimizer", tensors)
+        self._check_optimizer(optimizer_tensors, state.optimizer_groups)
+        optimizer = unflatten_optimizer(optimizer_tensors, state.optimizer_scalars, state.optimizer_groups)
+        self._rehearse()
+        try:
+            self.load_state_dict(
+                {
+                    "model": without_prefix("model", tensors),
+                    "optimizer": optimizer,
+                    "backend": state.backend,
+                    "step": state.step,
+                    "num_updates": state.num_updates,
+                }
+            )
+        except (RuntimeError, KeyError, ValueError, TypeError, AttributeError) as error:
+            raise ValueError(f"the checkpoint is of another model ({' '.join(str(error).split())[:300]})") from error
+        self.evaluated_step = state.evaluated_step
+        self.best = state.best
+        self.evaluations_since_best = state.evaluations_since_best
+        self._history = [tensors["history"]]
+        self.trajectory.steps = _from_matrix(tensors["history"])
+        self.trajectory.evaluations = list(state.evaluations)
+
+    def _check_optimizer(self, tensors: dict[str, torch.Tensor], groups: list[dict[str, Any]]) -> None:
+        """Refuses state that does not fit the parameters: fused kernels would read and write past its end.
+
+        Raises:
+            ValueError: It says what does not fit.
+        """
+        own = self.optimizer.state_dict()["param_groups"]
+        if [group.get("params") for group in groups] != [group["params"] for group in own]:
+            raise ValueError("the checkpoint is of another model (its optimizer has other parameters)")
+        shapes = [parameter.shape for group in self.optimizer.param_groups for parameter in group["params"]]
+        for name, tensor in tensors.items():
+            number, _, what = name.partition(".")
+            fits = number.isdecimal() and int(number) < len(shapes) and tensor.is_floating_point()
+            if not fits or tensor.shape != (torch.Size([]) if what == "step" else shapes[int(number)]):
+                raise ValueError(f"the checkpoint is of another model (its optimizer state {name} does not fit)")
+
+    def _rehearse(self) -> None:
+        """Takes a step whose effects are then overwritten, so that what libraries settle in the first one is settled.
+
+        DDP lays its buckets out anew after the first backward pass, and at more than two ranks the place
+        in a bucket decides in which order a gradient is summed: the unbroken run had done so long before.
+        """
+        first = self.plan.epoch(0)[0]
+        self.model.train()
+        self.train_step(0, first, self._load([first]))
+        self._open_steps.clear()
+        self.trajectory = Trajectory()
+
     def state_dict(self) -> dict[str, Any]:
-        """Returns what another trainer, on whatever backend, needs to go on after this optimizer step.
+        """Returns what training itself needs to go on after this optimizer step.
 
         The weights are those of the task's own module, the optimizer's state is in torch's format,
         `step` is the position in the plan and `num_updates` that in the schedule.
@@ -142,18 +319,20 @@ class Trainer:
         learning_rate = self._set_learning_rate()
         micro_batches = self.plan.micro_batches(global_batch, backend.rank)
         num_targets = self.task.num_targets("train", global_batch.tolist())
-        loss_share = torch.zeros((), dtype=torch.float64, device=backend.device)
+        loss_shares = []
         samples = tokens = positions = 0
         for micro_step, micro_batch in enumerate(micro_batches):
+            self.heartbeat.enter("data", self.step)
             batch = next(batches).to(backend.device)
-            torch.manual_seed(random_seed(config.seed, _DROPOUT, backend.rank, self.step, micro_step))
+            self.heartbeat.enter("forward")
+            _seed_all(config.seed, _DROPOUT, backend.rank, self.step, micro_step)
             is_last = micro_step == len(micro_batches) - 1
             with nullcontext() if is_last else backend.no_sync():
                 with backend.autocast():
                     loss = self.task.loss_sum(self.model, batch) * (micro_batch.weight / num_targets)
+                self.heartbeat.enter("backward")
                 backend.backward(loss * backend.world_size)
-            # Converted by hand: functions that Apex O1 replaces refuse to mix dtypes.
-            loss_share += loss.detach().double()
+            loss_shares.append(loss.detach())
             if micro_batch.weight:
                 samples += len(micro_batch.sample_ids)
                 tokens += batch.num_tokens
@@ -161,6 +340,7 @@ class Trainer:
         if not config.find_unused_parameters:
             _require_gradients(backend.unwrap(self.model))
 
+        self.heartbeat.enter("update")
         result = backend.step(config.max_grad_norm)
         self.num_updates += not result.skipped
 
@@ -173,16 +353,19 @@ class Trainer:
             learning_rate=learning_rate,
             skipped=result.skipped,
         )
-        self._open_steps.append(_OpenStep(record, loss_share, result.grad_norm))
+        self._open_steps.append(_OpenStep(record, loss_shares, result.grad_norm))
         self.trajectory.samples.append(samples)
         self.trajectory.tokens.append(tokens)
         self.trajectory.positions.append(positions)
 
-    def evaluate(self, epoch: int) -> None:
+    def evaluate(self, epoch: int) -> bool:
         """Evaluates the whole validation split, each sample once, on all ranks together.
 
         Every rank fills its own rows of a zero matrix; the sum over ranks is the single-process
         result, from which all ranks compute the same metrics.
+
+        Returns:
+            Whether it is the best so far, by the metric that was chosen.
         """
         began = time.perf_counter()
         task, backend = self.task, self.backend
@@ -199,6 +382,8 @@ class Trainer:
         )
         with torch.no_grad(), self._uncompiled():
             for sample_ids in batches:
+                self.heartbeat.enter("evaluation", self.step)
+                _seed_all(self.config.seed, _EVALUATION, sample_ids.start)
                 batch = task.collate("validation", sample_ids).to(backend.device)
                 with backend.autocast():
                     rows[sample_ids.start : sample_ids.stop] = task.evaluation_rows(model, batch)
@@ -206,7 +391,29 @@ class Trainer:
         metrics = {name: _finite(value) for name, value in metrics.items()}
         evaluation = EvaluationRecord(step=self.step, epoch=epoch, seconds=time.perf_counter() - began, metrics=metrics)
         self.trajectory.evaluations.append(evaluation)
+        self.evaluated_step = self.step
         self.progress.write("evaluation", evaluation=evaluation.model_dump())
+        return self._judge(metrics)
+
+    def _judge(self, metrics: dict[str, float | None]) -> bool:
+        """Compares an evaluation with the best so far; all ranks come to the same result."""
+        name = self.config.metric_for_best_model
+        if name is None:
+            return False
+        if name not in metrics:
+            raise ValueError(f"--metric-for-best-model {name}: the task computes {', '.join(metrics)}; choose one")
+        # Rank 0's word: elsewhere, on another processor, the last digit may differ.
+        mine = math.nan if metrics[name] is None else metrics[name]
+        word = torch.tensor([mine if self.backend.rank == 0 else 0.0], dtype=torch.float64, device=self.backend.device)
+        value = _finite(self.backend.all_reduce(word).item())
+        # What is called a loss is the better the smaller, as in the Trainer of transformers.
+        sign = -1 if name.endswith("loss") else 1
+        is_best = value is not None and (self.best is None or sign * value > sign * self.best.value)
+        if is_best:
+            assert value is not None
+            self.best = BestModel(step=self.step, value=value)
+        self.evaluations_since_best = 0 if is_best else self.evaluations_since_best + 1
+        return is_best
 
     def _uncompiled(self) -> AbstractContextManager[Any]:
         """Compiling once more, for the shapes of the validation split, would take longer than it saves."""
@@ -239,16 +446,52 @@ class Trainer:
         return learning_rate
 
     def _close_steps(self) -> None:
-        """Completes the records of the steps since the last call with one reduction for all of them."""
-        losses = self.backend.all_reduce(torch.stack([step.loss_share for step in self._open_steps]))
+        """Completes the records of the steps since the last call with one reduction for all of them.
+
+        Raises:
+            FloatingPointError: A loss is not finite, and that is to end the run.
+        """
+        shares = torch.stack([step.loss_share for step in self._open_steps])
+        stop = self.stop_request
+        if stop is not None and stop.travels_with_loss:
+            shares = torch.cat([shares, shares.new_tensor([stop.is_asked()])])
+        losses = self.backend.all_reduce(shares).tolist()
+        if stop is not None and stop.travels_with_loss:
+            self.was_stopped = losses.pop() > 0 and self.step < self.num_steps
         norms = torch.stack([step.grad_norm.double() for step in self._open_steps])
         closed = [
             open_step.record.model_copy(update={"loss": _finite(loss), "grad_norm": _finite(norm)})
-            for open_step, loss, norm in zip(self._open_steps, losses.tolist(), norms.tolist(), strict=True)
+            for open_step, loss, norm in zip(self._open_steps, losses, norms.tolist(), strict=True)
         ]
-        self._open_steps.clear()
         self.trajectory.steps += closed
+        self._history.append(_as_matrix(closed))
         self.progress.write("closed", steps=[step.model_dump() for step in closed])
+        if self.config.on_nan == "stop":
+            for open_step, record in zip(self._open_steps, closed, strict=True):
+                # The scaler skips gradients that overflow; a loss that is not finite no smaller scale would heal.
+                if record.loss is None or (record.grad_norm is None and not record.skipped):
+                    self._explain_nonfinite(open_step, record)
+        self._open_steps.clear()
+
+    def _explain_nonfinite(self, open_step: _OpenStep, record: StepRecord) -> NoReturn:
+        """Ends the run on all ranks, each telling whether it was the one."""
+        global_batch = self.plan.epoch(record.epoch)[(record.step - 1) % self.plan.steps_per_epoch]
+        micro_batches = self.plan.micro_batches(global_batch, self.backend.rank)
+        for micro_step, (micro_batch, share) in enumerate(zip(micro_batches, open_step.loss_shares, strict=True)):
+            if not share.isfinite():
+                samples = ", ".join(map(str, micro_batch.sample_ids[:16].tolist()))
+                more = " ..." if len(micro_batch.sample_ids) > 16 else ""
+                raise FloatingPointError(
+                    f"the loss of step {record.step} is {share.item()} in micro-step {micro_step + 1}, "
+                    f"training samples {samples}{more}; lower the learning rate, look at these samples, "
+                    "or pass --on-nan skip"
+                )
+        if record.loss is not None:
+            raise FloatingPointError(
+                f"the gradient of step {record.step} is not finite, though its loss is; "
+                "lower the learning rate, or pass --on-nan skip"
+            )
+        raise FloatingPointError(f"{PEER_STOPPED}: its loss of step {record.step} is not finite")
 
 
 class _MicroBatches(Dataset[Batch]):
@@ -270,11 +513,27 @@ class _MicroBatches(Dataset[Batch]):
     def __getitem__(self, index: int) -> Batch:
         # A task that augments its samples at random gets the same ones in any worker.
         micro_batch, key = self._items[index]
-        seed = random_seed(*key)
-        torch.manual_seed(seed)
-        np.random.seed(seed % 2**32)
-        random.seed(seed)
+        _seed_all(*key)
         return self._task.collate("train", micro_batch.sample_ids.tolist())
+
+
+def _seed_all(*key: int) -> None:
+    """Begins the random streams of torch, numpy and Python anew: none of them carries a state from step to step."""
+    seed = random_seed(*key)
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+
+
+def _as_matrix(steps: list[StepRecord]) -> torch.Tensor:
+    """The records of steps as one float64 matrix, a column for each of their fields; what is None is NaN."""
+    rows = [[math.nan if value is None else float(value) for _, value in step] for step in steps]
+    return torch.tensor(rows, dtype=torch.float64).reshape(-1, len(StepRecord.model_fields))
+
+
+def _from_matrix(matrix: torch.Tensor) -> list[StepRecord]:
+    rows = [[_finite(value) for value in row] for row in matrix.tolist()]
+    return [StepRecord.model_validate(dict(zip(StepRecord.model_fields, row, strict=True))) for row in rows]
 
 
 def build_optimizer(config: RunConfig, model: torch.nn.Module) -> torch.optim.Optimizer:

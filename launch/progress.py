@@ -5,6 +5,7 @@ Ranks print nothing on the user's terminal: every launcher treats their output d
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from pathlib import Path
@@ -25,10 +26,12 @@ class ProgressLog:
         self._last_beat = 0.0
 
     def write(self, event: str, **facts: Any) -> None:
-        if self._file is not None:
-            self._file.write(json.dumps({"event": event, "time": time.time(), **facts}) + "\n")
-        if self._tracker is not None:
-            self._tracker.write(event, facts)
+        """Appends one piece of news. On a full disk it is lost, not the run."""
+        with contextlib.suppress(OSError):
+            if self._file is not None:
+                self._file.write(json.dumps({"event": event, "time": time.time(), **facts}) + "\n")
+            if self._tracker is not None:
+                self._tracker.write(event, facts)
 
     def beat(self, **facts: Any) -> None:
         """Reports a finished step, unless one was reported a moment ago."""
@@ -51,4 +54,13 @@ class ProgressReader:
             file.seek(self._position)
             whole_lines, newline, _ = file.read().rpartition(b"\n")
         self._position += len(whole_lines) + len(newline)
-        return [json.loads(line) for line in whole_lines.splitlines()]
+        return [fact for line in whole_lines.splitlines() if (fact := _parsed(line)) is not None]
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """A line's content; None for one that a full disk has cut and the next has been appended to."""
+    try:
+        content: dict[str, Any] = json.loads(line)
+    except ValueError:
+        return None
+    return content

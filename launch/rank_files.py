@@ -14,12 +14,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from launch.heartbeat import Position, read_position
 from launch.record import write_atomically
 
 LOGS_NAME = "logs"
 
 # Where the launchers that may start a rank tell it its number.
 _RANK_VARIABLES = ("RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK")
+
+# What makes a rank write the Python stacks of all its threads.
+STACKS_SIGNAL = signal.SIGUSR1
+
+# What ranks say that end because all have agreed to, and another one knows why.
+PEER_STOPPED = "another rank ends the run"
 
 # How the survivors of a lost rank put it: their errors are consequences, not causes.
 _CONSEQUENCES = (
@@ -33,6 +40,7 @@ _CONSEQUENCES = (
     "remote process exited",
     "Timed out waiting",
     "Watchdog caught collective operation timeout",
+    PEER_STOPPED,
 )
 
 
@@ -65,7 +73,9 @@ class RankFiles:
         self._announcement = directory / f"rank{rank}.pid"
         self._error = directory / f"rank{rank}.error.json"
         self._success = directory / f"rank{rank}.done"
-        self.stacks = directory / f"rank{rank}.sigterm"
+        self.heartbeat = directory / f"rank{rank}.heartbeat"
+        self.stacks = directory / f"rank{rank}.stacks"
+        self.sigterm = directory / f"rank{rank}.sigterm"
 
     def redirect_output(self) -> None:
         """Sends everything this process prints, from C++ too, to its log."""
@@ -77,13 +87,14 @@ class RankFiles:
         os.close(log)
 
     def announce(self) -> None:
-        """Leaves this process's number, and its stacks should a SIGTERM end it.
+        """Leaves this process's number, and its stacks should a SIGTERM end it or the launcher ask for them.
 
         The stacks are written from C, so also while it is stuck in a collective. They tell a rank
         that its launcher ended from one that ended by itself.
         """
-        self._stacks_file = self.stacks.open("w")
-        faulthandler.register(signal.SIGTERM, file=self._stacks_file, chain=True)
+        self._stacks_files = self.sigterm.open("w"), self.stacks.open("w")
+        faulthandler.register(signal.SIGTERM, file=self._stacks_files[0], chain=True)
+        faulthandler.register(STACKS_SIGNAL, file=self._stacks_files[1])
         write_atomically(self._announcement, f"{os.getpid()} {_start_time(os.getpid())}")
 
     def report_error(self, error: BaseException) -> None:
@@ -93,6 +104,10 @@ class RankFiles:
 
     def report_success(self) -> None:
         write_atomically(self._success, "")
+
+    def position(self) -> Position | None:
+        """Where this rank was when it last wrote; None if it never did."""
+        return read_position(self.heartbeat)
 
     def started(self) -> bool:
         return self._announcement.exists()
@@ -105,12 +120,20 @@ class RankFiles:
         # The number may meanwhile belong to another process, which then started later.
         return int(pid) if _start_time(int(pid)) == start_time else None
 
+    def state(self) -> str:
+        """What its main thread is doing: R on a processor or waiting for one, S asleep, T stopped.
+
+        As proc_pid_stat(5) has it; empty where there is no process.
+        """
+        pid = self.running_pid()
+        return (_process_state(pid) or [""])[0].upper() if pid is not None else ""
+
     def succeeded(self) -> bool:
         return self._success.exists()
 
     def ended_silently(self) -> bool:
         """Whether it started but left neither success, nor error, nor the trace of a SIGTERM."""
-        terminated = self.stacks.exists() and self.stacks.stat().st_size > 0
+        terminated = self.sigterm.exists() and self.sigterm.stat().st_size > 0
         return self.started() and not (self.succeeded() or self._error.exists() or terminated)
 
     def failure(self) -> RankFailure | None:
@@ -146,18 +169,25 @@ def reporting(run_directory: Path) -> Iterator[int]:
         # All is done, and what torch and gloo leave to the end of the interpreter aborts it now and then.
         os._exit(0)
     except BaseException as error:
-        traceback.print_exc()
-        files.report_error(error)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        # Not a normal exit: with peers gone, tearing a process group down can wait for ever.
-        os._exit(1)
+        try:
+            traceback.print_exc()
+            files.report_error(error)
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            # Not a normal exit: with peers gone, tearing a process group down can wait for ever.
+            os._exit(1)
 
 
 def _start_time(pid: int) -> str | None:
-    """When a process started, in clock ticks since boot: proc_pid_stat(5). None if it has ended."""
+    """When a process started, in clock ticks since boot. None if it has ended."""
+    fields = _process_state(pid)
+    return None if fields is None or fields[0] == "Z" else fields[19]
+
+
+def _process_state(pid: int) -> list[str] | None:
+    """What the system knows of a process, from its state on: proc_pid_stat(5)."""
     try:
-        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return None if state == "Z" else fields[18]

@@ -43,7 +43,7 @@ class StepRecord(_Strict):
     loss: float | None = Field(description="global loss sum over global target count; null if not finite")
     grad_norm: float | None = Field(description="2-norm of the averaged gradient before clipping; null if not finite")
     learning_rate: float
-    skipped: bool = Field(description="whether an fp16 overflow made all ranks skip the update")
+    skipped: bool = Field(description="whether all ranks skipped the update because the gradient was not finite")
 
 
 class EvaluationRecord(_Strict):
@@ -98,7 +98,7 @@ class DiagnosisRecord(_Strict):
 
 
 class RankRecord(_Strict):
-    """What one rank measured. Lists have one entry for each optimizer step."""
+    """What one rank measured. Lists have one entry for each optimizer step that this process took."""
 
     rank: int
     local_rank: int
@@ -108,6 +108,11 @@ class RankRecord(_Strict):
     step_seconds: list[Seconds] = Field(
         description="wall time since the previous step's end, data included; a GPU may lag behind until the loss "
         "is read, every logging_steps"
+    )
+    own_seconds: list[Seconds] = Field(
+        default=[],
+        description="of that, spent where no other rank can delay this one: reading data and computing forward; "
+        "on a GPU, starting to compute it",
     )
     samples: list[Count] = Field(description="samples of this rank")
     tokens: list[Count] = Field(description="real tokens of this rank")
@@ -137,12 +142,29 @@ class Environment(_Strict):
     variables: dict[str, str]
 
 
+class Resumption(_Strict):
+    """Where a run went on from."""
+
+    checkpoint: str
+    step: int = Field(ge=1)
+    backend: str = Field(description="the one that saved it")
+    num_processes: int
+
+
+class Straggler(_Strict):
+    """A rank that computes slower than the others, which have to wait for it."""
+
+    rank: int
+    hostname: str
+    times_slower: float = Field(description="median own_seconds of its steps over the median of the other ranks'")
+
+
 class RunRecord(_Strict):
-    """Everything about one run."""
+    """Everything about one run; what happened before it was resumed belongs to it, but for the times."""
 
     schema_version: Literal[2] = 2
-    status: Literal["completed", "failed"]
-    error: str | None = Field(description="why the run failed, naming the rank")
+    status: Literal["completed", "failed", "interrupted"]
+    error: str | None = Field(description="why the run failed, naming the rank, or who ended it")
     config: dict[str, Any] = Field(description="the resolved configuration")
     gradient_accumulation_steps: int
     task: dict[str, Any] = Field(description="the task's facts about its data and model")
@@ -151,21 +173,25 @@ class RunRecord(_Strict):
     seconds: float = Field(description="from the user's command to this record")
     steps: list[StepRecord]
     evaluations: list[EvaluationRecord]
-    quality: dict[str, float | None] = Field(description="metrics of the last evaluation")
+    quality: dict[str, float | None] = Field(description="metrics of the model that was saved")
     ranks: list[RankRecord]
+    resumed_from: Resumption | None = None
+    restarts: int = Field(default=0, ge=0, description="how often a failure made it start again by itself")
+    best_step: int | None = Field(default=None, description="whose weights were saved; null: those of the last step")
+    failed_saves: list[int] = Field(default=[], description="steps whose checkpoint could not be written")
+    stragglers: list[Straggler] = []
 
     @model_validator(mode="after")
     def _fits_together(self) -> RunRecord:
-        if self.status == "failed":
+        if self.status != "completed":
             return self
+        num_steps = len(self.steps) - (self.resumed_from.step if self.resumed_from else 0)
         if not (self.ranks and self.steps and self.evaluations):
             raise ValueError("a completed run has ranks, steps and evaluations")
         for rank in self.ranks:
             for name in ("step_seconds", "samples", "tokens", "positions"):
-                if len(getattr(rank, name)) != len(self.steps):
-                    raise ValueError(
-                        f"rank {rank.rank} has {len(getattr(rank, name))} {name} of {len(self.steps)} steps"
-                    )
+                if len(getattr(rank, name)) != num_steps:
+                    raise ValueError(f"rank {rank.rank} has {len(getattr(rank, name))} {name} of {num_steps} steps")
             if rank.diagnosis and not rank.diagnosis.covers(len(self.steps), rank.rank):
                 raise ValueError(f"the diagnosis of rank {rank.rank} does not cover {len(self.steps)} steps")
         if len({rank.diagnosis is None for rank in self.ranks}) > 1:
@@ -231,11 +257,14 @@ def read_record(path: Path) -> RunRecord:
 def write_atomically(target: Path, text: str) -> None:
     """Replaces a file by one rename, after its content has reached the disk."""
     unfinished = target.with_name(f".{target.name}.{os.getpid()}")
-    with unfinished.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(target)
+    try:
+        with unfinished.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(target)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def _package_versions() -> list[tuple[str, str]]:

@@ -27,6 +27,7 @@ from launch.engines import ACROSS_NODES, Ranks, engine_command
 from launch.nodes import settle_nodes
 from launch.options import Options
 from launch.rank import CONFIG_NAME
+from launch.resume import Start, check_resumable, goes_on_in
 from tasks.interface import TaskSettings
 
 
@@ -38,7 +39,7 @@ def resolve(
     Raises:
         UsageError, UnsupportedError, TaskInputError: It cannot; the text says why and what to do.
     """
-    options, backend_settings, task_class, settings = asked
+    options, backend_settings, task_class, settings, start = asked
     reason = row.unavailable_reason()
     if reason is not None:
         raise UnsupportedError(f"{backend} cannot run here: {reason}")
@@ -56,6 +57,11 @@ def resolve(
         check_compiler(backend, row, device)
     if options.tracker != "none" and find_spec(options.tracker) is None:
         raise UsageError(f"--tracker {options.tracker}: needs the package; pip install {options.tracker}, or drop it")
+    metric = options.metric_for_best_model
+    if metric is not None and task_class.metric_names and metric not in task_class.metric_names:
+        raise UsageError(
+            f"--metric-for-best-model {metric}: the task computes {', '.join(task_class.metric_names)}; choose one"
+        )
     start_methods = row.capabilities.start_methods
     if nodes.num_nodes > 1:
         start_methods = tuple(method for method in start_methods if method in ACROSS_NODES)
@@ -79,7 +85,7 @@ def resolve(
     ranks = Ranks(num_processes, (), device, 1, options.master_port, options.timeout, Path(), nodes)
     engine_command(start_method, ranks)
     micro_batch_size = settle_batch_sizes(options.global_batch_size, options.micro_batch_size, num_processes)
-    output_dir = _settle_output_dir(options, backend, settings)
+    output_dir = _settle_output_dir(options, backend, settings, start)
     if nodes.node_rank == 0 and (options.master_port is not None or nodes.num_nodes > 1):
         check_port(ranks.port, nodes.master_addr)
 
@@ -104,6 +110,7 @@ def resolve(
         "launch_command": shlex.join(["launch/run.sh", *sys.argv[1:]]),
         "started_at": started_at,
         "race": race,
+        "resume_from": start.path if start else None,
     }
     return RunConfig.model_validate(options.model_dump() | settled)
 
@@ -139,7 +146,7 @@ def _default_num_processes(options: RunOptions, row: BackendRow, device: str) ->
     return max((number for number in numbers if options.global_batch_size % number == 0), default=options.num_nodes)
 
 
-def _settle_output_dir(options: RunOptions, backend: str, settings: TaskSettings) -> Path:
+def _settle_output_dir(options: RunOptions, backend: str, settings: TaskSettings, start: Start | None) -> Path:
     chosen = options.output_dir or default_output_dir(backend)
     directory = chosen.absolute()
     if directory.exists() and not directory.is_dir():
@@ -147,9 +154,16 @@ def _settle_output_dir(options: RunOptions, backend: str, settings: TaskSettings
     if directory.exists() and any(directory.iterdir()):
         if not _holds_run(directory):
             raise UsageError(f"--output-dir {chosen}: not empty, and what it holds is no run; choose another directory")
-        if not options.overwrite:
-            raise UsageError(f"--output-dir {chosen}: holds a run already; add --overwrite or choose another directory")
-        _check_inputs_survive(directory, settings)
+        if options.overwrite and start is not None and start.path.resolve().is_relative_to(directory.resolve()):
+            raise UsageError(f"--overwrite would remove the checkpoint that --resume names, {start.path}; drop one")
+        if goes_on_in(directory, options.resume, start) and not options.overwrite:
+            check_resumable(directory)
+        elif not options.overwrite:
+            raise UsageError(
+                f"--output-dir {chosen}: holds a run already; add --resume or --overwrite, or choose another directory"
+            )
+        else:
+            _check_inputs_survive(directory, settings)
     parent = next(path for path in (directory, *directory.parents) if path.exists())
     if not parent.is_dir():
         raise UsageError(f"--output-dir {chosen}: {parent} is a file; choose another directory")

@@ -6,21 +6,27 @@ import contextlib
 import ctypes
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from launch.rank_files import LOGS_NAME, RankFailure, RankFiles, started_ranks
+from launch.heartbeat import Position
+from launch.rank_files import LOGS_NAME, RankFiles, started_ranks
+from launch.watchdog import Hang, Watchdog
 
 _POLL_SECONDS = 0.1
 # How long a launcher may take to end the other ranks once one has failed, before we do it.
 _SECONDS_TO_END = 10.0
 
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+# Marks every process of a job, also those that ranks start.
+_JOB_VARIABLE = "LOCKSTEP_JOB"
 
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
@@ -41,9 +47,13 @@ class JobFailure:
     rank: int | None
     message: str
     log: Path
+    position: Position | None = None
 
     def __str__(self) -> str:
-        return f"rank {self.rank}: {self.message}" if self.rank is not None else self.message
+        if self.rank is None:
+            return self.message
+        where = f" ({socket.gethostname()}, {self.position})" if self.position else ""
+        return f"rank {self.rank}{where}: {self.message}"
 
 
 def run_job(
@@ -55,6 +65,8 @@ def run_job(
     num_processes: int,
     spans_nodes: bool = False,
     on_poll: Callable[[], None],
+    on_first_signal: Callable[[signal.Signals], None] | None = None,
+    watchdog: Watchdog | None = None,
     must_end_cleanly: bool = False,
 ) -> JobFailure | None:
     """Runs an engine's command to its end and returns None, or why it failed.
@@ -64,14 +76,17 @@ def run_job(
     is only mentioned, unless `must_end_cleanly`.
 
     Raises:
-        Interrupted: SIGINT, SIGTERM or SIGHUP arrived; the job has been ended.
+        Interrupted: SIGINT, SIGTERM or SIGHUP arrived; the job has been ended. With `on_first_signal`, that is
+            called for the first, and only a second one ends the job.
     """
     engine_log = run_directory / LOGS_NAME / "engine.log"
     failed_at: float | None = None
-    with engine_log.open("ab") as log, signals_raised():
+    job = f"{os.getpid()}-{time.time_ns()}"
+    hang: Hang | None = None
+    with engine_log.open("ab") as log, signals_raised(on_first_signal):
         engine = subprocess.Popen(
             command,
-            env=dict(environment),
+            env={**environment, _JOB_VARIABLE: job},
             cwd=working_directory,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -83,14 +98,23 @@ def run_job(
             while engine.poll() is None:
                 time.sleep(_POLL_SECONDS)
                 on_poll()
+                hang = watchdog.look() if watchdog is not None and failed_at is None else None
+                if hang is not None:
+                    break
                 if failed_at is None and any(_has_failed(rank) for rank in started_ranks(run_directory)):
                     failed_at = time.monotonic()
                 if failed_at is not None and time.monotonic() - failed_at > _SECONDS_TO_END:
                     break
         finally:
             _end(engine, run_directory)
+            _sweep(job)
     on_poll()
     ranks = started_ranks(run_directory)
+    if hang is not None:
+        culprit = next((rank for rank in ranks if rank.rank == hang.rank), None)
+        if culprit is None:
+            return JobFailure(None, hang.message, ranks[0].stacks)
+        return JobFailure(culprit.rank, hang.message, culprit.stacks, hang.position)
     if len(ranks) == num_processes and all(rank.succeeded() for rank in ranks):
         if engine.returncode:
             message = f"all ranks finished, but their launcher ended with code {engine.returncode}"
@@ -136,40 +160,56 @@ def _explain(ranks: list[RankFiles], return_code: int, engine_log: Path, *, span
     An error that a rank reported comes first, unless it only tells that a peer has gone or does not
     answer: then the rank to name is the one that ended without a word, or else never complained.
     """
-    failures = sorted((failure for rank in ranks if (failure := rank.failure())), key=lambda failure: failure.time)
-    causes = [failure for failure in failures if not failure.is_consequence]
+    failed = sorted(((failure, rank) for rank in ranks if (failure := rank.failure())), key=lambda pair: pair[0].time)
+    causes = [(failure, rank) for failure, rank in failed if not failure.is_consequence]
     if causes:
-        return _named(causes[0], ranks)
+        failure, rank = causes[0]
+        return _failure_of(rank, failure.message, rank.log)
     for rank in ranks:
         if rank.ended_silently():
-            message = "ended without a word: killed, crashed or out of memory"
-            return JobFailure(rank.rank, message, rank.log)
-    if failures and spans_nodes:
-        # Whoever went first is not here: a rank that says nothing was ended by its launcher.
-        named = _named(failures[0], ranks)
-        return replace(named, message=f"{named.message} (the cause may lie on another node)")
-    if failures:
+            return _failure_of(rank, "ended without a word: killed, crashed or out of memory", rank.log)
+    if failed:
+        failure, rank = failed[0]
+        if spans_nodes:
+            # Whoever went first is not here: a rank that says nothing was ended by its launcher.
+            return _failure_of(rank, f"{failure.message} (the cause may lie on another node)", rank.log)
         stuck = [rank for rank in ranks if rank.started() and rank.failure() is None and not rank.succeeded()]
         if not stuck:
-            return _named(failures[0], ranks)
-        first = failures[0]
-        message = f"stuck: rank {first.rank} waited for it in vain ({first.message[:120]})"
-        return JobFailure(stuck[0].rank, message, stuck[0].stacks)
+            return _failure_of(rank, failure.message, rank.log)
+        message = f"stuck: rank {rank.rank} waited for it in vain ({failure.message[:120]})"
+        return _failure_of(stuck[0], message, stuck[0].sigterm)
     lines = engine_log.read_text(errors="replace").strip().splitlines()
     reason = f": {lines[-1].strip()[:300]}" if lines else ""
     return JobFailure(None, f"the launcher ended with code {return_code}{reason}", engine_log)
 
 
-def _named(failure: RankFailure, ranks: list[RankFiles]) -> JobFailure:
-    (log,) = [rank.log for rank in ranks if rank.rank == failure.rank]
-    return JobFailure(failure.rank, failure.message, log)
+def _sweep(job: str) -> None:
+    """Ends what the ranks have started and left behind, such as workers that load data: proc_pid_environ(5)."""
+    mark = f"{_JOB_VARIABLE}={job}".encode()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if mark in path.read_bytes().split(b"\0"):
+                os.kill(int(path.parent.name), signal.SIGKILL)
+
+
+def _failure_of(rank: RankFiles, message: str, log: Path) -> JobFailure:
+    return JobFailure(rank.rank, message, log, rank.position())
 
 
 @contextlib.contextmanager
-def signals_raised() -> Iterator[None]:
-    """Turns SIGINT, SIGTERM and SIGHUP into Interrupted, so that what was started is ended on the way out."""
+def signals_raised(on_first: Callable[[signal.Signals], None] | None = None) -> Iterator[None]:
+    """Turns SIGINT, SIGTERM and SIGHUP into Interrupted, so that what was started is ended on the way out.
+
+    With `on_first`, the first of them only calls it.
+    """
+    is_first = on_first is not None
 
     def stop(signal_number: int, frame: FrameType | None) -> None:
+        nonlocal is_first
+        if is_first and on_first is not None:
+            is_first = False
+            on_first(signal.Signals(signal_number))
+            return
         for number in before:
             signal.signal(number, signal.SIG_IGN)  # a second one must not stop us from ending the ranks
         raise Interrupted(signal_number)

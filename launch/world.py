@@ -10,6 +10,8 @@ import torch
 
 from backends.interface import Backend
 
+_BROADCAST_BYTES = 64 * 1024 * 1024
+
 
 def prove_world(backend: Backend, *, world_size: int) -> None:
     """Makes sure that this process is one of exactly `world_size` distinct ranks that reach each other.
@@ -60,6 +62,34 @@ def gather_facts(backend: Backend, facts: dict[str, Any]) -> list[dict[str, Any]
     rows[backend.rank, : len(text)] = text.to(backend.device)
     rows = backend.all_reduce(rows).cpu()
     return [json.loads(bytes(row[:length].tolist())) for row, length in zip(rows, lengths.tolist(), strict=True)]
+
+
+def newest_of(backend: Backend, age: int) -> int | None:
+    """Returns the first rank with the highest of these numbers; None if all are 0."""
+    highest = int(backend.all_reduce(torch.tensor([age], dtype=torch.int64, device=backend.device), "max"))
+    if highest == 0:
+        return None
+    mine = backend.rank if age == highest else backend.world_size
+    return int(backend.all_reduce(torch.tensor([mine], dtype=torch.int64, device=backend.device), "min"))
+
+
+def broadcast_bytes(backend: Backend, content: bytes, *, source: int) -> bytes:
+    """Gives every rank the content that the rank `source` has.
+
+    Through the one collective that every adapter has: others add zeros to whole numbers, which is exact.
+    """
+    content = content if backend.rank == source else b""
+    length = torch.tensor([len(content)], dtype=torch.int64, device=backend.device)
+    num_bytes = int(backend.all_reduce(length))
+    received = bytearray(num_bytes)
+    for start in range(0, num_bytes, _BROADCAST_BYTES):
+        stop = min(start + _BROADCAST_BYTES, num_bytes)
+        piece = torch.zeros(-(-(stop - start) // 4) * 4, dtype=torch.uint8)
+        if backend.rank == source:
+            piece[: stop - start] = torch.frombuffer(bytearray(content[start:stop]), dtype=torch.uint8)
+        summed = backend.all_reduce(piece.view(torch.int32).to(backend.device)).cpu()
+        received[start:stop] = summed.view(torch.uint8).numpy().tobytes()[: stop - start]
+    return bytes(received)
 
 
 def weights_digest(model: torch.nn.Module) -> str:

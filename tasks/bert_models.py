@@ -8,6 +8,7 @@ for every 64 hidden units and a feed-forward layer four times as wide as the hid
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -113,18 +114,35 @@ def _check_readable(model: str, directory: Path) -> None:
     from safetensors import SafetensorError, safe_open
 
     remedy = "fetch the model again"
-    try:
-        config = json.loads((directory / "config.json").read_bytes())
-    except ValueError as error:
-        raise TaskInputError(f"--model {model}: config.json is not JSON ({error}); {remedy}") from error
-    if not isinstance(config, dict):
-        raise TaskInputError(f"--model {model}: config.json is no JSON object; {remedy}")
+    for name in ("config.json", "tokenizer_config.json"):
+        if not (directory / name).exists():
+            continue
+        try:
+            content = json.loads((directory / name).read_bytes())
+        except (ValueError, RecursionError) as error:
+            raise TaskInputError(f"--model {model}: {name} is not JSON ({error}); {remedy}") from error
+        if not isinstance(content, dict):
+            raise TaskInputError(f"--model {model}: {name} is no JSON object; {remedy}")
+        _require_room(model, content)
     for file in sorted(directory.glob("model*.safetensors")):
         try:
             with safe_open(file, framework="np"):
                 pass
         except SafetensorError as error:
             raise TaskInputError(f"--model {model}: {file.name} cannot be read ({error}); {remedy}") from error
+
+
+def _require_room(model: str, config: dict[str, object]) -> None:
+    """Refuses a config.json whose model, in float32, would not fit the memory; sizes are named as in BERT's."""
+    names = ("vocab_size", "max_position_embeddings", "num_hidden_layers", "hidden_size", "intermediate_size")
+    sizes = [config.get(name) for name in names]
+    vocab, positions, layers, hidden, inner = (size if isinstance(size, int) else 0 for size in sizes)
+    num_parameters = (vocab + positions) * hidden + layers * (4 * hidden**2 + 2 * hidden * inner)
+    if 4 * num_parameters > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+        raise TaskInputError(
+            f"--model {model}: config.json asks for {num_parameters:.3g} parameters, which do not fit this "
+            "machine's memory; choose a smaller model"
+        )
 
 
 def count_positions(directory: Path) -> int:
@@ -164,7 +182,9 @@ def dropout_in_force(asked: float | None, directory: Path | None) -> float | Non
 def own_labels(directory: Path) -> list[str]:
     """Returns the labels of a pretrained model's classifier in its order; transformers' placeholders if it has none."""
     names = json.loads((directory / "config.json").read_bytes()).get("id2label")
-    return [str(names[number]) for number in sorted(names, key=int)] if isinstance(names, dict) else []
+    if not isinstance(names, dict) or not all(number.isdecimal() for number in names):
+        return []
+    return [str(names[number]) for number in sorted(names, key=int)]
 
 
 def _fetch(model: str) -> Path:

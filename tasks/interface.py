@@ -30,6 +30,10 @@ class TaskSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
+    def fetched(self) -> tuple[str, ...]:
+        """The options whose values would be fetched from the network: a checkpoint's word is not enough for that."""
+        return ()
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -64,6 +68,8 @@ class Task(ABC):
 
     name: ClassVar[str]
     Settings: ClassVar[type[TaskSettings]]
+    metric_names: ClassVar[tuple[str, ...]] = ()
+    """What `metrics` computes, so that another name is refused before any work; empty where that is not known."""
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings

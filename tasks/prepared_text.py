@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from transformers import PreTrainedTokenizerBase
 
-_FORMAT = 3
+_FORMAT = 4
 _SPECIAL_TOKENS = {
     "pad_token": "[PAD]",
     "unk_token": "[UNK]",
@@ -45,6 +45,7 @@ class PreparedText:
         num_samples: Samples of each split.
         label_counts: Samples of each label, for each split.
         num_tokens: Tokens of each split, special ones included.
+        digest: Start of a SHA-256 of all texts and labels.
     """
 
     directory: Path
@@ -53,6 +54,7 @@ class PreparedText:
     num_samples: dict[str, int]
     label_counts: dict[str, list[int]]
     num_tokens: dict[str, int]
+    digest: str
 
     def open(self, split: Split) -> TokenTable:
         return TokenTable(self.directory / f"{split}.arrow")
@@ -157,7 +159,11 @@ def write_prepared(
     columns = datasets.Features({"input_ids": datasets.List(datasets.Value("int32")), "label": datasets.Value("int64")})
     facts: dict[str, Any] = {"labels": labels, "pad_token_id": tokenizer.pad_token_id}
     facts |= {"num_samples": {}, "label_counts": {}, "num_tokens": {}}
+    digest = hashlib.sha256()
     for split, table in tables.items():
+        # In pieces of one size, whatever those in which it was read.
+        for batch in table.select(["text", "label"]).combine_chunks().to_batches(max_chunksize=1000):
+            digest.update(json.dumps(batch.to_pydict()).encode())
         rows = datasets.Dataset(table)
         cache_file = directory / f"{split}.map"
         encoded = rows.map(
@@ -176,6 +182,7 @@ def write_prepared(
         counts = np.bincount(tokenised["label"].to_numpy(), minlength=len(labels))
         facts["label_counts"][split] = counts.tolist()
         facts["num_tokens"][split] = len(tokenised["input_ids"].chunk(0).values)
+    facts["digest"] = digest.hexdigest()[:16]
     tokenizer.save_pretrained(directory / "tokenizer")
     (directory / "facts.json").write_text(json.dumps(facts))
 

@@ -35,6 +35,14 @@ class TextClassificationSettings(TaskSettings):
         None, ge=0, lt=1, description="dropout probability (default: pretrained weights keep theirs, presets have 0)"
     )
 
+    def fetched(self) -> tuple[str, ...]:
+        names = []
+        if self.model not in bert_models.PRESETS and not Path(self.model).exists():
+            names.append("model")
+        if self.dataset is not None and not Path(self.dataset.partition(":")[0]).exists():
+            names.append("dataset")
+        return tuple(names)
+
     # The ranks that read these settings again work in another directory than the user.
     @field_validator("train_file", "validation_file")
     @classmethod
@@ -55,6 +63,7 @@ class TextClassification(Task):
     name = "text-classification"
     Settings = TextClassificationSettings
     settings: TextClassificationSettings
+    metric_names = ("loss", "accuracy", "f1", "roc_auc")
 
     def prepare(self) -> None:
         self._check_sources()
@@ -223,6 +232,7 @@ class TextClassification(Task):
         data = self._data
         return {
             "data": self.settings.dataset or str(self.settings.train_file or "embedded"),
+            "data_digest": data.digest,
             "model": self.settings.model,
             "model_shape": bert_models.encoder_shape(self.settings.model, self._pretrained),
             "dropout": bert_models.dropout_in_force(self.settings.dropout, self._pretrained),

@@ -5,8 +5,12 @@ Every source ends as an Arrow table with the string columns "text" and "label", 
 
 from __future__ import annotations
 
+import json
+import os
+from codecs import getincrementaldecoder
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tasks.interface import Split, TaskInputError
 
@@ -22,8 +26,23 @@ FILE_TYPES = {
 }
 NUM_EMBEDDED = {"train": 8000, "validation": 1000}
 
-# A JSON row must fit in one block of the reader.
+# What a row of JSON may take: more is no row.
 _MAX_JSON_ROW_BYTES = 64 * 1024 * 1024
+_MAX_HEADER_BYTES = 1024 * 1024
+# An offset, or a number.
+_BYTES_OF_A_VALUE = 8
+# What is unpacked before it is read, to a size that nobody knows before, by its first bytes: gzip, zip, bzip2, xz,
+# Zstandard, LZ4, 7z, rar.
+_PACKED = (
+    b"\x1f\x8b",
+    b"PK\x03\x04",
+    b"BZh",
+    b"\xfd7zXZ",
+    b"\x28\xb5\x2f\xfd",
+    b"\x04\x22\x4d\x18",
+    b"7z\xbc\xaf",
+    b"Rar!",
+)
 
 
 def embedded_tables() -> dict[Split, pa.Table]:
@@ -50,7 +69,8 @@ def read_file(path: Path, *, option: str, text_column: str, label_column: str) -
     try:
         if path.suffix != ".parquet":
             with path.open("rb") as file:
-                file.readline().decode()  # the readers do not tell UTF-16, as spreadsheets save, from damage
+                # The readers do not tell UTF-16, as spreadsheets save, from damage.
+                getincrementaldecoder("utf-8")().decode(file.readline(_MAX_HEADER_BYTES))
         table = readers[path.suffix](path, (text_column, label_column), source)
         return _checked(table, text_column, label_column, source)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -70,6 +90,17 @@ def check_file(path: Path, *, option: str) -> None:
         raise TaskInputError(f"{option} {path}: the ending must be one of {', '.join(FILE_TYPES)}")
     if path.stat().st_size == 0:
         raise TaskInputError(f"{option} {path}: the file is empty; it needs a row for each text")
+    _require_room(path.stat().st_size, f"{option} {path}")
+
+
+def _require_room(num_bytes: int, source: str) -> None:
+    """Refuses what would fill the memory: texts are held in it, and tokenised there."""
+    room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+    if num_bytes > room:
+        raise TaskInputError(
+            f"{source}: {num_bytes / 2**30:.1f} GiB of texts are more than a quarter of this machine's memory; "
+            "use a part of them"
+        )
 
 
 def hub_tables(name: str, *, text_column: str, label_column: str) -> dict[Split, pa.Table]:
@@ -79,11 +110,17 @@ def hub_tables(name: str, *, text_column: str, label_column: str) -> dict[Split,
         TaskInputError: It cannot be loaded or lacks a split or column.
     """
     import datasets
+    import pyarrow as pa
 
     # What it has to say is in the error that it raises.
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     path, _, config = name.partition(":")
+    if Path(path).is_dir():
+        try:
+            _check_directory(Path(path), f"--dataset {name}")
+        except (pa.ArrowException, OSError) as error:
+            raise TaskInputError(f"--dataset {name}: cannot be read ({' '.join(str(error).split())[:300]})") from error
     try:
         splits: Any = datasets.load_dataset(path, config or None)
     except Exception as error:  # hub, cache and format errors share no base class
@@ -106,8 +143,6 @@ def hub_tables(name: str, *, text_column: str, label_column: str) -> dict[Split,
         labels = dataset.features[label_column]
         table = dataset.select_columns([text_column, label_column]).with_format("arrow")[:]
         if isinstance(labels, datasets.ClassLabel):
-            import pyarrow as pa
-
             # -1 is how the hub's data sets mark a withheld label.
             numbers = table[label_column].to_pylist()
             names = pa.array(
@@ -116,6 +151,22 @@ def hub_tables(name: str, *, text_column: str, label_column: str) -> dict[Split,
             table = pa.table({text_column: table[text_column], label_column: names})
         tables["train" if split == "train" else "validation"] = _checked(table, text_column, label_column, source)
     return tables
+
+
+def _check_directory(directory: Path, source: str) -> None:
+    """Refuses what would be unpacked, fetched, or larger than the memory; names tell none of that."""
+    files = [file for file in directory.rglob("*") if file.is_file()]
+    for file in files:
+        with file.open("rb") as content:
+            first = content.read(300)
+        if first.startswith(_PACKED) or first[257:262] == b"ustar":
+            raise TaskInputError(f"{source}: unpack {file.name} first; what is packed is not opened")
+        if file.name == "README.md" and "data_files" in (text := file.read_text(errors="replace")) and "://" in text:
+            raise TaskInputError(
+                f"{source}: its README.md names data files elsewhere; fetch them, and remove the entry"
+            )
+    _require_room(sum(file.stat().st_size for file in files), source)
+    _require_room(_unpacked_bytes([file for file in files if file.suffix == ".parquet"], None), source)
 
 
 def label_names(tables: dict[Split, pa.Table], sources: dict[Split, str]) -> list[str]:
@@ -155,18 +206,81 @@ def _read_delimited(path: Path, columns: tuple[str, str], source: str) -> pa.Tab
 
 
 def _read_jsonl(path: Path, columns: tuple[str, str], source: str) -> pa.Table:
-    from pyarrow import json
+    """Reads with Python's own parser: that of Arrow 26 crashes on a line that is null."""
+    import pyarrow as pa
 
-    table = json.read_json(path, read_options=json.ReadOptions(block_size=_MAX_JSON_ROW_BYTES))
-    _require_columns(table.column_names, columns, source)
-    return table.select(list(columns))
+    values: dict[str, list[Any]] = {column: [] for column in columns}
+    present: dict[str, None] = {}
+    with path.open("rb") as file:
+        for number, line in enumerate(iter(lambda: file.readline(_MAX_JSON_ROW_BYTES), b""), start=1):
+            if len(line) == _MAX_JSON_ROW_BYTES:
+                raise _no_json(source, number, f"it is longer than {_MAX_JSON_ROW_BYTES} bytes")
+            text = line.decode()
+            if not text.strip():
+                continue
+            try:
+                row = json.loads(text, parse_constant=_refuse_constant)
+            except (ValueError, RecursionError) as error:
+                raise _no_json(source, number, str(error)) from error
+            if not isinstance(row, dict):
+                raise _no_json(source, number, f"it is a {type(row).__name__}")
+            present |= dict.fromkeys(row)
+            for column in columns:
+                values[column].append(row.get(column))
+    if present:
+        _require_columns(list(present), columns, source)
+    table = {}
+    for column in columns:
+        try:
+            table[column] = pa.array(values[column])
+        except (pa.ArrowException, OverflowError, UnicodeEncodeError) as error:
+            reason = " ".join(str(error).split())[:300]
+            raise TaskInputError(
+                f"{source}: column {column!r} holds values that do not go together, or no text ({reason})"
+            ) from error
+    return pa.table(table)
+
+
+def _no_json(source: str, row: int, reason: str) -> TaskInputError:
+    return TaskInputError(f"{source}: cannot be read as {FILE_TYPES['.jsonl']}: row {row}: {reason[:300]}")
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
 
 
 def _read_parquet(path: Path, columns: tuple[str, str], source: str) -> pa.Table:
     from pyarrow import parquet
 
     _require_columns(parquet.read_schema(path).names, columns, source)
+    _require_room(_unpacked_bytes([path], columns), source)
     return parquet.read_table(path, columns=list(columns))
+
+
+def _unpacked_bytes(paths: Iterable[Path], columns: tuple[str, str] | None) -> int:
+    """What columns (None: all) of parquet files take in memory; a dictionary may repeat one text a billion times."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    from pyarrow import parquet
+
+    total = 0
+    for path in paths:
+        file = parquet.ParquetFile(path)
+        facts = file.metadata
+        wanted = [field for field in file.schema_arrow if columns is None or field.name in columns]
+        total += sum(facts.row_group(group).total_byte_size for group in range(facts.num_row_groups))
+        total += _BYTES_OF_A_VALUE * facts.num_rows * len(wanted)
+        _require_room(total, str(path))
+        kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+        texts = [field.name for field in wanted if any(is_kind(field.type) for is_kind in kinds)]
+        file = parquet.ParquetFile(path, read_dictionary=texts)
+        for batch in file.iter_batches(columns=texts) if texts else ():
+            for column in batch.columns:
+                if pa.types.is_dictionary(column.type):
+                    lengths = pc.binary_length(column.dictionary)
+                    total += pc.sum(pc.take(lengths, column.indices)).as_py() or 0
+            _require_room(total, str(path))
+    return total
 
 
 def _require_columns(present: list[str], wanted: tuple[str, str], source: str) -> None:

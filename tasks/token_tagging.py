@@ -66,6 +66,7 @@ class TokenTagging(Task):
     name = "token-tagging"
     Settings = TokenTaggingSettings
     settings: TokenTaggingSettings
+    metric_names = ("loss", "accuracy", "macro_f1")
 
     def prepare(self) -> None:
         self._samples = {

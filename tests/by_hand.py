@@ -42,17 +42,17 @@ class ByHandBackend(Backend):
 
     def step(self, max_grad_norm):
         parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
-        vector = torch.cat([parameter.grad.flatten() for parameter in parameters])
+        vector = torch.cat([parameter.grad.flatten() for parameter in parameters]) / self.world_size
         dist.all_reduce(vector)
-        vector /= self.world_size
         for parameter, gradient in zip(parameters, vector.split([p.numel() for p in parameters]), strict=True):
             parameter.grad.copy_(gradient.view_as(parameter))
         norm = vector.norm()
         if max_grad_norm > 0:
             torch.nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, norm)
-        self.optimizer.step()
+        if not (skipped := self.must_skip(norm)):
+            self.optimizer.step()
         self.optimizer.zero_grad()
-        return StepResult(norm, skipped=False)
+        return StepResult(norm, skipped)
 
     def all_reduce(self, tensor, op="sum"):
         reduced = tensor.clone()

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from backends.registry import BACKENDS, find_backend
@@ -65,6 +66,23 @@ def train(backend: str, output_dir: Path, *arguments: str | Path) -> dict[str, A
     assert done.returncode == 0, done.stderr + _logs(output_dir)
     record: dict[str, Any] = json.loads((output_dir / "record.json").read_text())
     return record
+
+
+def processes_of(directory: Path) -> list[psutil.Process]:
+    """All processes with this run directory on their command line."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        if str(directory) in (process.info["cmdline"] or []) and process.status() != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found
+
+
+def wait_for_steps(run: Path) -> None:
+    """Returns once a run that was started has reported a step."""
+    deadline = time.monotonic() + 60
+    while not (run / "progress.jsonl").exists() or not (run / "progress.jsonl").stat().st_size:
+        assert time.monotonic() < deadline, "the run took no step"
+        time.sleep(0.1)
 
 
 def run_config(backend: str, world_size: int, output_dir: Path, **options: Any) -> RunConfig:

@@ -4,35 +4,36 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from contract.awkward_tasks import FAULT_VARIABLE
 from launch.engines import PROJECT_DIRECTORY
-from tests.launching import DISTRIBUTED, LOCKSTEP, lockstep, require_backend, require_start_method, train
+from tests.launching import (
+    DISTRIBUTED,
+    LOCKSTEP,
+    lockstep,
+    processes_of,
+    require_backend,
+    require_start_method,
+    train,
+    wait_for_steps,
+)
 
 FAULTS = {
-    "raises": "rank 1: ArithmeticError: the planted error",
-    "exits": "rank 1: SystemExit: 3",
-    "is-killed": "rank 1: ended without a word",
-    "hangs": "rank 1: stuck: rank 0 waited for it in vain",
+    "raises": "ArithmeticError: the planted error",
+    "exits": "SystemExit: 3",
+    "is-killed": "ended without a word",
+    "hangs": "stuck: rank 0 waited for it in vain",
 }
 TINY = ("--task", "contract.awkward_tasks:FaultyTask", "--num-processes", "2", "--max-steps", "50", "--timeout", "5")
-
-
-def _processes_of(directory: Path) -> list[psutil.Process]:
-    """All processes with this run directory on their command line."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        if str(directory) in (process.info["cmdline"] or []) and process.status() != psutil.STATUS_ZOMBIE:
-            found.append(process)
-    return found
 
 
 @pytest.mark.parametrize(
@@ -44,15 +45,19 @@ def test_a_failing_rank_ends_the_job_by_name(tmp_path: Path, backend: str, fault
     done = lockstep(backend, *TINY, "--output-dir", tmp_path / "run", env={FAULT_VARIABLE: f"{fault} 1"})
     assert time.monotonic() - began < 40
     assert done.returncode == 1
-    assert done.stderr.startswith(f"lockstep: {backend} failed: {FAULTS[fault]}")
+    named = re.match(r"lockstep: (\S+) failed: rank 1 \((\S+), step 5, data\): (.*)", done.stderr)
+    assert named is not None, done.stderr
+    assert named[1] == backend
+    assert named[2] == socket.gethostname()
+    assert named[3].startswith(FAULTS[fault])
     assert len(done.stderr.splitlines()) == 2
     assert done.stderr.count("rank 0") == (fault == "hangs")
     assert "Traceback" not in done.stdout + done.stderr
     assert "logs/rank1." in done.stderr
-    assert not _processes_of(tmp_path / "run")
+    assert not processes_of(tmp_path / "run")
     record = json.loads((tmp_path / "run" / "record.json").read_text())
     assert record["status"] == "failed"
-    assert record["error"].startswith("rank 1")
+    assert record["error"].startswith("rank 1 (")
 
 
 @pytest.mark.parametrize("start_method", [("ddp", "spawn"), ("horovod", "mpirun")], ids="-".join)
@@ -63,8 +68,8 @@ def test_other_start_methods_end_too(tmp_path: Path, start_method: tuple[str, st
     run = tmp_path / "run"
     done = lockstep(backend, *TINY, "--start-method", method, "--output-dir", run, env={FAULT_VARIABLE: "is-killed 1"})
     assert done.returncode == 1
-    assert "rank 1: ended without a word" in done.stderr
-    assert not _processes_of(run)
+    assert re.search(r"rank 1 \(\S+, step 5, data\): ended without a word", done.stderr)
+    assert not processes_of(run)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -73,14 +78,17 @@ def test_an_interrupted_job_leaves_no_process(tmp_path: Path, backend: str, numb
     require_backend(backend)
     run = tmp_path / "run"
     command = [str(LOCKSTEP), backend, "--task", "token-tagging", "--max-steps", "1000000", "--output-dir", str(run)]
-    job = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    _wait_for_steps(run)
+    job = subprocess.Popen(
+        [*command, "--save-every", "never"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
+    wait_for_steps(run)
     job.send_signal(number)
     _, stderr = job.communicate(timeout=40)
     assert job.returncode == 128 + number
     assert stderr == f"lockstep: interrupted by {number.name}; all ranks have been ended\n"
-    assert not _processes_of(run)
-    assert json.loads((run / "record.json").read_text())["error"] == f"interrupted by {number.name}"
+    assert not processes_of(run)
+    record = json.loads((run / "record.json").read_text())
+    assert (record["status"], record["error"]) == ("interrupted", f"interrupted by {number.name}")
 
 
 @pytest.mark.parametrize("backend", DISTRIBUTED)
@@ -89,27 +97,20 @@ def test_ranks_end_with_a_launcher_that_is_killed(tmp_path: Path, backend: str) 
     run = tmp_path / "run"
     command = [str(LOCKSTEP), backend, "--task", "token-tagging", "--max-steps", "1000000", "--output-dir", str(run)]
     job = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    _wait_for_steps(run)
+    wait_for_steps(run)
     job.kill()
     job.wait()
     deadline = time.monotonic() + 40
-    while _processes_of(run) and time.monotonic() < deadline:
+    while processes_of(run) and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert not _processes_of(run)
-
-
-def _wait_for_steps(run: Path) -> None:
-    deadline = time.monotonic() + 60
-    while not (run / "progress.jsonl").exists() or not (run / "progress.jsonl").stat().st_size:
-        assert time.monotonic() < deadline, "the run took no step"
-        time.sleep(0.1)
+    assert not processes_of(run)
 
 
 def test_a_model_that_cannot_be_saved_leaves_nothing(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    done = lockstep("ddp", "--task", "tests.faults:UnsavableTask", "--max-steps", "2", "--output-dir", run)
+    done = lockstep("ddp", "--task", "tests.faulty:UnsavableTask", "--max-steps", "2", "--output-dir", run)
     assert done.returncode == 1
-    assert "rank 0: OSError: no space left on device" in done.stderr
+    assert "OSError: no space left on device" in done.stderr
     assert sorted(path.name for path in run.iterdir()) == ["logs", "progress.jsonl", "record.json", "run.json"]
 
 
@@ -138,12 +139,12 @@ def test_runs_started_together_do_not_meet(tmp_path: Path) -> None:
 
 
 def test_no_wrapper_outlives_the_process_group(tmp_path: Path) -> None:
-    train("tests.faults:WatchedBackend", tmp_path / "run", "--task", "token-tagging", "--max-steps", "2")
+    train("tests.faulty:WatchedBackend", tmp_path / "run", "--task", "token-tagging", "--max-steps", "2")
 
 
 def test_diverging_ranks_are_noticed(tmp_path: Path) -> None:
     options = ("--task", "token-tagging", "--max-steps", "3", "--output-dir", tmp_path / "run")
-    done = lockstep("tests.faults:DivergingBackend", *options)
+    done = lockstep("tests.faulty:DivergingBackend", *options)
     assert done.returncode == 1
     assert "the weights of rank 1 differ from those of rank 0" in done.stderr
 

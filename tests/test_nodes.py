@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from launch.config import UsageError
 from launch.nodes import ALONE, Nodes, interface, own_address, settle_nodes
+from launch.rank_files import started_ranks
 from tests.launching import DISTRIBUTED, lockstep, require_backend, train
 
 OPTIONS = ("--task", "token-tagging", "--max-steps", "10", "--threads-per-rank", "1", "--num-processes", "2")
@@ -128,3 +131,47 @@ def test_addresses_and_interfaces() -> None:
     assert settle_nodes(2, 1, "localhost") == Nodes(2, 1, "127.0.0.1")
     with pytest.raises(UsageError, match="cannot be resolved"):
         settle_nodes(2, 0, "x" * 300)
+
+
+@pytest.mark.parametrize("backend", DISTRIBUTED)
+def test_nodes_start_again_together(tmp_path: Path, backend: str) -> None:
+    """A rank of one node dies; both start again, from the checkpoint that only one of them has."""
+    require_backend(backend)
+    options = (*OPTIONS, "--task", "tests.faulty:DyingTask", "--save-every", "2", "--max-restarts", "4")
+    train(backend, tmp_path / "whole", *options, "--task", "token-tagging")
+    done = _run_nodes(backend, tmp_path, *options)
+    assert [outcome.returncode for outcome in done] == [0, 0], done[0].stderr + done[1].stderr
+    (path,) = tmp_path.glob("node*/record.json")
+    record, whole = (json.loads(one.read_text()) for one in (path, tmp_path / "whole" / "record.json"))
+    # Each start dies over its fifth batch; the last one had fewer to do.
+    assert record["resumed_from"]["step"] >= 6
+    assert record["steps"] == whole["steps"]
+    assert record["ranks"][0]["weights_sha256"] == whole["ranks"][0]["weights_sha256"]
+
+
+@pytest.mark.parametrize("backend", DISTRIBUTED)
+def test_one_node_is_asked_to_stop_and_both_do(tmp_path: Path, backend: str) -> None:
+    require_backend(backend)
+    options = (*OPTIONS, "--task", "tests.faulty:SlowTask", "--max-steps", "200", "--logging-steps", "5")
+    asked = threading.Thread(target=_ask_to_stop, args=(tmp_path / "node1",))
+    asked.start()
+    done = _run_nodes(backend, tmp_path, *options)
+    asked.join()
+    assert [outcome.returncode for outcome in done] == [75, 75], done[0].stderr + done[1].stderr
+    assert len(list(tmp_path.glob("node*/checkpoints/*"))) == 1
+    done = _run_nodes(backend, tmp_path, *options, "--resume", "latest")
+    assert [outcome.returncode for outcome in done] == [0, 0], done[0].stderr + done[1].stderr
+
+
+def _ask_to_stop(node: Path) -> None:
+    """Sends SIGTERM to the launcher of a node once its rank is training."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        positions = [rank.position() for rank in started_ranks(node)] if (node / "logs").exists() else []
+        if any(position is not None and position.step > 2 for position in positions):
+            break
+        time.sleep(0.1)
+    for process in psutil.process_iter(["cmdline"]):
+        line = process.info["cmdline"] or []
+        if str(node) in line and any(word.endswith("/lockstep") for word in line):
+            process.terminate()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from compare.report_markdown import results_table, seed_table
 from compare.results import Results
 from launch.engines import PROJECT_DIRECTORY
+from tests.faults import table
 
 RACE = PROJECT_DIRECTORY / "docs" / "results" / "race-2026-11-21"
 
@@ -16,3 +17,8 @@ def test_the_tables_are_generated_from_the_race() -> None:
     assert block.partition("<!-- results: end -->")[0] == f"{results_table(results)}\n\n{seed_table(results)}\n"
     assert f"({RACE.relative_to(PROJECT_DIRECTORY)}/report.md)" in readme
     assert results.commands["the race, and with it every figure"] in readme.replace(" \\\n    ", " ")
+
+
+def test_the_figures_of_reliability_are_those_of_the_campaigns() -> None:
+    page = table.PAGE.read_text()
+    assert table.render(page) == page

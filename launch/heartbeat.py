@@ -1,0 +1,71 @@
+"""Where each rank is: written into a few bytes of shared memory by the rank, read by the launcher.
+
+It costs a rank a clock reading and a copy of 24 bytes each time it enters a phase; no system call,
+no lock, no message. A rank that is stopped, stuck or dead simply ceases to write.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+PHASES = ("start", "data", "forward", "backward", "update", "evaluation", "saving", "end")
+# In these a rank may have to wait for others; in the rest nobody can delay it.
+OWN_PHASES = ("data", "forward")
+_LAYOUT = struct.Struct("<dqq")  # monotonic seconds, step, phase
+
+
+@dataclass(frozen=True)
+class Position:
+    """What a rank was doing when it last wrote, at `time` on the machine's monotonic clock."""
+
+    time: float
+    step: int
+    phase: str
+
+    def __str__(self) -> str:
+        return f"step {self.step}, {self.phase}" if self.step else self.phase
+
+
+class Heartbeat:
+    """One rank's own; without a path nobody reads it."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        if path is None:
+            self._memory = mmap.mmap(-1, _LAYOUT.size)
+        else:
+            path.write_bytes(bytes(_LAYOUT.size))
+            with path.open("r+b") as file:
+                self._memory = mmap.mmap(file.fileno(), _LAYOUT.size)
+        self.seconds = dict.fromkeys(PHASES, 0.0)
+        self._step, self._phase, self._since = 0, "start", time.monotonic()
+        self.enter("start")
+
+    def enter(self, phase: str, step: int | None = None) -> None:
+        """Notes that a phase begins, and adds up how long the one before it took."""
+        now = time.monotonic()
+        self.seconds[self._phase] += now - self._since
+        self._phase, self._since = phase, now
+        if step is not None:
+            self._step = step
+        _LAYOUT.pack_into(self._memory, 0, now, self._step, PHASES.index(phase))
+
+    @property
+    def own_seconds(self) -> float:
+        """Time spent so far in phases in which no other rank can delay this one."""
+        return sum(self.seconds[phase] for phase in OWN_PHASES)
+
+
+def read_position(path: Path) -> Position | None:
+    """Reads where a rank was; None before it has written."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    if len(content) < _LAYOUT.size:
+        return None
+    moment, step, phase = _LAYOUT.unpack(content)
+    return Position(moment, step, PHASES[phase]) if moment else None

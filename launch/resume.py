@@ -1,0 +1,274 @@
+"""Where a run that is resumed begins, what it takes over, and what becomes of what its directory holds."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launch.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    checkpoint_path,
+    checkpoint_step,
+    list_checkpoints,
+    read_checkpoint,
+    remove_unfinished,
+)
+from launch.config import RunConfig, RunOptions, UsageError
+from launch.progress import PROGRESS_NAME
+from launch.rank import CONFIG_NAME
+from launch.rank_files import LOGS_NAME, started_ranks
+from launch.record import RECORD_NAME, read_record, write_atomically
+from tasks.interface import TaskSettings
+
+LATEST = "latest"
+_ATTEMPTS_NAME = "attempts"
+
+# What decides the trajectory: a resumed run must have the same.
+_BINDING = (
+    *("task", "precision", "global_batch_size", "max_grad_norm", "optimizer", "momentum", "learning_rate"),
+    *("lr_scheduler", "warmup_ratio", "weight_decay", "num_train_epochs", "max_steps", "on_nan", "seed"),
+    *("metric_for_best_model", "torch_compile"),
+)
+# What it has from before unless told otherwise; the rest belongs to one start of a run, on one machine.
+_INHERITED = (
+    *("num_processes", "micro_batch_size", "eval_batch_size", "find_unused_parameters", "logging_steps"),
+    *("save_every", "keep", "on_save_error", "early_stopping_patience", "hang_timeout", "max_restarts", "tracker"),
+)
+
+
+@dataclass(frozen=True)
+class Start:
+    """The checkpoint to go on from, and what was passed over to find it."""
+
+    path: Path
+    checkpoint: Checkpoint
+    damaged: tuple[str, ...] = ()
+
+    @property
+    def config(self) -> RunConfig:
+        """The configuration of the run that saved it."""
+        return self.checkpoint.state.config
+
+
+def find_start(resume: str, output_dir: Path | None) -> Start | None:
+    """Finds the checkpoint that --resume names; None if there is nothing yet to go on from.
+
+    Raises:
+        UsageError: It cannot be used.
+    """
+    if resume == LATEST:
+        if output_dir is None:
+            raise UsageError(f"--resume {LATEST}: tell of which run, with --output-dir, or give its path")
+        check_resumable(output_dir)
+        return latest_start(output_dir)
+    path = Path(resume)
+    if path.is_dir():
+        start = latest_start(path)
+        if start is None:
+            raise UsageError(f"--resume {resume}: this directory holds no checkpoint; name a run that saved one")
+        return start
+    if not path.exists():
+        raise UsageError(f"--resume {resume}: there is no such file; name a checkpoint, a run, or {LATEST}")
+    try:
+        return Start(path.absolute(), read_checkpoint(path))
+    except CheckpointError as error:
+        raise UsageError(f"--resume {error}; choose another checkpoint, or {LATEST}") from error
+
+
+def latest_start(run_directory: Path) -> Start | None:
+    """Finds a run's newest checkpoint that is whole; None if it has none at all.
+
+    Raises:
+        UsageError: All are damaged.
+    """
+    damaged: list[str] = []
+    for path in list_checkpoints(run_directory):
+        try:
+            return Start(path.absolute(), read_checkpoint(path), tuple(damaged))
+        except CheckpointError as error:
+            if not path.exists():  # its run is going on, and has a newer one by now
+                return latest_start(run_directory)
+            damaged.append(str(error))
+    if damaged:
+        raise UsageError(f"--resume: no checkpoint of {run_directory} is whole ({damaged[0]}); start a new run")
+    return None
+
+
+def inherited_options(config: RunConfig, backend: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a resumed run under `backend` takes over from the configuration in its checkpoint, by option name.
+
+    Raises:
+        UsageError: That would be more than a checkpoint may decide.
+    """
+    names = [*_BINDING, *_INHERITED]
+    if str(given.get("num_processes", config.num_processes)) != str(config.num_processes):
+        names.remove("micro_batch_size")  # it fitted the old number
+    elif "num_processes" not in given and config.num_processes > max(4, 2 * (os.cpu_count() or 1)):
+        raise UsageError(
+            f"--resume: the run had {config.num_processes} ranks, many for this machine; say --num-processes"
+        )
+    before = config.model_dump(mode="json")
+    own = config.backend_settings if backend == config.backend else {}
+    taken = {name: before[name] for name in names if before[name] is not None}
+    return {**config.task_settings, **{name: value for name, value in own.items() if value is not None}, **taken}
+
+
+def check_same_trajectory(start: Start, options: RunOptions, task_settings: TaskSettings) -> None:
+    """Refuses options with which the run would not go on as it began; files may have moved, their digest is compared.
+
+    Raises:
+        UsageError: The text names the option.
+    """
+    binding = set(_BINDING)
+    places = {name for name, value in task_settings if isinstance(value, Path)}
+    asked = options.model_dump(mode="json", include=binding) | task_settings.model_dump(mode="json", exclude=places)
+    before = {**start.config.model_dump(mode="json", include=binding), **start.config.task_settings}
+    for name, value in asked.items():
+        if before.get(name) != value:
+            option = name.replace("_", "-")
+            raise UsageError(
+                f"--{option} {value}: the run to resume has {before.get(name)}; leave it out, or start a new run"
+            )
+
+
+def goes_on_in(output_dir: Path, resume: str | None, start: Start | None) -> bool:
+    """Whether a run goes on in the directory of the run that it resumes, rather than in a new one."""
+    if start is None:
+        return resume == LATEST
+    return start.path.resolve() in [path.resolve() for path in list_checkpoints(output_dir)]
+
+
+def check_resumable(output_dir: Path) -> None:
+    """Refuses to go on in a directory whose run is complete, or still going on.
+
+    Raises:
+        UsageError: It says which.
+    """
+    running = [rank for rank in started_ranks(output_dir) if rank.running_pid() is not None]
+    if running:
+        raise UsageError(
+            f"--output-dir {output_dir}: its run is still going on (rank {running[0].rank} is process "
+            f"{running[0].running_pid()}); wait, or end it first"
+        )
+    try:
+        is_complete = read_record(output_dir / RECORD_NAME).status == "completed"
+    except (OSError, ValueError):
+        is_complete = False
+    if is_complete:
+        raise UsageError(f"--output-dir {output_dir}: its run is complete; there is nothing to resume")
+
+
+@contextlib.contextmanager
+def locked(output_dir: Path) -> Iterator[None]:
+    """Holds a run's directory for this process; the system lets go of it when the process ends, however it does.
+
+    Raises:
+        UsageError: Another process holds it.
+    """
+    output_dir.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(output_dir, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise _taken(output_dir) from error
+        except OSError as error:  # not every network file system has locks
+            if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.EBADF):
+                raise
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def prepare_directory(config: RunConfig, start: Start | None) -> RunConfig:
+    """Makes a run's directory ready for its ranks; returns the configuration that is in force.
+
+    With --overwrite the run that was there is removed. A run that goes on in it stays: what its
+    earlier starts left is set aside. Into a new directory the checkpoint is copied.
+
+    Raises:
+        UsageError: Another run has been here since the directory was looked at.
+    """
+    directory = config.output_dir
+    if config.overwrite:
+        for path in directory.iterdir():
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    if goes_on_in(directory, config.resume, start):
+        _set_aside(config)
+    elif any(directory.iterdir()):
+        raise _taken(directory)
+    elif start is not None:
+        config = config.model_copy(update={"resume_from": checkpoint_path(directory, start.checkpoint.state.step)})
+    # Before anything else: whoever finds the directory then knows that a run of ours has it.
+    write_atomically(directory / CONFIG_NAME, config.model_dump_json(indent=1))
+    if start is not None and config.resume_from != start.path:
+        _take_checkpoints(start, directory)
+    (directory / LOGS_NAME).mkdir()
+    return config
+
+
+def restarted(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
+    """Makes the directory ready to start once more after a failure.
+
+    Returns:
+        The configuration for it, and which damaged checkpoints were passed over.
+
+    Raises:
+        UsageError: No checkpoint is whole.
+    """
+    start = latest_start(config.output_dir)
+    update = {"resume_from": start.path if start else None, "num_restarts": config.num_restarts + 1}
+    config = config.model_copy(update=update)
+    _set_aside(config)
+    write_atomically(config.output_dir / CONFIG_NAME, config.model_dump_json(indent=1))
+    (config.output_dir / LOGS_NAME).mkdir()
+    return config, start.damaged if start else ()
+
+
+def _set_aside(config: RunConfig) -> None:
+    """Moves what an earlier start of this run left, but for the checkpoints to go on from, out of the way."""
+    directory = config.output_dir
+    remove_unfinished(directory)
+    left = [directory / name for name in (LOGS_NAME, PROGRESS_NAME, RECORD_NAME, config.tracker)]
+    # Those after the one to go on from belong to a future that will not be.
+    begin = checkpoint_step(config.resume_from) if config.resume_from else 0
+    left = [path for path in left if path.exists()]
+    left += [path for path in list_checkpoints(directory) if checkpoint_step(path) > begin]
+    if not left:
+        return
+    attempts = directory / _ATTEMPTS_NAME
+    attempt = attempts / str(1 + max((int(path.name) for path in attempts.glob("[0-9]*")), default=0))
+    attempt.mkdir(parents=True)
+    with contextlib.suppress(FileNotFoundError):
+        shutil.copyfile(directory / CONFIG_NAME, attempt / CONFIG_NAME)
+    for path in left:
+        path.replace(attempt / path.name)
+
+
+def _take_checkpoints(start: Start, output_dir: Path) -> None:
+    """Copies the checkpoint, and that of the best model, into a new run."""
+    wanted = {start.checkpoint.state.step: start.path}
+    best = start.checkpoint.state.best
+    if best is not None and best.step not in wanted:
+        wanted[best.step] = start.path.with_name(checkpoint_path(output_dir, best.step).name)
+    for step, source in wanted.items():
+        target = checkpoint_path(output_dir, step)
+        target.parent.mkdir(exist_ok=True)
+        try:
+            shutil.copyfile(source, target)
+        except FileNotFoundError as error:
+            raise UsageError(
+                f"--resume {start.path}: the checkpoint of its best model, {source}, is gone; choose another"
+            ) from error
+
+
+def _taken(output_dir: Path) -> UsageError:
+    return UsageError(f"--output-dir {output_dir}: another run has just taken it; choose another directory")

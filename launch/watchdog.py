@@ -1,0 +1,158 @@
+"""Finds out, on each machine, that its ranks hang, and which of them is the one.
+
+Libraries do not: Horovod's stall check does nothing over Gloo, and the usual timeouts of torch are
+minutes long and name whoever waited. Here every rank leaves a sign of life at each phase of a step
+(launch/heartbeat.py). When all are silent for too long, their positions and stacks tell the rank
+that the others wait for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from launch.heartbeat import OWN_PHASES, PHASES, Position
+from launch.rank_files import RankFiles, started_ranks
+from launch.stacks import innermost_frame, is_in_backward, take_stacks, waits_for_others
+
+_SECONDS_BETWEEN_LOOKS = 0.5
+# The launcher was not running itself for so long: the machine slept, or a container was paused.
+_SECONDS_ASLEEP = 5.0
+# Phases that may take long without a sign: imports and meeting the others, a slow disk.
+_LONG_PHASES = ("start", "saving", "end")
+# And those that may as long as the main thread is mostly at work: a large model. Who waits in gloo mostly sleeps.
+_COMPUTING_PHASES = ("forward", "backward", "update", "evaluation")
+_BUSY_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class Hang:
+    """Which rank hangs (None: none of this machine) and where, and how that shows."""
+
+    rank: int | None
+    message: str
+    position: Position | None = None
+
+
+class Watchdog:
+    """Watches the ranks of this machine.
+
+    Args:
+        run_directory: Where they leave their files.
+        seconds: How long all may be silent within a step or an evaluation; 0: for ever.
+        long_seconds: The same for start, saving and end, and while a rank keeps its processor busy computing.
+        slow_computing: Whether computing may always take that long, as where a model is compiled.
+        spans_nodes: Whether there are others.
+    """
+
+    def __init__(
+        self,
+        run_directory: Path,
+        *,
+        seconds: float,
+        long_seconds: float,
+        slow_computing: bool,
+        spans_nodes: bool,
+    ) -> None:
+        self._run_directory = run_directory
+        self._seconds, self._long_seconds = seconds, max(seconds, long_seconds)
+        self._long_phases = (*_LONG_PHASES, *(_COMPUTING_PHASES if slow_computing else ()))
+        self._states: list[dict[int, str]] = []  # of all ranks, at each look since they fell silent
+        self._spans_nodes = spans_nodes
+        self._looked_at = self._awake_since = self._judged_at = time.monotonic()
+
+    def look(self) -> Hang | None:
+        """Says who hangs, if anybody; to be called often."""
+        now = time.monotonic()
+        if self._seconds == 0 or now - self._looked_at < _SECONDS_BETWEEN_LOOKS:
+            return None
+        if now - self._looked_at > _SECONDS_ASLEEP:
+            self._awake_since = now
+        self._looked_at = now
+        ranks = [rank for rank in started_ranks(self._run_directory) if not rank.succeeded()]
+        positions = {rank.rank: position for rank in ranks if (position := rank.position()) is not None}
+        if not ranks or len(positions) < len(ranks):
+            return None
+        silence = now - max(self._awake_since, *(position.time for position in positions.values()))
+        if silence < _SECONDS_BETWEEN_LOOKS:
+            self._states.clear()
+        self._states.append({rank.rank: rank.state() for rank in ranks})
+        if silence < self._seconds:
+            return None
+        last = positions[_least_advanced(positions)]
+        is_patient = silence < self._long_seconds and "T" not in self._states[-1].values()
+        if last.phase in self._long_phases and is_patient:
+            return None
+        if now - self._judged_at < self._seconds / 4:  # each judgement interrupts all ranks for their stacks
+            return None
+        self._judged_at = now
+        return self._judge(ranks, positions, silence)
+
+    def _judge(self, ranks: list[RankFiles], positions: dict[int, Position], silence: float) -> Hang | None:
+        stopped = {rank for rank, state in self._states[-1].items() if state == "T"}
+        stacks = take_stacks(ranks)
+        # A rank that went on after all, or has ended meanwhile, is a matter for others.
+        went_on = any(rank.position() != positions[rank.rank] for rank in ranks)
+        if set(stacks) != set(positions) or (went_on and not stopped):
+            return None
+        computing = {rank for rank in self._busy(positions) if not waits_for_others(stacks[rank])}
+        waiting = {rank for rank in positions if waits_for_others(stacks[rank]) or is_in_backward(stacks[rank])}
+        suspects = {rank: positions[rank] for rank in positions if rank not in waiting | computing}
+        where = "; ".join(f"rank {rank}: {positions[rank]}, {innermost_frame(stacks[rank])}" for rank in positions)
+        seconds = f"{silence:.0f} s"
+        if stopped:
+            rank = min(stopped)
+            message = f"hangs: no sign of life for {seconds}, it is stopped (SIGSTOP) ({where})"
+            return Hang(rank, message, positions[rank])
+        if computing and silence < self._long_seconds:
+            return None
+        if suspects or computing:
+            rank = _least_advanced(suspects or {rank: positions[rank] for rank in computing})
+            message = f"hangs: no sign of life for {seconds}, it neither goes on nor waits for others ({where})"
+            return Hang(rank, message, positions[rank])
+        return self._judge_waiting(positions, silence, where)
+
+    def _judge_waiting(self, positions: dict[int, Position], silence: float, where: str) -> Hang | None:
+        """Says who it is where every rank waits for others."""
+        seconds = f"{silence:.0f} s"
+        places = Counter(_order(position) for position in positions.values())
+        if self._spans_nodes and len(places) == 1:
+            # The node that has the culprit is to be the first to say so.
+            if silence < 2 * self._seconds:
+                return None
+            return Hang(None, f"all ranks of this node have waited {seconds} for those of another node ({where})")
+        # Who reads data or computes should not have to wait for anybody.
+        out_of_turn = {rank: position for rank, position in positions.items() if position.phase in OWN_PHASES}
+        if len(places) == 1 and not out_of_turn:
+            return Hang(None, f"for {seconds} all ranks have waited for each other, in one phase of one step ({where})")
+        rank = _least_advanced(out_of_turn) if out_of_turn else _odd_one_out(positions)
+        message = f"hangs: for {seconds} all ranks wait, but not in the same collective ({where})"
+        return Hang(rank, message, positions[rank])
+
+    def _busy(self, positions: dict[int, Position]) -> set[int]:
+        """The ranks that are at work, as far as can be told from outside: in no loop over data, on a processor."""
+        at_work = Counter(rank for states in self._states for rank, state in states.items() if state == "R")
+        return {
+            rank
+            for rank, position in positions.items()
+            if position.phase in _COMPUTING_PHASES and at_work[rank] > _BUSY_SHARE * len(self._states)
+        }
+
+
+def _least_advanced(positions: dict[int, Position]) -> int:
+    return min(positions, key=lambda rank: _order(positions[rank]))
+
+
+def _odd_one_out(positions: dict[int, Position]) -> int:
+    """Of ranks that wait for each other, the one that is where fewest are; of equally few, the furthest.
+
+    Who is ahead has left out the collective in which the others wait.
+    """
+    places = Counter(_order(position) for position in positions.values())
+    return min(positions, key=lambda rank: (places[_order(positions[rank])], *(-n for n in _order(positions[rank]))))
+
+
+def _order(position: Position) -> tuple[int, int]:
+    return position.step, PHASES.index(position.phase)

@@ -1,0 +1,148 @@
+"""Tasks and backends that go wrong on purpose, for the tests of failures."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import Field
+
+from backends.ddp import DDPBackend
+from backends.interface import StepResult
+from launch.rank_files import rank_from_environment
+from tasks.interface import Batch, Split
+from tasks.token_tagging import TokenTagging, TokenTaggingSettings
+
+
+class SlowSettings(TokenTaggingSettings):
+    seconds: float = Field(0.3, description="what each batch takes")
+    slow_rank: int = Field(-1, description="the only rank that is slow (-1: all)")
+
+
+class SlowTask(TokenTagging):
+    """Takes its time over each batch."""
+
+    Settings = SlowSettings
+    settings: SlowSettings
+
+    def collate(self, split: Split, sample_ids: Sequence[int]) -> Batch:
+        if split == "train" and self.settings.slow_rank in (-1, rank_from_environment(os.environ)):
+            time.sleep(self.settings.seconds)
+        return super().collate(split, sample_ids)
+
+
+class DyingTask(TokenTagging):
+    """Rank 1 dies without a word over its fifth batch, in the first start of a run."""
+
+    _num_batches = 0
+
+    def collate(self, split: Split, sample_ids: Sequence[int]) -> Batch:
+        self._num_batches += split == "train"
+        if self._num_batches == 5 and rank_from_environment(os.environ) == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().collate(split, sample_ids)
+
+
+class HangingSettings(TokenTaggingSettings):
+    fault: str = Field("", description="how the rank hangs")
+    faulty_rank: int = Field(1, description="the rank that hangs")
+    faulty_batch: int = Field(5, description="in which of its training batches, from 1")
+
+
+class HangingTask(TokenTagging):
+    """One rank stops taking part, in one of several ways."""
+
+    Settings = HangingSettings
+    settings: HangingSettings
+    _num_batches = 0
+
+    def collate(self, split: Split, sample_ids: Sequence[int]) -> Batch:
+        if split == "train" and rank_from_environment(os.environ) == self.settings.faulty_rank:
+            self._num_batches += 1
+            if self._num_batches == self.settings.faulty_batch:
+                self._hang()
+        return super().collate(split, sample_ids)
+
+    def _hang(self) -> None:
+        print(f"fault at {time.time()}", flush=True)
+        if self.settings.fault == "is-stopped":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        while self.settings.fault == "loops":
+            math.sqrt(2)
+        if self.settings.fault == "waits-alone":
+            self._wait_alone()
+
+    def _wait_alone(self) -> None:
+        """Enters a collective that no other rank ever enters."""
+        if "HOROVOD_RANK" in os.environ:
+            import horovod.torch as hvd
+
+            hvd.allreduce(torch.ones(3), name="alone")
+        else:
+            torch.distributed.monitored_barrier()
+
+
+class NonFiniteSettings(TokenTaggingSettings):
+    bad_sample: int = Field(17, description="the training sample whose loss is not a number")
+
+
+class NonFiniteTask(TokenTagging):
+    """The loss of one sample is not a number."""
+
+    Settings = NonFiniteSettings
+    settings: NonFiniteSettings
+
+    def collate(self, split: Split, sample_ids: Sequence[int]) -> Batch:
+        batch = super().collate(split, sample_ids)
+        is_bad = split == "train" and self.settings.bad_sample in [int(one) for one in sample_ids]
+        tensors: dict[str, Any] = {**batch.tensors, "factor": torch.full((len(sample_ids),), math.nan if is_bad else 1)}
+        return Batch(tensors, batch.num_tokens, batch.num_positions)
+
+    def loss_sum(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        return super().loss_sum(model, batch) * batch.tensors["factor"][0]
+
+
+class UnsavableTask(TokenTagging):
+    """Cannot write its model, after having written half of it."""
+
+    def save(self, model: torch.nn.Module, directory: Path) -> None:
+        (directory / "model.safetensors").write_bytes(b"half")
+        raise OSError("no space left on device")
+
+
+class WatchedBackend(DDPBackend):
+    """Fails if its wrapper is still referred to when the process group is about to go."""
+
+    name = "watched"
+
+    def setup(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+    ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        wrapped, optimizer = super().setup(model, optimizer)
+        self._wrapped = weakref.ref(wrapped)
+        return wrapped, optimizer
+
+    def leave_group(self) -> None:
+        if self._wrapped() is not None:
+            raise RuntimeError("the wrapper outlives the process group")
+        super().leave_group()
+
+
+class DivergingBackend(DDPBackend):
+    """Lets rank 1 go its own way."""
+
+    name = "diverging"
+
+    def step(self, max_grad_norm: float) -> StepResult:
+        result = super().step(max_grad_norm)
+        if self.rank == 1:
+            with torch.no_grad():
+                next(self.model.parameters()).add_(1e-6)
+        return result

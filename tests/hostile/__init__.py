@@ -1,0 +1,1 @@
+"""Malformed inputs, many of them made up by hypothesis: `python -m tests.hostile` writes what came of them."""

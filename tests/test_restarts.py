@@ -1,0 +1,63 @@
+"""A job whose ranks die starts again by itself, from its latest checkpoint, and ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from contract.awkward_tasks import FAULT_VARIABLE
+from tests.faults.kills import campaign
+from tests.launching import DISTRIBUTED, lockstep, require_backend
+
+
+def _kill(tmp_path: Path, num_kills: int) -> None:
+    for backend in DISTRIBUTED:
+        require_backend(backend)
+    kills = campaign(DISTRIBUTED, num_kills, tmp_path, seed=random.SystemRandom().randrange(2**32))
+    assert [kill for kill in kills if kill.problems] == []
+
+
+def test_ten_ranks_killed_at_random_moments(tmp_path: Path) -> None:
+    _kill(tmp_path, 10)
+
+
+@pytest.mark.campaign
+def test_a_hundred_ranks_killed_at_random_moments(tmp_path: Path) -> None:
+    _kill(tmp_path, 100)
+
+
+def test_restarts_come_to_an_end(tmp_path: Path) -> None:
+    """What fails every time fails in the end, and every start's logs are kept."""
+    run = tmp_path / "run"
+    options = ("--task", "contract.awkward_tasks:FaultyTask", "--max-steps", "20", "--save-every", "2")
+    done = lockstep("ddp", *options, "--max-restarts", "2", "--output-dir", run, env={FAULT_VARIABLE: "raises 1"})
+    assert done.returncode == 1
+    lines = [line for line in done.stderr.splitlines() if line.startswith("lockstep: ")]
+    first, second = (line for line in lines if "restart" in line)
+    # It fails in its fifth batch; the checkpoint of the step before may not have been on the disk yet.
+    assert re.fullmatch("lockstep: restart 1 of 2, from step [24]", first)
+    assert re.fullmatch("lockstep: restart 2 of 2, from step [468]", second)
+    assert sum("ArithmeticError: the planted error" in line for line in lines) == 3
+    record = json.loads((run / "record.json").read_text())
+    assert (record["status"], record["restarts"]) == ("failed", 2)
+    assert [path.name for path in sorted((run / "attempts").iterdir())] == ["1", "2"]
+    for number in (1, 2):
+        assert json.loads((run / "attempts" / str(number) / "record.json").read_text())["status"] == "failed"
+        assert (run / "attempts" / str(number) / "logs" / "rank1.log").exists()
+
+
+def test_a_hang_is_restarted_too(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    options = ("--task", "tests.faulty:HangingTask", "--fault", "loops", "--faulty-batch", "7", "--save-every", "2")
+    options = (*options, "--max-steps", "10", "--hang-timeout", "4", "--max-restarts", "1")
+    done = lockstep("ddp", *options, "--output-dir", run)
+    # It hangs in the seventh batch of a process; the second one has only four left to do.
+    assert done.returncode == 0, done.stderr
+    assert "restart 1 of 1, from step 6" in done.stderr
+    record = json.loads((run / "record.json").read_text())
+    assert record["resumed_from"]["step"] == 6
+    assert record["restarts"] == 1

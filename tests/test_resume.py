@@ -1,0 +1,423 @@
+"""A run that stops anywhere and goes on, under whatever backend, goes the way of the unbroken one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from launch.checkpoint import checkpoint_path, checkpoint_step, list_checkpoints, read_checkpoint
+from tests.launching import DISTRIBUTED, LOCKSTEP, lockstep, require_backend, train, wait_for_steps
+
+# Two steps an epoch, the second one short; every step is saved.
+RUN = ("--task", "token-tagging", "--num-train-epochs", "4", "--save-every", "1", "--keep", "100")
+NUM_STEPS = 8
+EXACT = ("--dtype", "float32", "--dropout", "0.1", "--num-processes", "2", "--micro-batch-size", "8")
+SAME_BITS = {
+    "fp32": EXACT,
+    "bf16": (*EXACT, "--precision", "bf16"),
+    # So large a scale overflows at first: some of the steps are skipped.
+    "fp16": (*EXACT, "--precision", "fp16", "--init-loss-scale", "262144"),
+}
+STOP_POINTS = [("ddp", "fp16"), ("horovod", "fp16"), ("accelerate", "bf16"), ("single", "fp16")]
+
+
+def _weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / "model.safetensors")
+
+
+def _assert_same_run(run: Path, unbroken: Path) -> None:
+    """All later weights, losses, learning rates, skips and metrics are the same bits."""
+    ours, theirs = (json.loads((one / "record.json").read_text()) for one in (run, unbroken))
+    assert ours["steps"] == theirs["steps"]
+    for name in ("step", "epoch", "metrics"):
+        assert [one[name] for one in ours["evaluations"]] == [one[name] for one in theirs["evaluations"]]
+    assert ours["quality"] == theirs["quality"]
+    assert [rank["weights_sha256"] for rank in ours["ranks"]] == [rank["weights_sha256"] for rank in theirs["ranks"]]
+    assert (run / "model.safetensors").read_bytes() == (unbroken / "model.safetensors").read_bytes()
+    for path in list_checkpoints(run):
+        step = checkpoint_step(path)
+        one, other = (read_checkpoint(checkpoint_path(place, step)) for place in (run, unbroken))
+        assert one.tensors.keys() == other.tensors.keys()
+        for name, tensor in one.tensors.items():
+            assert tensor.numpy().tobytes() == other.tensors[name].numpy().tobytes(), (step, name)
+        assert one.state.model_dump(exclude={"config", "evaluations"}) == other.state.model_dump(
+            exclude={"config", "evaluations"}
+        )
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Unbroken runs, made once, by backend and options."""
+    made: dict[Any, Path] = {}
+
+    def run(backend: str, *options: str) -> Path:
+        require_backend(backend)
+        if (backend, options) not in made:
+            made[backend, options] = tmp_path_factory.mktemp("unbroken") / backend
+            train(backend, made[backend, options], *RUN, *options)
+        return made[backend, options]
+
+    return run
+
+
+@pytest.mark.parametrize(("backend", "precision"), STOP_POINTS, ids=lambda value: value)
+def test_every_stop_point(tmp_path: Path, unbroken: Any, backend: str, precision: str) -> None:
+    options = [o for o in SAME_BITS[precision] if backend != "single" or o not in ("--num-processes", "2")]
+    whole = unbroken(backend, *options)
+    steps = json.loads((whole / "record.json").read_text())["steps"]
+    assert any(step["skipped"] for step in steps) == (precision == "fp16")
+    assert not all(step["skipped"] for step in steps)
+    for step in range(1, NUM_STEPS):
+        run = tmp_path / str(step)
+        record = train(backend, run, "--resume", checkpoint_path(whole, step))
+        assert record["resumed_from"]["step"] == step
+        assert all(len(rank["step_seconds"]) == NUM_STEPS - step for rank in record["ranks"])
+        _assert_same_run(run, whole)
+
+
+@pytest.mark.parametrize("backend", ["ddp", "accelerate"])
+def test_four_ranks(tmp_path: Path, unbroken: Any, backend: str) -> None:
+    """Where the order of a sum matters, and with it how a library lays out what it reduces."""
+    whole = unbroken(backend, *EXACT[:4], "--num-processes", "4")
+    for step in (1, 3, 4):
+        train(backend, tmp_path / str(step), "--resume", checkpoint_path(whole, step))
+        _assert_same_run(tmp_path / str(step), whole)
+
+
+@pytest.mark.parametrize("saved_by", DISTRIBUTED)
+@pytest.mark.parametrize("resumed_by", DISTRIBUTED)
+def test_from_any_backend_to_any(tmp_path: Path, unbroken: Any, saved_by: str, resumed_by: str) -> None:
+    """In float32, at two ranks: the same bits, in the middle of the second epoch."""
+    whole = unbroken(saved_by, *EXACT)
+    record = train(resumed_by, tmp_path / "run", "--resume", checkpoint_path(whole, 3))
+    assert record["config"]["backend"] == resumed_by
+    assert record["resumed_from"]["backend"] == saved_by
+    _assert_same_run(tmp_path / "run", whole)
+
+
+@pytest.mark.parametrize(
+    ("backend", "options"),
+    [
+        ("ddp", ("--num-processes", "2", "--micro-batch-size", "4")),
+        ("ddp", ("--num-processes", "4")),
+        ("ddp", ("--num-processes", "1")),
+        ("horovod", ("--num-processes", "4", "--micro-batch-size", "4")),
+        ("accelerate", ("--num-processes", "1", "--micro-batch-size", "8")),
+        ("single", ("--num-processes", "1")),
+        ("single", ("--num-processes", "1", "--micro-batch-size", "8")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value[1::2]),
+)
+def test_in_another_world_or_split(tmp_path: Path, unbroken: Any, backend: str, options: tuple[str, ...]) -> None:
+    """To the rounding of float64: the same samples enter the same steps."""
+    require_backend(backend)
+    whole = unbroken("ddp", "--num-processes", "2")
+    record = train(backend, tmp_path / "run", "--resume", checkpoint_path(whole, 3), *options)
+    assert record["resumed_from"] | {"checkpoint": ""} == {
+        "checkpoint": "",
+        "step": 3,
+        "backend": "ddp",
+        "num_processes": 2,
+    }
+    theirs = json.loads((whole / "record.json").read_text())
+    for one, other in zip(record["steps"], theirs["steps"], strict=True):
+        assert one["num_samples"] == other["num_samples"]
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-12)
+    for name, weight in _weights(tmp_path / "run").items():
+        torch.testing.assert_close(weight, _weights(whole)[name], rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("backend", DISTRIBUTED)
+def test_bert(tmp_path: Path, backend: str) -> None:
+    """The real model, with dropout and accumulation."""
+    require_backend(backend)
+    options = ("--model", "bert-tiny", "--max-seq-length", "32", "--dropout", "0.1", "--max-steps", "6")
+    options = (*options, "--num-processes", "2", "--micro-batch-size", "8", "--save-every", "2")
+    train(backend, tmp_path / "whole", *options)
+    start = checkpoint_path(tmp_path / "whole", 4)
+    train(backend, tmp_path / "run", "--resume", start)
+    _assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+@pytest.mark.parametrize("backend", ["single", *DISTRIBUTED])
+def test_asked_to_stop_it_saves_and_goes_on(tmp_path: Path, backend: str, number: signal.Signals) -> None:
+    require_backend(backend)
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    options = ("--task", "tests.faulty:SlowTask", "--max-steps", "12", "--dropout", "0.1", "--keep", "100")
+    job = subprocess.Popen(
+        [str(LOCKSTEP), backend, *options, "--output-dir", str(run)], stderr=subprocess.PIPE, text=True
+    )
+    wait_for_steps(run)
+    job.send_signal(number)
+    _, stderr = job.communicate(timeout=60)
+    assert job.returncode == 75, stderr
+    (saved,) = list_checkpoints(run)
+    step = checkpoint_step(saved)
+    assert stderr.splitlines() == [
+        f"lockstep: {number.name}: finishing the step and saving; again ends it at once",
+        f"lockstep: stopped after step {step}; --resume goes on from there",
+    ]
+    record = json.loads((run / "record.json").read_text())
+    assert record["status"] == "interrupted"
+    assert [one["step"] for one in record["steps"]] == list(range(1, step + 1))
+    done = lockstep(backend, "--task", options[1], "--resume", "--output-dir", run)
+    assert done.returncode == 0, done.stderr
+    assert f"going on after step {step}, from {saved}" in done.stdout
+    assert sorted(path.name for path in (run / "attempts" / "1").iterdir()) == [
+        "logs", "progress.jsonl", "record.json", "run.json"
+    ]  # fmt: skip
+    train(backend, whole, *options, "--save-every", "1")
+    _assert_same_run(run, whole)
+
+
+@pytest.mark.parametrize("save_every", ["500", "never"])
+def test_asked_twice_it_ends_at_once(tmp_path: Path, save_every: str) -> None:
+    """And the first time, where it is not to save anything."""
+    run = tmp_path / "run"
+    command = [str(LOCKSTEP), "ddp", "--task", "tests.faulty:SlowTask", "--seconds", "5", "--output-dir", str(run)]
+    job = subprocess.Popen([*command, "--save-every", save_every], stderr=subprocess.PIPE, text=True)
+    wait_for_steps(run)
+    if save_every != "never":
+        job.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+    job.send_signal(signal.SIGTERM)
+    began = time.monotonic()
+    _, stderr = job.communicate(timeout=60)
+    assert time.monotonic() - began < 12
+    assert job.returncode == 128 + signal.SIGTERM
+    assert stderr.splitlines()[-1] == "lockstep: interrupted by SIGTERM; all ranks have been ended"
+    assert json.loads((run / "record.json").read_text())["status"] == "interrupted"
+    assert not list_checkpoints(run)
+
+
+@pytest.fixture
+def interrupted(tmp_path: Path, unbroken: Any) -> Path:
+    """A run that was lost after its sixth step."""
+    run = tmp_path / "run"
+    shutil.copytree(unbroken("ddp", *EXACT), run)
+    (run / "record.json").unlink()
+    for step in (7,):
+        checkpoint_path(run, step).unlink()
+    return run
+
+
+def test_a_damaged_latest_falls_back(tmp_path: Path, interrupted: Path, unbroken: Any) -> None:
+    newest = checkpoint_path(interrupted, 6)
+    content = bytearray(newest.read_bytes())
+    content[-1] ^= 1
+    newest.write_bytes(content)
+    done = lockstep("ddp", "--resume", "latest", "--output-dir", interrupted)
+    assert done.returncode == 0, done.stderr
+    assert f"passed over: {newest}: is damaged, its content does not match its hash" in done.stdout
+    assert "going on after step 5" in done.stdout
+    _assert_same_run(interrupted, unbroken("ddp", *EXACT))
+    assert (interrupted / "attempts" / "1" / newest.name).exists()
+    # By its own name, it is refused.
+    damaged = interrupted / "attempts" / "1" / newest.name
+    done = lockstep("ddp", "--resume", damaged, "--output-dir", tmp_path / "other")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"lockstep: --resume {damaged}: is damaged")
+    assert not (tmp_path / "other").exists()
+
+
+def test_what_cannot_be_resumed(tmp_path: Path, interrupted: Path, unbroken: Any) -> None:
+    whole, new = unbroken("ddp", *EXACT), tmp_path / "new"
+    before = {path: path.stat().st_mtime_ns for path in interrupted.rglob("*")}
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    start = checkpoint_path(interrupted, 3)
+    cases = {
+        ("--resume",): "--resume latest: tell of which run, with --output-dir",
+        ("--resume", tmp_path / "none"): "there is no such file",
+        ("--resume", empty): "holds no checkpoint",
+        ("--resume", whole / "model.safetensors"): "is a safetensors file, but no checkpoint",
+        ("--resume", whole / "record.json"): "is torn or no safetensors file",
+        ("--resume", "--output-dir", whole): "its run is complete; there is nothing to resume",
+        ("--resume", start, "--seed", "7"): "--seed 7: the run to resume has 42",
+        ("--resume", start, "--dropout", "0.2"): "--dropout 0.2: the run to resume has 0.1",
+        ("--resume", start, "--task", "text-classification"): "--task text-classification: the run to resume has",
+        ("--resume", start, "--precision", "bf16"): "--precision bf16: the run to resume has fp32",
+        ("--resume", start, "--num-processes", "3"): "--global-batch-size 32 does not divide",
+        ("--resume", start, "--overwrite", "--output-dir", interrupted): "--overwrite would remove the checkpoint",
+        ("--resume", start, "--diagnose"): "--diagnose watches whole runs",
+        ("--resume", start, "--output-dir", whole): "holds a run already",
+    }
+    for arguments, message in cases.items():
+        place = () if "--output-dir" in arguments or arguments == ("--resume",) else ("--output-dir", new)
+        done = lockstep("ddp", *arguments, *place, cwd=tmp_path)
+        assert done.returncode == 2, (arguments, done.stdout)
+        assert message in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+    assert not new.exists()
+    assert {path: path.stat().st_mtime_ns for path in interrupted.rglob("*")} == before
+
+
+def test_other_data_are_noticed(tmp_path: Path) -> None:
+    """The file that was trained on has changed."""
+    rows, run = tmp_path / "rows.csv", tmp_path / "run"
+    text = "text,label\n" + "".join(f"some words {n},{n % 2}\n" for n in range(40))
+    rows.write_text(text)
+    options = ("--train-file", rows, "--validation-file", rows, "--max-seq-length", "16", "--model", "bert-tiny")
+    train("single", run, *options, "--max-steps", "4", "--save-every", "2")
+    rows.write_text(text.replace("some", "other"))
+    done = lockstep("single", "--resume", checkpoint_path(run, 2), "--output-dir", tmp_path / "on")
+    assert done.returncode == 1
+    assert "the data or the model is not that of the checkpoint" in done.stderr
+
+
+def test_a_run_that_is_going_on_is_left_alone(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    command = [str(LOCKSTEP), "ddp", "--task", "tests.faulty:SlowTask", "--save-every", "1", "--output-dir", str(run)]
+    job = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for_steps(run)
+    done = lockstep("ddp", "--resume", "--output-dir", run)
+    assert done.returncode == 2
+    assert "its run is still going on (rank 0 is process" in done.stderr
+    job.terminate()
+    assert job.wait(timeout=60) == 75
+
+
+def test_latest_of_nothing_begins(tmp_path: Path) -> None:
+    """The same command starts a job and goes on with it, as a queue that starts jobs again needs."""
+    options = ("--task", "token-tagging", "--max-steps", "2", "--resume", "latest", "--output-dir", tmp_path / "run")
+    done = lockstep("single", *options)
+    assert done.returncode == 0, done.stderr
+    assert "no checkpoint yet: starting from the beginning" in done.stdout
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "loss"])
+def test_the_best_model_is_kept_and_patience_ends(tmp_path: Path, unbroken: Any, metric: str) -> None:
+    """With a run that is broken after the best evaluation and before the end."""
+    run, on = tmp_path / "run", tmp_path / "on"
+    options = (*RUN, "--learning-rate", "0.5", "--num-train-epochs", "12", "--keep", "2", "--save-every", "3")
+    options = (*options, "--metric-for-best-model", metric, "--early-stopping-patience", "2")
+    record = train("ddp", run, *options)
+    values = [one["metrics"][metric] for one in record["evaluations"]]
+    assert len(values) < 12
+    best = values.index((max if metric == "accuracy" else min)(values))
+    assert len(values) == best + 1 + 2
+    assert record["best_step"] == record["evaluations"][best]["step"]
+    assert record["quality"] == record["evaluations"][best]["metrics"]
+    kept = read_checkpoint(checkpoint_path(run, record["best_step"]))
+    for name, weight in _weights(run).items():
+        assert torch.equal(weight, kept.tensors[f"model.{name}"])
+    assert kept.state.best is not None
+    assert kept.state.best.step == record["best_step"]
+    later = [path for path in list_checkpoints(run) if checkpoint_step(path) > record["best_step"]]
+    assert later
+    resumed = train("horovod", on, "--resume", later[-1])
+    assert [one["metrics"] for one in resumed["evaluations"]] == [one["metrics"] for one in record["evaluations"]]
+    assert resumed["best_step"] == record["best_step"]
+    assert (on / "model.safetensors").read_bytes() == (run / "model.safetensors").read_bytes()
+
+
+def test_a_metric_that_is_not_computed(tmp_path: Path) -> None:
+    done = lockstep("single", *RUN, "--metric-for-best-model", "bleu", "--output-dir", tmp_path / "run")
+    assert done.returncode == 2
+    assert "--metric-for-best-model bleu: the task computes loss, accuracy, macro_f1; choose one" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_saving_by_minutes(tmp_path: Path) -> None:
+    """Every three seconds of a run that takes at least seven."""
+    options = (
+        "--task",
+        "tests.faulty:SlowTask",
+        "--max-steps",
+        "14",
+        "--seconds",
+        "0.5",
+        "--logging-steps",
+        "1",
+        "--keep",
+        "100",
+    )
+    train("ddp", tmp_path / "run", *options, "--save-every", "0.05min")
+    steps = [checkpoint_step(path) for path in list_checkpoints(tmp_path / "run")]
+    assert 1 <= len(steps) <= 3
+
+
+@contextlib.contextmanager
+def _small_disk(place: Path, size: str) -> Iterator[Path]:
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", place]
+    mounted = subprocess.run(command, capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"a small disk cannot be had here: {mounted.stderr.strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", place], check=True)
+
+
+@pytest.mark.parametrize("answer", ["continue", "stop"])
+def test_a_full_disk(tmp_path: Path, answer: str) -> None:
+    """What fitted stays whole; the run says what did not, and goes on or ends, as asked."""
+    # Room for three checkpoints of 2 MB, and for a model of a third of that.
+    with _small_disk(tmp_path / "disk", "7400k") as disk:
+        run = disk / "run"
+        options = ("--task", "token-tagging", "--hidden-size", "200", "--max-steps", "8", "--save-every", "1")
+        done = lockstep("ddp", *options, "--keep", "100", "--on-save-error", answer, "--output-dir", run)
+        assert "step 4: the checkpoint could NOT be saved (" in done.stdout
+        assert [checkpoint_step(path) for path in list_checkpoints(run)] == [3, 2, 1]
+        assert not list((run / "checkpoints").glob(".*"))
+        for path in list_checkpoints(run):
+            read_checkpoint(path)
+        record = json.loads((run / "record.json").read_text())
+        if answer == "continue":
+            assert done.returncode == 0, done.stderr
+            assert record["failed_saves"] == [4, 5, 6, 7]
+            assert "NOT SAVED" in done.stdout
+            assert _weights(run)
+        else:
+            assert done.returncode == 1
+            assert "the checkpoint of step 4 cannot be saved: " in done.stderr
+            assert "No space left on device" in done.stderr
+            assert record["status"] == "failed"
+
+
+def test_a_disk_without_a_byte_left(tmp_path: Path) -> None:
+    """The training goes on to its end; that its results have no place is said, in one line, by name."""
+    with _small_disk(tmp_path / "disk", "8m") as disk:
+        run = disk / "run"
+        options = ("--task", "tests.faulty:SlowTask", "--hidden-size", "200", "--max-steps", "30", "--save-every", "2")
+        job = subprocess.Popen(
+            [str(LOCKSTEP), "ddp", *options, "--output-dir", str(run)], stderr=subprocess.PIPE, text=True
+        )
+        wait_for_steps(run)
+        with contextlib.suppress(OSError), (disk / "rest").open("wb", buffering=0) as rest:
+            while True:
+                rest.write(bytes(4096))
+        _, stderr = job.communicate(timeout=120)
+        assert job.returncode == 1
+        assert "Traceback" not in stderr
+        assert stderr.startswith("lockstep: ddp failed: ")
+        assert not list(run.glob(".record*"))
+        assert not (run / "model.safetensors").exists()
+        for path in list_checkpoints(run):
+            read_checkpoint(path)
+
+
+def test_nobody_reads_what_is_printed(tmp_path: Path) -> None:
+    """Ctrl-C ends the other end of a pipe, too; the run still saves."""
+    run = tmp_path / "run"
+    command = [str(LOCKSTEP), "ddp", "--task", "tests.faulty:SlowTask", "--max-steps", "60", "--output-dir", str(run)]
+    job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    wait_for_steps(run)
+    assert job.stdout is not None
+    job.stdout.close()
+    job.send_signal(signal.SIGINT)
+    assert job.wait(timeout=60) == 75
+    assert list_checkpoints(run)

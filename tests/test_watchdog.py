@@ -1,0 +1,196 @@
+"""Ranks that hang are named soon, whichever the backend; ranks that are merely slow are left alone."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from launch.heartbeat import read_position
+from launch.rank_files import LOGS_NAME, RankFiles
+from launch.watchdog import Watchdog
+from tests.faults.hangs import HANGS, hang_one
+from tests.launching import DISTRIBUTED, lockstep, require_backend
+
+
+@pytest.mark.parametrize("fault", HANGS)
+@pytest.mark.parametrize("backend", DISTRIBUTED)
+def test_a_rank_that_hangs_is_named(tmp_path: Path, backend: str, fault: str) -> None:
+    """The rank, its step and phase, and all stacks: for one fault with all limits as they come, else sooner."""
+    require_backend(backend)
+    options = () if fault == "is-stopped" else ("--hang-timeout", "5")
+    hang = hang_one(backend, fault, tmp_path / "run", *options)
+    assert hang.problems == []
+    assert hang.seconds < (30 if not options else 20)
+    record = json.loads((tmp_path / "run" / "record.json").read_text())
+    assert record["status"] == "failed"
+    assert record["error"].startswith("rank 1 (")
+
+
+def test_what_is_slow_does_not_hang(tmp_path: Path) -> None:
+    """Every batch takes longer than the limit of silence, on one rank after the other; and no limit is none."""
+    options = ("--task", "tests.faulty:SlowTask", "--slow-rank", "1", "--max-steps", "2", "--micro-batch-size", "4")
+    done = lockstep("ddp", *options, "--seconds", "1", "--hang-timeout", "3", "--output-dir", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    done = lockstep("ddp", *options, "--seconds", "3", "--hang-timeout", "1", "--output-dir", tmp_path / "hung")
+    assert done.returncode == 1
+    done = lockstep("ddp", *options, "--seconds", "3", "--hang-timeout", "0", "--output-dir", tmp_path / "patient")
+    assert done.returncode == 0, done.stderr
+
+
+RANK = """
+import math, sys, time
+from pathlib import Path
+sys.path[:0] = [{project!r}, str(Path(sys.argv[1]) / "site-packages")]
+from launch.heartbeat import Heartbeat
+from launch.rank_files import RankFiles
+files = RankFiles(Path(sys.argv[1]), int(sys.argv[2]))
+files.announce()
+heartbeat = Heartbeat(files.heartbeat)
+heartbeat.enter(sys.argv[3], int(sys.argv[4]))
+print("ready", flush=True)
+if sys.argv[5] == "waits":
+    import horovod.waiting
+while sys.argv[5] == "sleeps":
+    time.sleep(0.01)
+while True:
+    math.sqrt(2)
+"""
+
+
+@pytest.fixture
+def ranks(tmp_path: Path):  # type: ignore[no-untyped-def]
+    """Starts processes that look like ranks: (rank, phase, step, "waits", "sleeps" or "computes")."""
+    (tmp_path / LOGS_NAME).mkdir()
+    # Where a rank that waits for others is.
+    library = tmp_path / "site-packages" / "horovod"
+    library.mkdir(parents=True)
+    (library / "__init__.py").touch()
+    (library / "waiting.py").write_text("import time\nwhile True:\n    time.sleep(0.01)\n")
+    started = []
+
+    def start(*wanted: tuple[int, str, int, str]) -> list[subprocess.Popen[str]]:
+        for facts in wanted:
+            command = [sys.executable, "-c", RANK.format(project=str(Path(__file__).parent.parent)), str(tmp_path)]
+            process = subprocess.Popen([*command, *map(str, facts)], stdout=subprocess.PIPE, text=True)
+            started.append(process)
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        return started
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def _look(directory: Path, *, for_seconds: float = 4.0, **options: object):  # type: ignore[no-untyped-def]
+    settings = {"seconds": 1.0, "long_seconds": 60.0, "slow_computing": False, "spans_nodes": False}
+    watchdog = Watchdog(directory, **{**settings, **options})  # type: ignore[arg-type]
+    deadline = time.monotonic() + for_seconds
+    while time.monotonic() < deadline:
+        hang = watchdog.look()
+        if hang is not None:
+            return hang
+        time.sleep(0.1)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "rank"),
+    [
+        ([(0, "backward", 7, "waits"), (1, "data", 7, "computes")], 1),
+        ([(0, "data", 7, "computes"), (1, "backward", 7, "waits")], 0),
+        # All wait. Who reads data has no reason to; else one has left out a collective, and is ahead or alone.
+        ([(0, "backward", 7, "waits"), (1, "data", 7, "waits")], 1),
+        ([(0, "evaluation", 7, "waits"), (1, "backward", 8, "waits")], 1),
+        ([(0, "backward", 7, "waits"), (1, "evaluation", 6, "waits"), (2, "backward", 7, "waits")], 1),
+        # Both are at something: the one that is behind.
+        ([(0, "data", 8, "computes"), (1, "data", 7, "computes")], 1),
+    ],
+)
+def test_who_it_is(tmp_path: Path, ranks, wanted, rank: int) -> None:  # type: ignore[no-untyped-def]
+    ranks(*wanted)
+    hang = _look(tmp_path)
+    assert hang is not None
+    assert hang.rank == rank
+    for number, phase, step, _ in wanted:
+        assert f"rank {number}: step {step}, {phase}, was at " in hang.message
+
+
+def test_a_stopped_rank_goes_first(tmp_path: Path, ranks) -> None:  # type: ignore[no-untyped-def]
+    processes = ranks((0, "data", 7, "computes"), (1, "backward", 7, "computes"))
+    processes[1].send_signal(signal.SIGSTOP)
+    hang = _look(tmp_path)
+    assert hang is not None
+    assert hang.rank == 1
+    assert "SIGSTOP" in hang.message
+
+
+def test_ranks_of_another_node(tmp_path: Path, ranks) -> None:  # type: ignore[no-untyped-def]
+    ranks((2, "backward", 7, "waits"), (3, "backward", 7, "waits"))
+    hang = _look(tmp_path, spans_nodes=True)
+    assert hang is not None
+    assert hang.rank is None
+    assert "for those of another node" in hang.message
+    hang = _look(tmp_path)
+    assert hang is not None
+    assert hang.rank is None
+    assert "all ranks have waited for each other" in hang.message
+
+
+@pytest.mark.parametrize("phase", ["start", "saving", "end"])
+def test_long_phases_have_a_longer_limit(tmp_path: Path, ranks, phase: str) -> None:  # type: ignore[no-untyped-def]
+    ranks((0, phase, 7, "computes"), (1, "end", 7, "waits"))
+    assert _look(tmp_path, for_seconds=3) is None
+    assert _look(tmp_path, long_seconds=1.0) is not None
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward", "update", "evaluation"])
+def test_a_large_model_may_take_its_time(tmp_path: Path, ranks, phase: str) -> None:  # type: ignore[no-untyped-def]
+    """As long as it keeps the processor busy, up to the longer limit; what is idle may not, unless it compiles."""
+    ranks((0, phase, 1, "computes"))
+    assert _look(tmp_path, for_seconds=3) is None
+    assert _look(tmp_path, long_seconds=1.0) is not None
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward", "update", "evaluation"])
+def test_what_is_idle_does_not_compute(tmp_path: Path, ranks, phase: str) -> None:  # type: ignore[no-untyped-def]
+    """Unless a model is being compiled, which other processes do."""
+    ranks((0, phase, 1, "sleeps"))
+    assert _look(tmp_path, for_seconds=3, slow_computing=True) is None
+    assert _look(tmp_path) is not None
+
+
+def test_a_launcher_that_was_asleep_starts_anew(tmp_path: Path, ranks, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    """A machine that slept, or a container that was paused, has not heard of its ranks for long."""
+    ranks((0, "data", 7, "computes"))
+    now = time.monotonic()
+    watchdog = Watchdog(tmp_path, seconds=5, long_seconds=60, slow_computing=False, spans_nodes=False)
+    monkeypatch.setattr(time, "monotonic", lambda: now + 1000)
+    assert watchdog.look() is None
+    monkeypatch.setattr(time, "monotonic", lambda: now + 1001)
+    assert watchdog.look() is None
+
+
+def test_the_last_sign_of_life_is_read(tmp_path: Path) -> None:
+    """Also of a rank that has ended."""
+    script = (
+        "import sys; from pathlib import Path; from launch.heartbeat import Heartbeat\n"
+        "heartbeat = Heartbeat(Path(sys.argv[1]))\n"
+        "import os; os.write(1, b'begin')\n"
+        "for step in range(10_000):\n"
+        "    heartbeat.enter('forward', step)\n"
+        "os.write(1, b'end')\n"
+    )
+    file = tmp_path / "rank0.heartbeat"
+    subprocess.run([sys.executable, "-c", script, file], check=True, cwd=Path(__file__).parent.parent)
+    position = read_position(file)
+    assert position is not None
+    assert (position.step, position.phase) == (9_999, "forward")
+    assert RankFiles(tmp_path, 5).position() is None
