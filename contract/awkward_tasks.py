@@ -7,13 +7,14 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from launch.rank_files import rank_from_environment
 from tasks.interface import Batch, Split
 from tasks.token_tagging import NUM_TAGS, TokenTagging
+
+if TYPE_CHECKING:
+    import torch
 
 FAULT_VARIABLE = "LOCKSTEP_FAULT"
 _FAULTY_CALL = 5
@@ -44,6 +45,8 @@ class UnusedParameterTask(TokenTagging):
     """Has a parameter that no forward uses."""
 
     def build_model(self) -> torch.nn.Module:
+        import torch
+
         model = super().build_model()
         model.register_parameter("idle", torch.nn.Parameter(torch.ones(3, 3, dtype=torch.float64)))
         return model
@@ -53,6 +56,8 @@ class DisusedParameterTask(UnusedParameterTask):
     """Uses that parameter in the first training forward, and never again."""
 
     def build_model(self) -> torch.nn.Module:
+        import torch
+
         model = super().build_model()
         model.register_buffer("is_used", torch.ones((), dtype=torch.bool))
         model.register_forward_hook(_use_idle_once)

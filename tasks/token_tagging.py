@@ -8,16 +8,18 @@ A mean of means, wherever one hides, gives another gradient here.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from pydantic import Field
-from torch import nn
-from torch.nn.utils.rnn import pad_sequence
 
 from tasks.interface import Batch, Split, Task, TaskSettings
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 NUM_TAGS = 7
 NO_TARGET = -100
@@ -33,33 +35,6 @@ class TokenTaggingSettings(TaskSettings):
     hidden_size: int = Field(12, gt=0, le=4096, description="width of the hidden layer")
 
 
-class Tagger(nn.Module):
-    """Embeds tokens, mixes neighbours, and scores tags with the embedding's own weights.
-
-    Maps token numbers [batch, length] to scores [batch, length, NUM_TAGS].
-    """
-
-    def __init__(self, *, dtype: torch.dtype, dropout: float, hidden_size: int) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(NUM_TAGS, hidden_size)
-        self.mixer = nn.Linear(2 * hidden_size, hidden_size)
-        self.dropout = nn.Dropout(dropout)
-        self.output = nn.Linear(hidden_size, NUM_TAGS)
-        self.output.weight = self.embedding.weight
-        self.gain = nn.Parameter(0.5 + torch.rand(hidden_size), requires_grad=False)
-        # Drawn at random, so that ranks start with different ones; one of them is in no state_dict.
-        self.register_buffer("marks", torch.randint(0, 1000, (3,)))
-        self.register_buffer("hidden_marks", torch.rand(3), persistent=False)
-        self.to(dtype)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        embedded = self.embedding(tokens)
-        left = nn.functional.pad(embedded, (0, 0, 1, 0))[:, :-1]
-        hidden = self.dropout(torch.tanh(self.mixer(torch.cat([embedded, left], dim=-1))))
-        scores: torch.Tensor = self.output(hidden * self.gain)
-        return scores
-
-
 class TokenTagging(Task):
     """Tags tokens in float64, with a loss over tokens and not over samples."""
 
@@ -69,23 +44,35 @@ class TokenTagging(Task):
     metric_names = ("loss", "accuracy", "macro_f1")
 
     def prepare(self) -> None:
-        self._samples = {
-            "train": _sentences(self.settings.num_train_samples, seed=1),
-            "validation": _sentences(self.settings.num_validation_samples, seed=2),
+        """Nothing to read: the sentences are drawn by whoever needs more than their number."""
+
+    @functools.cached_property
+    def _samples(self) -> dict[str, list[tuple[torch.Tensor, torch.Tensor]]]:
+        from tasks.tagger import sentences
+
+        return {
+            "train": sentences(self.settings.num_train_samples, seed=1),
+            "validation": sentences(self.settings.num_validation_samples, seed=2),
         }
 
     def num_samples(self, split: Split) -> int:
-        return len(self._samples[split])
+        return self.settings.num_train_samples if split == "train" else self.settings.num_validation_samples
 
     @property
     def default_learning_rate(self) -> float:
         return 0.1
 
     def build_model(self) -> nn.Module:
+        import torch
+
+        from tasks.tagger import Tagger
+
         settings = self.settings
         return Tagger(dtype=getattr(torch, settings.dtype), dropout=settings.dropout, hidden_size=settings.hidden_size)
 
     def collate(self, split: Split, sample_ids: Sequence[int]) -> Batch:
+        from torch.nn.utils.rnn import pad_sequence
+
         chosen = [self._samples[split][int(sample_id)] for sample_id in sample_ids]
         tokens = pad_sequence([tokens for tokens, _ in chosen], batch_first=True)
         tags = pad_sequence([tags for _, tags in chosen], batch_first=True, padding_value=NO_TARGET)
@@ -95,10 +82,15 @@ class TokenTagging(Task):
         return sum(int((self._samples[split][int(i)][1] != NO_TARGET).sum()) for i in sample_ids)
 
     def loss_sum(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        from torch import nn
+
         scores = model(batch.tensors["tokens"])
         return nn.functional.cross_entropy(scores.flatten(0, 1), batch.tensors["tags"].flatten(), reduction="sum")
 
     def evaluation_rows(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        import torch
+        from torch import nn
+
         tags = batch.tensors["tags"]
         scores = model(batch.tensors["tokens"])
         losses = nn.functional.cross_entropy(scores.transpose(1, 2), tags, reduction="none").sum(dim=1)
@@ -115,6 +107,8 @@ class TokenTagging(Task):
 
     def metrics(self, rows: torch.Tensor) -> dict[str, float | None]:
         """Loss and accuracy add up over samples; macro F1, over the tags that occur, does not."""
+        import torch
+
         loss, *counts = rows.sum(dim=0)
         wanted, predicted, hits = torch.stack(counts).reshape(3, NUM_TAGS)
         f1 = (2 * hits / (wanted + predicted))[wanted > 0]
@@ -134,18 +128,3 @@ class TokenTagging(Task):
         from safetensors.torch import save_model
 
         save_model(model, str(directory / "model.safetensors"))
-
-
-def _sentences(num_samples: int, *, seed: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Draws (tokens, tags) pairs; early sentences are long and use few tags, late ones are short."""
-    generator = torch.Generator().manual_seed(seed)
-    sentences = []
-    for index in range(num_samples):
-        early = index < num_samples // 2
-        length = int(torch.randint(8 if early else 1, 13 if early else 4, (1,), generator=generator))
-        tokens = torch.randint(0, 2 if early else NUM_TAGS, (length,), generator=generator)
-        tags = (tokens + torch.roll(tokens, 1)) % NUM_TAGS
-        # Every third token has no target, but the first always has: no sentence is without one.
-        tags[2::3] = NO_TARGET
-        sentences.append((tokens, tags))
-    return sentences

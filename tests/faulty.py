@@ -1,4 +1,4 @@
-"""Tasks and backends that go wrong on purpose, for the tests of failures."""
+"""Tasks that go wrong on purpose, for the tests of failures."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import math
 import os
 import signal
 import time
-import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from pydantic import Field
 
-from backends.ddp import DDPBackend
-from backends.interface import StepResult
 from launch.rank_files import rank_from_environment
 from tasks.interface import Batch, Split
 from tasks.token_tagging import TokenTagging, TokenTaggingSettings
+
+if TYPE_CHECKING:
+    import torch
 
 
 class SlowSettings(TokenTaggingSettings):
@@ -81,6 +80,8 @@ class HangingTask(TokenTagging):
 
     def _wait_alone(self) -> None:
         """Enters a collective that no other rank ever enters."""
+        import torch
+
         if "HOROVOD_RANK" in os.environ:
             import horovod.torch as hvd
 
@@ -100,6 +101,8 @@ class NonFiniteTask(TokenTagging):
     settings: NonFiniteSettings
 
     def collate(self, split: Split, sample_ids: Sequence[int]) -> Batch:
+        import torch
+
         batch = super().collate(split, sample_ids)
         is_bad = split == "train" and self.settings.bad_sample in [int(one) for one in sample_ids]
         tensors: dict[str, Any] = {**batch.tensors, "factor": torch.full((len(sample_ids),), math.nan if is_bad else 1)}
@@ -115,34 +118,3 @@ class UnsavableTask(TokenTagging):
     def save(self, model: torch.nn.Module, directory: Path) -> None:
         (directory / "model.safetensors").write_bytes(b"half")
         raise OSError("no space left on device")
-
-
-class WatchedBackend(DDPBackend):
-    """Fails if its wrapper is still referred to when the process group is about to go."""
-
-    name = "watched"
-
-    def setup(
-        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer
-    ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-        wrapped, optimizer = super().setup(model, optimizer)
-        self._wrapped = weakref.ref(wrapped)
-        return wrapped, optimizer
-
-    def leave_group(self) -> None:
-        if self._wrapped() is not None:
-            raise RuntimeError("the wrapper outlives the process group")
-        super().leave_group()
-
-
-class DivergingBackend(DDPBackend):
-    """Lets rank 1 go its own way."""
-
-    name = "diverging"
-
-    def step(self, max_grad_norm: float) -> StepResult:
-        result = super().step(max_grad_norm)
-        if self.rank == 1:
-            with torch.no_grad():
-                next(self.model.parameters()).add_(1e-6)
-        return result

@@ -139,12 +139,12 @@ def test_runs_started_together_do_not_meet(tmp_path: Path) -> None:
 
 
 def test_no_wrapper_outlives_the_process_group(tmp_path: Path) -> None:
-    train("tests.faulty:WatchedBackend", tmp_path / "run", "--task", "token-tagging", "--max-steps", "2")
+    train("tests.faulty_backends:WatchedBackend", tmp_path / "run", "--task", "token-tagging", "--max-steps", "2")
 
 
 def test_diverging_ranks_are_noticed(tmp_path: Path) -> None:
     options = ("--task", "token-tagging", "--max-steps", "3", "--output-dir", tmp_path / "run")
-    done = lockstep("tests.faulty:DivergingBackend", *options)
+    done = lockstep("tests.faulty_backends:DivergingBackend", *options)
     assert done.returncode == 1
     assert "the weights of rank 1 differ from those of rank 0" in done.stderr
 
