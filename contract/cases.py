@@ -201,15 +201,18 @@ HALF = tuple(
         ("clipped", {"max_grad_norm": 0.05}, 2),
     )
 )
+_DECAYING_CLIPPED = Training({"lr_scheduler": "linear", "max_grad_norm": 0.5}, _FLOAT32, accumulation=2)
 OVERFLOWS = tuple(
     Case(
         f"overflow-on-rank-{overflow.rank}-micro-batch-{overflow.micro_step}",
-        (Training({"lr_scheduler": "linear", "max_grad_norm": 0.5}, _FLOAT32, accumulation=2, overflow=overflow),),
+        (replace(_DECAYING_CLIPPED, overflow=overflow),),
         precision="fp16",
         world_sizes=_PAIR,
     )
     for overflow in (Overflow(1, 3, 0), Overflow(0, 3, 1))
 )
+# The same without a loss scale, where no scaler skips.
+INFINITE_LOSS = Case("infinite-loss", (replace(_DECAYING_CLIPPED, overflow=Overflow(1, 3, 0)),), world_sizes=_PAIR)
 _FP16 = Training(settings=_FLOAT32, accumulation=2)
 CLIP_FP16 = Case(
     "clip-just-above-the-norm", (_FP16, replace(_FP16, clip_just_above=True)), precision="fp16", world_sizes=_PAIR
@@ -255,7 +258,7 @@ FAULTS = tuple(
 
 ALL = (
     WORLD, COLLECTIVES, BARRIER, PREPARED_OPTIMIZER, *PLAIN, MOMENTUM, *CLIPPED, ADAMW, ADAMW_CLIPPED, FLOAT32, WIDE,
-    BITS, SMALL_EVALUATION, ONE_BY_ONE_EVALUATION, DROPOUT, STATE, *HALF, *OVERFLOWS, CLIP_FP16, STATE_FP16,
-    UNUSED, RARE, *UNANNOUNCED, SHUTDOWN, REFUSALS, HOSTILE, *FAULTS,
+    BITS, SMALL_EVALUATION, ONE_BY_ONE_EVALUATION, DROPOUT, STATE, INFINITE_LOSS, *HALF, *OVERFLOWS, CLIP_FP16,
+    STATE_FP16, UNUSED, RARE, *UNANNOUNCED, SHUTDOWN, REFUSALS, HOSTILE, *FAULTS,
 )  # fmt: skip
 BY_NAME = {case.name: case for case in ALL}

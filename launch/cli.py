@@ -194,6 +194,7 @@ def _run_once(config: RunConfig, ranks: Ranks, command: list[str], terminal: Con
 
     watchdog = Watchdog(
         config.output_dir,
+        num_ranks=ranks.num_local_processes,
         seconds=config.hang_timeout,
         long_seconds=config.timeout,
         slow_computing=config.torch_compile,

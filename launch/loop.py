@@ -331,7 +331,7 @@ class Trainer:
                 with backend.autocast():
                     loss = self.task.loss_sum(self.model, batch) * (micro_batch.weight / num_targets)
                 self.heartbeat.enter("backward")
-                backend.backward(loss * backend.world_size)
+                backend.backward(loss * self._backward_factor(loss))
             loss_shares.append(loss.detach())
             if micro_batch.weight:
                 samples += len(micro_batch.sample_ids)
@@ -357,6 +357,16 @@ class Trainer:
         self.trajectory.samples.append(samples)
         self.trajectory.tokens.append(tokens)
         self.trajectory.positions.append(positions)
+
+    def _backward_factor(self, loss: torch.Tensor) -> torch.Tensor | int:
+        """What undoes the division by the world size in the average over ranks.
+
+        Where updates are to be left out: not a number for a loss that is none, whose gradient may be finite
+        all the same. The reduction then tells all ranks, at no cost in communication.
+        """
+        if self.config.on_nan != "skip":
+            return self.backend.world_size
+        return torch.where(loss.detach().isfinite(), self.backend.world_size, math.nan)
 
     def evaluate(self, epoch: int) -> bool:
         """Evaluates the whole validation split, each sample once, on all ranks together.

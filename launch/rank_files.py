@@ -36,6 +36,7 @@ _CONSEQUENCES = (
     "Horovod has been shut down",
     "HorovodInternalError",
     "DistNetworkError",
+    "DistStoreError",
     "DistBackendError",
     "remote process exited",
     "Timed out waiting",

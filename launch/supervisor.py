@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 from launch.heartbeat import Position
-from launch.rank_files import LOGS_NAME, RankFiles, started_ranks
+from launch.rank_files import LOGS_NAME, RankFailure, RankFiles, started_ranks
 from launch.watchdog import Hang, Watchdog
 
 _POLL_SECONDS = 0.1
@@ -113,7 +113,7 @@ def run_job(
     if hang is not None:
         culprit = next((rank for rank in ranks if rank.rank == hang.rank), None)
         if culprit is None:
-            return JobFailure(None, hang.message, ranks[0].stacks)
+            return JobFailure(hang.rank, hang.message, ranks[0].stacks if ranks else engine_log)
         return JobFailure(culprit.rank, hang.message, culprit.stacks, hang.position)
     if len(ranks) == num_processes and all(rank.succeeded() for rank in ranks):
         if engine.returncode:
@@ -122,7 +122,7 @@ def run_job(
                 return JobFailure(None, message, engine_log)
             print(f"lockstep: {message}; see {engine_log}")
         return None
-    return _explain(ranks, engine.returncode, engine_log, spans_nodes=spans_nodes)
+    return _explain(ranks, engine.returncode, engine_log, num_processes=num_processes, spans_nodes=spans_nodes)
 
 
 def _end_with_parent() -> None:
@@ -154,7 +154,9 @@ def _end(engine: subprocess.Popen[bytes], run_directory: Path) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
-def _explain(ranks: list[RankFiles], return_code: int, engine_log: Path, *, spans_nodes: bool) -> JobFailure:
+def _explain(
+    ranks: list[RankFiles], return_code: int, engine_log: Path, *, num_processes: int, spans_nodes: bool
+) -> JobFailure:
     """Finds the failure that the others follow from.
 
     An error that a rank reported comes first, unless it only tells that a peer has gone or does not
@@ -165,22 +167,33 @@ def _explain(ranks: list[RankFiles], return_code: int, engine_log: Path, *, span
     if causes:
         failure, rank = causes[0]
         return _failure_of(rank, failure.message, rank.log)
+    missing = sorted(set(range(num_processes)) - {rank.rank for rank in ranks}) if not spans_nodes else []
     for rank in ranks:
         if rank.ended_silently():
-            return _failure_of(rank, "ended without a word: killed, crashed or out of memory", rank.log)
-    if failed:
+            others = f"; rank {missing[0]} had not begun" if missing else ""
+            return _failure_of(rank, f"ended without a word: killed, crashed or out of memory{others}", rank.log)
+    if failed and spans_nodes:
+        # Whoever went first is not here: a rank that says nothing was ended by its launcher.
         failure, rank = failed[0]
-        if spans_nodes:
-            # Whoever went first is not here: a rank that says nothing was ended by its launcher.
-            return _failure_of(rank, f"{failure.message} (the cause may lie on another node)", rank.log)
-        stuck = [rank for rank in ranks if rank.started() and rank.failure() is None and not rank.succeeded()]
-        if not stuck:
-            return _failure_of(rank, failure.message, rank.log)
-        message = f"stuck: rank {rank.rank} waited for it in vain ({failure.message[:120]})"
-        return _failure_of(stuck[0], message, stuck[0].sigterm)
+        return _failure_of(rank, f"{failure.message} (the cause may lie on another node)", rank.log)
+    if failed:
+        return _explain_wait(*failed[0], ranks, missing, engine_log)
     lines = engine_log.read_text(errors="replace").strip().splitlines()
     reason = f": {lines[-1].strip()[:300]}" if lines else ""
     return JobFailure(None, f"the launcher ended with code {return_code}{reason}", engine_log)
+
+
+def _explain_wait(
+    failure: RankFailure, rank: RankFiles, ranks: list[RankFiles], missing: list[int], engine_log: Path
+) -> JobFailure:
+    """Finds whom the first rank that complained has waited for."""
+    waited = f"rank {rank.rank} waited for it in vain ({failure.message[:120]})"
+    if missing:
+        return JobFailure(missing[0], f"has not begun: {waited}", engine_log)
+    for stuck in ranks:
+        if stuck.failure() is None and not stuck.succeeded():
+            return _failure_of(stuck, f"stuck: {waited}", stuck.sigterm)
+    return _failure_of(rank, failure.message, rank.log)
 
 
 def _sweep(job: str) -> None:

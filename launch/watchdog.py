@@ -20,6 +20,8 @@ from launch.stacks import innermost_frame, is_in_backward, take_stacks, waits_fo
 _SECONDS_BETWEEN_LOOKS = 0.5
 # The launcher was not running itself for so long: the machine slept, or a container was paused.
 _SECONDS_ASLEEP = 5.0
+# Launchers load torch before they start ranks; from a cold network disk that takes minutes.
+_SECONDS_TO_START = 300.0
 # Phases that may take long without a sign: imports and meeting the others, a slow disk.
 _LONG_PHASES = ("start", "saving", "end")
 # And those that may as long as the main thread is mostly at work: a large model. Who waits in gloo mostly sleeps.
@@ -41,6 +43,7 @@ class Watchdog:
 
     Args:
         run_directory: Where they leave their files.
+        num_ranks: How many they are.
         seconds: How long all may be silent within a step or an evaluation; 0: for ever.
         long_seconds: The same for start, saving and end, and while a rank keeps its processor busy computing.
         slow_computing: Whether computing may always take that long, as where a model is compiled.
@@ -51,12 +54,13 @@ class Watchdog:
         self,
         run_directory: Path,
         *,
+        num_ranks: int,
         seconds: float,
         long_seconds: float,
         slow_computing: bool,
         spans_nodes: bool,
     ) -> None:
-        self._run_directory = run_directory
+        self._run_directory, self._num_ranks = run_directory, num_ranks
         self._seconds, self._long_seconds = seconds, max(seconds, long_seconds)
         self._long_phases = (*_LONG_PHASES, *(_COMPUTING_PHASES if slow_computing else ()))
         self._states: list[dict[int, str]] = []  # of all ranks, at each look since they fell silent
@@ -71,24 +75,32 @@ class Watchdog:
         if now - self._looked_at > _SECONDS_ASLEEP:
             self._awake_since = now
         self._looked_at = now
-        ranks = [rank for rank in started_ranks(self._run_directory) if not rank.succeeded()]
-        positions = {rank.rank: position for rank in ranks if (position := rank.position()) is not None}
-        if not ranks or len(positions) < len(ranks):
+        everyone = {rank: position for rank in started_ranks(self._run_directory) if (position := rank.position())}
+        if len(everyone) < self._num_ranks:
+            return self._judge_start({rank.rank for rank in everyone}, now - self._awake_since)
+        ranks = [rank for rank in everyone if not rank.succeeded()]
+        positions = {rank.rank: everyone[rank] for rank in ranks}
+        if not ranks:
             return None
         silence = now - max(self._awake_since, *(position.time for position in positions.values()))
         if silence < _SECONDS_BETWEEN_LOOKS:
             self._states.clear()
         self._states.append({rank.rank: rank.state() for rank in ranks})
-        if silence < self._seconds:
-            return None
-        last = positions[_least_advanced(positions)]
         is_patient = silence < self._long_seconds and "T" not in self._states[-1].values()
-        if last.phase in self._long_phases and is_patient:
+        last = positions[_least_advanced(positions)]
+        if silence < self._seconds or (last.phase in self._long_phases and is_patient):
             return None
         if now - self._judged_at < self._seconds / 4:  # each judgement interrupts all ranks for their stacks
             return None
         self._judged_at = now
         return self._judge(ranks, positions, silence)
+
+    def _judge_start(self, begun: set[int], seconds: float) -> Hang | None:
+        """Says which rank has not begun; launchers that wait for other nodes have a limit of their own for that."""
+        if self._spans_nodes or seconds < max(self._long_seconds, _SECONDS_TO_START):
+            return None
+        missing = min(set(range(self._num_ranks)) - begun)
+        return Hang(missing, f"has not begun within {seconds:.0f} s, as {len(begun)} of {self._num_ranks} ranks have")
 
     def _judge(self, ranks: list[RankFiles], positions: dict[int, Position], silence: float) -> Hang | None:
         stopped = {rank for rank, state in self._states[-1].items() if state == "T"}

@@ -91,11 +91,12 @@ class HangingTask(TokenTagging):
 
 
 class NonFiniteSettings(TokenTaggingSettings):
-    bad_sample: int = Field(17, description="the training sample whose loss is not a number")
+    bad_sample: int = Field(17, description="the training sample whose loss is not finite")
+    bad_constant: bool = Field(False, description="whether its gradient is finite all the same")
 
 
 class NonFiniteTask(TokenTagging):
-    """The loss of one sample is not a number."""
+    """The loss of one sample is not a number, or infinite by a constant."""
 
     Settings = NonFiniteSettings
     settings: NonFiniteSettings
@@ -105,11 +106,14 @@ class NonFiniteTask(TokenTagging):
 
         batch = super().collate(split, sample_ids)
         is_bad = split == "train" and self.settings.bad_sample in [int(one) for one in sample_ids]
-        tensors: dict[str, Any] = {**batch.tensors, "factor": torch.full((len(sample_ids),), math.nan if is_bad else 1)}
+        tensors: dict[str, Any] = {**batch.tensors, "is_bad": torch.full((len(sample_ids),), is_bad)}
         return Batch(tensors, batch.num_tokens, batch.num_positions)
 
     def loss_sum(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-        return super().loss_sum(model, batch) * batch.tensors["factor"][0]
+        loss = super().loss_sum(model, batch)
+        if batch.tensors["is_bad"][0]:
+            loss = loss + math.inf if self.settings.bad_constant else loss * math.nan
+        return loss
 
 
 class UnsavableTask(TokenTagging):

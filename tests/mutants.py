@@ -689,6 +689,13 @@ def overflow_decided_by_each_rank(backend: Any) -> Iterator[None]:
         yield
 
 
+@mutant("C30", cases.INFINITE_LOSS)
+def infinite_loss_applied(backend: Any) -> Iterator[None]:
+    """The option that forbids it is not heeded."""
+    with mock.patch.object(backend, "must_skip", return_value=False):
+        yield
+
+
 @mutant("C31", cases.OVERFLOWS[0])
 def scale_quartered(backend: Any) -> Iterator[None]:
     with replaced(

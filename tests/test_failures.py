@@ -60,6 +60,19 @@ def test_a_failing_rank_ends_the_job_by_name(tmp_path: Path, backend: str, fault
     assert record["error"].startswith("rank 1 (")
 
 
+@pytest.mark.parametrize("backend", ["ddp", "horovod"])
+def test_a_rank_that_never_begins_is_named(tmp_path: Path, backend: str) -> None:
+    require_backend(backend)
+    code = "import os, time\nif '1' in (os.environ.get('RANK'), os.environ.get('HOROVOD_RANK')): time.sleep(600)\n"
+    (tmp_path / "sitecustomize.py").write_text(code)
+    done = lockstep(
+        backend, *TINY, "--output-dir", tmp_path / "run", env={"PYTHONPATH": f"{PROJECT_DIRECTORY}:{tmp_path}"}
+    )
+    assert done.returncode == 1
+    assert re.search("rank 1: has not begun: rank 0 waited for it in vain|rank 1 had not begun$", done.stderr, re.M)
+    assert not processes_of(tmp_path / "run")
+
+
 @pytest.mark.parametrize("start_method", [("ddp", "spawn"), ("horovod", "mpirun")], ids="-".join)
 def test_other_start_methods_end_too(tmp_path: Path, start_method: tuple[str, str]) -> None:
     backend, method = start_method

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 import time
@@ -15,7 +16,7 @@ import pytest
 from launch.config import UsageError
 from launch.nodes import ALONE, Nodes, interface, own_address, settle_nodes
 from launch.rank_files import started_ranks
-from tests.launching import DISTRIBUTED, lockstep, require_backend, train
+from tests.launching import DISTRIBUTED, lockstep, processes_of, require_backend, train
 
 OPTIONS = ("--task", "token-tagging", "--max-steps", "10", "--threads-per-rank", "1", "--num-processes", "2")
 
@@ -161,6 +162,17 @@ def test_one_node_is_asked_to_stop_and_both_do(tmp_path: Path, backend: str) -> 
     assert len(list(tmp_path.glob("node*/checkpoints/*"))) == 1
     done = _run_nodes(backend, tmp_path, *options, "--resume", "latest")
     assert [outcome.returncode for outcome in done] == [0, 0], done[0].stderr + done[1].stderr
+
+
+@pytest.mark.parametrize("backend", DISTRIBUTED)
+def test_a_hang_is_named_on_its_node_and_ends_both(tmp_path: Path, backend: str) -> None:
+    require_backend(backend)
+    options = (*OPTIONS, "--task", "tests.faulty:HangingTask", "--fault", "loops", "--hang-timeout", "5")
+    done = _run_nodes(backend, tmp_path, *options)
+    assert [outcome.returncode for outcome in done] == [1, 1], done[0].stdout + done[1].stdout
+    named = rf"lockstep: {backend} failed: rank 1 \(\S+, step 5, data\): hangs: .* neither goes on nor waits for others"
+    assert sum(bool(re.match(named, outcome.stderr)) for outcome in done) == 1, done[0].stderr + done[1].stderr
+    assert not [process for node in (0, 1) for process in processes_of(tmp_path / f"node{node}")]
 
 
 def _ask_to_stop(node: Path) -> None:

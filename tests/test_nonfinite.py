@@ -47,11 +47,12 @@ def test_it_stops_by_name(tmp_path: Path, backend: str) -> None:
     assert saved == [f"step-{number:08d}.safetensors" for number in range(1, step)]
 
 
+@pytest.mark.parametrize("constant", [(), ("--bad-constant",)], ids=["nan", "infinite with a finite gradient"])
 @pytest.mark.parametrize("backend", ["single", *DISTRIBUTED])
-def test_it_leaves_the_update_out(tmp_path: Path, backend: str) -> None:
+def test_it_leaves_the_update_out(tmp_path: Path, backend: str, constant: tuple[str, ...]) -> None:
     """All ranks skip the same steps; the rest goes on as if those steps had not been."""
     require_backend(backend)
-    record = train(backend, tmp_path / "run", *TASK, "--on-nan", "skip", "--num-train-epochs", "2")
+    record = train(backend, tmp_path / "run", *TASK, *constant, "--on-nan", "skip", "--num-train-epochs", "2")
     skipped = [step["step"] for step in record["steps"] if step["skipped"]]
     assert len(skipped) == 2  # once an epoch
     assert [step["step"] for step in record["steps"] if step["loss"] is None] == skipped

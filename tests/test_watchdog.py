@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -12,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from launch.heartbeat import read_position
-from launch.rank_files import LOGS_NAME, RankFiles
+from launch.rank_files import LOGS_NAME, RankFiles, started_ranks
 from launch.watchdog import Watchdog
 from tests.faults.hangs import HANGS, hang_one
-from tests.launching import DISTRIBUTED, lockstep, require_backend
+from tests.launching import DISTRIBUTED, lockstep, processes_of, require_backend
 
 
 @pytest.mark.parametrize("fault", HANGS)
@@ -30,6 +31,16 @@ def test_a_rank_that_hangs_is_named(tmp_path: Path, backend: str, fault: str) ->
     record = json.loads((tmp_path / "run" / "record.json").read_text())
     assert record["status"] == "failed"
     assert record["error"].startswith("rank 1 (")
+
+
+def test_a_rank_whose_data_loader_hangs_is_named(tmp_path: Path) -> None:
+    """The endless loop is in a process of its own, which is ended with the rest."""
+    options = ("--task", "tests.faulty:HangingTask", "--fault", "loops", "--faulty-batch", "2", "--hang-timeout", "5")
+    done = lockstep("ddp", *options, "--dataloader-num-workers", "1", "--output-dir", tmp_path / "run")
+    assert done.returncode == 1
+    assert re.match(r"lockstep: ddp failed: rank 1 \(\S+, step 2, data\): hangs: ", done.stderr), done.stderr
+    assert "dataloader.py" in (tmp_path / "run" / "logs" / "rank1.stacks").read_text()
+    assert not processes_of(tmp_path / "run")
 
 
 def test_what_is_slow_does_not_hang(tmp_path: Path) -> None:
@@ -90,7 +101,14 @@ def ranks(tmp_path: Path):  # type: ignore[no-untyped-def]
 
 
 def _look(directory: Path, *, for_seconds: float = 4.0, **options: object):  # type: ignore[no-untyped-def]
-    settings = {"seconds": 1.0, "long_seconds": 60.0, "slow_computing": False, "spans_nodes": False}
+    num_ranks = len(started_ranks(directory))
+    settings = {
+        "num_ranks": num_ranks,
+        "seconds": 1.0,
+        "long_seconds": 60.0,
+        "slow_computing": False,
+        "spans_nodes": False,
+    }
     watchdog = Watchdog(directory, **{**settings, **options})  # type: ignore[arg-type]
     deadline = time.monotonic() + for_seconds
     while time.monotonic() < deadline:
@@ -167,11 +185,22 @@ def test_what_is_idle_does_not_compute(tmp_path: Path, ranks, phase: str) -> Non
     assert _look(tmp_path) is not None
 
 
+def test_a_rank_that_never_begins(tmp_path: Path, ranks, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    ranks((0, "start", 0, "waits"))
+    monkeypatch.setattr("launch.watchdog._SECONDS_TO_START", 2.0)
+    assert _look(tmp_path, num_ranks=2, for_seconds=4, long_seconds=60.0) is None
+    assert _look(tmp_path, num_ranks=2, for_seconds=4, long_seconds=1.0, spans_nodes=True) is None
+    hang = _look(tmp_path, num_ranks=2, long_seconds=1.0)
+    assert hang is not None
+    assert hang.rank == 1
+    assert re.fullmatch(r"has not begun within \d s, as 1 of 2 ranks have", hang.message)
+
+
 def test_a_launcher_that_was_asleep_starts_anew(tmp_path: Path, ranks, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     """A machine that slept, or a container that was paused, has not heard of its ranks for long."""
     ranks((0, "data", 7, "computes"))
     now = time.monotonic()
-    watchdog = Watchdog(tmp_path, seconds=5, long_seconds=60, slow_computing=False, spans_nodes=False)
+    watchdog = Watchdog(tmp_path, num_ranks=1, seconds=5, long_seconds=60, slow_computing=False, spans_nodes=False)
     monkeypatch.setattr(time, "monotonic", lambda: now + 1000)
     assert watchdog.look() is None
     monkeypatch.setattr(time, "monotonic", lambda: now + 1001)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from contract.cases import CLIP_FP16, HALF, INIT_LOSS_SCALE, OVERFLOWS
+from contract.cases import CLIP_FP16, HALF, INFINITE_LOSS, INIT_LOSS_SCALE, OVERFLOWS
 from contract.check import Evidence, Violation, check
 from contract.checks.judging import (
     ROUNDING,
@@ -62,12 +62,13 @@ def layers_compute_in_the_precision_asked_for(evidence: Evidence) -> None:
                 require_equal(micro_batch["loss_dtype"], "torch.float32", what="a loss in", rank=rank)
 
 
-@check("C30", OVERFLOWS, traps="F2 F9 C8 H9 A13 F3")
+@check("C30", [*OVERFLOWS, INFINITE_LOSS], traps="F2 F9 C8 H9 A13 F3")
 def an_overflow_makes_all_ranks_skip(evidence: Evidence) -> None:
     """When one micro-batch of one rank overflows, every rank skips that step, says so, and keeps its weights.
 
     The fault is an infinite loss in the first or in the last micro-batch, on the last or on the
     first rank. A decision taken by each rank on its own gradients lets the others step to NaN.
+    Without a loss scale the same is asked of an adapter by the option `skip_nonfinite`.
     """
     overflow = evidence.case.trainings[0].overflow
     assert overflow is not None
@@ -94,7 +95,7 @@ def an_overflow_halves_the_scale(evidence: Evidence) -> None:
                 require_equal(micro_batch["scale"], expected, what=f"in step {number} a loss scale of", rank=rank)
 
 
-@check("C32", OVERFLOWS, traps="R4 F5")
+@check("C32", [*OVERFLOWS, INFINITE_LOSS], traps="R4 F5")
 def a_skipped_step_leaves_the_schedule_alone(evidence: Evidence) -> None:
     """The learning rate after a skipped step is the same again, and the training goes on in lockstep.
 
