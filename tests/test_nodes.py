@@ -153,7 +153,7 @@ def test_nodes_start_again_together(tmp_path: Path, backend: str) -> None:
 @pytest.mark.parametrize("backend", DISTRIBUTED)
 def test_one_node_is_asked_to_stop_and_both_do(tmp_path: Path, backend: str) -> None:
     require_backend(backend)
-    options = (*OPTIONS, "--task", "tests.faulty:SlowTask", "--max-steps", "200", "--logging-steps", "5")
+    options = (*OPTIONS, "--task", "tests.faulty:SlowTask", "--max-steps", "50", "--logging-steps", "5")
     asked = threading.Thread(target=_ask_to_stop, args=(tmp_path / "node1",))
     asked.start()
     done = _run_nodes(backend, tmp_path, *options)

@@ -20,8 +20,8 @@ from launch.checkpoint import checkpoint_path, checkpoint_step, list_checkpoints
 from tests.launching import DISTRIBUTED, LOCKSTEP, lockstep, require_backend, train, wait_for_steps
 
 # Two steps an epoch, the second one short; every step is saved.
-RUN = ("--task", "token-tagging", "--num-train-epochs", "4", "--save-every", "1", "--keep", "100")
-NUM_STEPS = 8
+RUN = ("--task", "token-tagging", "--num-train-epochs", "3", "--save-every", "1", "--keep", "100")
+NUM_STEPS = 6
 EXACT = ("--dtype", "float32", "--dropout", "0.1", "--num-processes", "2", "--micro-batch-size", "8")
 SAME_BITS = {
     "fp32": EXACT,
@@ -65,6 +65,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Any:
         require_backend(backend)
         if (backend, options) not in made:
             made[backend, options] = tmp_path_factory.mktemp("unbroken") / backend
+            # Of an option that is given twice, the last one counts.
             train(backend, made[backend, options], *RUN, *options)
         return made[backend, options]
 
@@ -90,7 +91,7 @@ def test_every_stop_point(tmp_path: Path, unbroken: Any, backend: str, precision
 def test_four_ranks(tmp_path: Path, unbroken: Any, backend: str) -> None:
     """Where the order of a sum matters, and with it how a library lays out what it reduces."""
     whole = unbroken(backend, *EXACT[:4], "--num-processes", "4")
-    for step in (1, 3, 4):
+    for step in (1, 4):
         train(backend, tmp_path / str(step), "--resume", checkpoint_path(whole, step))
         _assert_same_run(tmp_path / str(step), whole)
 
@@ -152,9 +153,11 @@ def test_bert(tmp_path: Path, backend: str) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 @pytest.mark.parametrize("backend", ["single", *DISTRIBUTED])
-def test_asked_to_stop_it_saves_and_goes_on(tmp_path: Path, backend: str, number: signal.Signals) -> None:
+def test_asked_to_stop_it_saves_and_goes_on(
+    tmp_path: Path, unbroken: Any, backend: str, number: signal.Signals
+) -> None:
     require_backend(backend)
-    run, whole = tmp_path / "run", tmp_path / "whole"
+    run = tmp_path / "run"
     options = ("--task", "tests.faulty:SlowTask", "--max-steps", "12", "--dropout", "0.1", "--keep", "100")
     job = subprocess.Popen(
         [str(LOCKSTEP), backend, *options, "--output-dir", str(run)], stderr=subprocess.PIPE, text=True
@@ -178,8 +181,7 @@ def test_asked_to_stop_it_saves_and_goes_on(tmp_path: Path, backend: str, number
     assert sorted(path.name for path in (run / "attempts" / "1").iterdir()) == [
         "logs", "progress.jsonl", "record.json", "run.json"
     ]  # fmt: skip
-    train(backend, whole, *options, "--save-every", "1")
-    _assert_same_run(run, whole)
+    _assert_same_run(run, unbroken(backend, *options))
 
 
 @pytest.mark.parametrize("save_every", ["500", "never"])
@@ -204,24 +206,23 @@ def test_asked_twice_it_ends_at_once(tmp_path: Path, save_every: str) -> None:
 
 @pytest.fixture
 def interrupted(tmp_path: Path, unbroken: Any) -> Path:
-    """A run that was lost after its sixth step."""
+    """A run that was lost after its fifth step, whose checkpoint was not on the disk yet."""
     run = tmp_path / "run"
     shutil.copytree(unbroken("ddp", *EXACT), run)
     (run / "record.json").unlink()
-    for step in (7,):
-        checkpoint_path(run, step).unlink()
+    checkpoint_path(run, 5).unlink()
     return run
 
 
 def test_a_damaged_latest_falls_back(tmp_path: Path, interrupted: Path, unbroken: Any) -> None:
-    newest = checkpoint_path(interrupted, 6)
+    newest = checkpoint_path(interrupted, 4)
     content = bytearray(newest.read_bytes())
     content[-1] ^= 1
     newest.write_bytes(content)
     done = lockstep("ddp", "--resume", "latest", "--output-dir", interrupted)
     assert done.returncode == 0, done.stderr
     assert f"passed over: {newest}: is damaged, its content does not match its hash" in done.stdout
-    assert "going on after step 5" in done.stdout
+    assert "going on after step 3" in done.stdout
     _assert_same_run(interrupted, unbroken("ddp", *EXACT))
     assert (interrupted / "attempts" / "1" / newest.name).exists()
     # By its own name, it is refused.

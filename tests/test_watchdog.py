@@ -45,7 +45,7 @@ def test_a_rank_whose_data_loader_hangs_is_named(tmp_path: Path) -> None:
 
 def test_what_is_slow_does_not_hang(tmp_path: Path) -> None:
     """Every batch takes longer than the limit of silence, on one rank after the other; and no limit is none."""
-    options = ("--task", "tests.faulty:SlowTask", "--slow-rank", "1", "--max-steps", "2", "--micro-batch-size", "4")
+    options = ("--task", "tests.faulty:SlowTask", "--slow-rank", "1", "--max-steps", "1", "--micro-batch-size", "4")
     done = lockstep("ddp", *options, "--seconds", "1", "--hang-timeout", "3", "--output-dir", tmp_path / "run")
     assert done.returncode == 0, done.stderr
     done = lockstep("ddp", *options, "--seconds", "3", "--hang-timeout", "1", "--output-dir", tmp_path / "hung")
