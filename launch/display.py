@@ -114,7 +114,7 @@ def show_start(config: RunConfig, start: Start | None, terminal: Console) -> Non
     for damage in start.damaged if start else ():
         terminal.print(f"passed over: {damage}")
     if start is not None:
-        terminal.print(f"going on after step {start.checkpoint.state.step}, from {start.path}")
+        terminal.print(f"going on after step {start.state.step}, from {start.path}")
     elif config.resume is not None:
         terminal.print("no checkpoint yet: starting from the beginning")
 

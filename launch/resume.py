@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from launch.checkpoint import (
-    Checkpoint,
     CheckpointError,
+    CheckpointState,
     checkpoint_path,
     checkpoint_step,
     list_checkpoints,
@@ -49,13 +49,13 @@ class Start:
     """The checkpoint to go on from, and what was passed over to find it."""
 
     path: Path
-    checkpoint: Checkpoint
+    state: CheckpointState
     damaged: tuple[str, ...] = ()
 
     @property
     def config(self) -> RunConfig:
         """The configuration of the run that saved it."""
-        return self.checkpoint.state.config
+        return self.state.config
 
 
 def find_start(resume: str, output_dir: Path | None) -> Start | None:
@@ -78,7 +78,7 @@ def find_start(resume: str, output_dir: Path | None) -> Start | None:
     if not path.exists():
         raise UsageError(f"--resume {resume}: there is no such file; name a checkpoint, a run, or {LATEST}")
     try:
-        return Start(path.absolute(), read_checkpoint(path))
+        return Start(path.absolute(), read_checkpoint(path).state)
     except CheckpointError as error:
         raise UsageError(f"--resume {error}; choose another checkpoint, or {LATEST}") from error
 
@@ -92,7 +92,7 @@ def latest_start(run_directory: Path) -> Start | None:
     damaged: list[str] = []
     for path in list_checkpoints(run_directory):
         try:
-            return Start(path.absolute(), read_checkpoint(path), tuple(damaged))
+            return Start(path.absolute(), read_checkpoint(path).state, tuple(damaged))
         except CheckpointError as error:
             if not path.exists():  # its run is going on, and has a newer one by now
                 return latest_start(run_directory)
@@ -206,7 +206,7 @@ def prepare_directory(config: RunConfig, start: Start | None) -> RunConfig:
     elif any(directory.iterdir()):
         raise _taken(directory)
     elif start is not None:
-        config = config.model_copy(update={"resume_from": checkpoint_path(directory, start.checkpoint.state.step)})
+        config = config.model_copy(update={"resume_from": checkpoint_path(directory, start.state.step)})
     # Before anything else: whoever finds the directory then knows that a run of ours has it.
     write_atomically(directory / CONFIG_NAME, config.model_dump_json(indent=1))
     if start is not None and config.resume_from != start.path:
@@ -255,8 +255,8 @@ def _set_aside(config: RunConfig) -> None:
 
 def _take_checkpoints(start: Start, output_dir: Path) -> None:
     """Copies the checkpoint, and that of the best model, into a new run."""
-    wanted = {start.checkpoint.state.step: start.path}
-    best = start.checkpoint.state.best
+    wanted = {start.state.step: start.path}
+    best = start.state.best
     if best is not None and best.step not in wanted:
         wanted[best.step] = start.path.with_name(checkpoint_path(output_dir, best.step).name)
     for step, source in wanted.items():
