@@ -27,6 +27,7 @@ from launch.rank_files import LOGS_NAME
 from launch.record import (
     RECORD_NAME,
     EvaluationRecord,
+    Resumption,
     RunRecord,
     StepRecord,
     describe_environment,
@@ -196,7 +197,8 @@ def _run_once(config: RunConfig, ranks: Ranks, command: list[str], terminal: Con
         config.output_dir,
         num_ranks=ranks.num_local_processes,
         seconds=config.hang_timeout,
-        long_seconds=config.timeout,
+        # Before the libraries give up, which name whoever waited.
+        long_seconds=0.9 * config.timeout,
         slow_computing=config.torch_compile,
         spans_nodes=config.num_nodes > 1,
     )
@@ -227,13 +229,17 @@ def _record_end(config: RunConfig, status: Literal["failed", "interrupted"], err
         return
     steps: list[StepRecord] = []
     evaluations: list[EvaluationRecord] = []
+    origin: Resumption | None = None
     for fact in ProgressReader(config.output_dir).news():
-        if fact["event"] == "closed":
+        if fact["event"] == "resumed":
+            origin = Resumption.model_validate(fact["origin"])
+            evaluations += [EvaluationRecord.model_validate(one) for one in fact["evaluations"]]
+        if fact["event"] in ("resumed", "closed"):
             steps += [StepRecord.model_validate(step) for step in fact["steps"]]
         elif fact["event"] == "evaluation":
             evaluations.append(EvaluationRecord.model_validate(fact["evaluation"]))
     with contextlib.suppress(OSError):  # on a full disk, what was said must do
-        _write_end(config, status, error, steps, evaluations)
+        _write_end(config, status, error, steps, evaluations, origin)
 
 
 def _write_end(
@@ -242,6 +248,7 @@ def _write_end(
     error: str,
     steps: list[StepRecord],
     evaluations: list[EvaluationRecord],
+    origin: Resumption | None,
 ) -> None:
     write_record(
         RunRecord(
@@ -257,6 +264,7 @@ def _write_end(
             evaluations=evaluations,
             quality={},
             ranks=[],
+            resumed_from=origin,
             restarts=config.num_restarts,
         ),
         config.output_dir,

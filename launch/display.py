@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from rich.table import Table
 from compare.throughput import samples_per_second
 from launch.config import RunConfig
 from launch.progress import ProgressReader
-from launch.record import RECORD_NAME, RunRecord
+from launch.record import RECORD_NAME, RunRecord, by_merit
 from launch.resume import Start
 
 _SECONDS_BETWEEN_LINES = 30.0
@@ -115,8 +116,23 @@ def show_start(config: RunConfig, start: Start | None, terminal: Console) -> Non
         terminal.print(f"passed over: {damage}")
     if start is not None:
         terminal.print(f"going on after step {start.state.step}, from {start.path}")
+        for note in _what_is_different(config, start):
+            terminal.print(note)
     elif config.resume is not None:
         terminal.print("no checkpoint yet: starting from the beginning")
+
+
+def _what_is_different(config: RunConfig, start: Start) -> Iterator[str]:
+    """What keeps a resumed run from ending with the bits, or with the model, of the unbroken one."""
+    before = start.config
+    if (config.backend, config.num_processes) == (before.backend, before.num_processes):
+        for name in ("device", "threads_per_rank"):
+            now, then = getattr(config, name), getattr(before, name)
+            if now != then:
+                option = name.replace("_", "-")
+                yield f"--{option} {now}, where it had {then}: the same to rounding, not to the last bit"
+    if start.best_path is not None and not start.best_path.exists():
+        yield f"the best model so far is not there ({start.best_path}): the best of what comes will be kept"
 
 
 def show_summary(record: RunRecord, directory: Path, terminal: Console) -> None:
@@ -136,6 +152,10 @@ def show_summary(record: RunRecord, directory: Path, terminal: Console) -> None:
         table.add_row("resumed", began + (f", {record.restarts} restart(s)" if record.restarts else ""))
     best = f" (the best, of step {record.best_step})" if record.best_step else ""
     table.add_row("result", format_metrics(record.quality) + best)
+    if config.metric_for_best_model is not None:
+        ranking = by_merit(record.evaluations, config.metric_for_best_model)
+        if ranking and ranking[0].step != record.best_step:
+            table.add_row("NOT BEST", f"the weights of step {ranking[0].step}, which were better, have been lost")
     if "majority_share" in task:
         table.add_row("", f"(always the most frequent label: accuracy {task['majority_share']['validation']:.4f})")
     num_epochs = record.steps[-1].epoch + 1

@@ -34,7 +34,7 @@ from launch.heartbeat import Heartbeat
 from launch.plan import MicroBatch, Plan, SampleIds, evaluation_batches, random_seed
 from launch.progress import ProgressLog
 from launch.rank_files import PEER_STOPPED
-from launch.record import EvaluationRecord, StepRecord
+from launch.record import EvaluationRecord, StepRecord, metric_sign
 from launch.saving import CheckpointSaver
 from launch.schedule import learning_rate_factor
 from launch.stopping import StopRequest
@@ -158,7 +158,7 @@ class Trainer:
             step_began = step_ended
             self.progress.beat(step=self.step, num_steps=self.num_steps, loss=self.trajectory.steps[-1].loss)
             is_best = False
-            if self._evaluation_is_due and not self.was_stopped:
+            if self._evaluation_is_due and not self._stops_before_evaluation():
                 is_best = self.evaluate(epoch)
             self._save_if_due(is_best)
             if self.was_stopped:
@@ -191,6 +191,14 @@ class Trainer:
         # After the last step, what is left takes no longer than to save and start again.
         if stop is not None and not stop.travels_with_loss and self.step < self.num_steps:
             self.was_stopped = stop.is_agreed(self.step)
+
+    def _stops_before_evaluation(self) -> bool:
+        """Agrees with all ranks whether to leave the evaluation, which may take long, to the run that goes on."""
+        stop = self.stop_request
+        if stop is not None and not (self.was_stopped or stop.travels_with_loss) and self.step < self.num_steps:
+            asked = torch.tensor(float(stop.is_asked()), device=self.backend.device)
+            self.was_stopped = bool(self.backend.all_reduce(asked, "max") > 0)
+        return self.was_stopped
 
     def _save_if_due(self, is_best: bool) -> None:
         """Has rank 0 save, which needs no other rank: all have the same weights and the same optimizer state."""
@@ -237,7 +245,9 @@ class Trainer:
             raise ValueError(f"the checkpoint is of step {state.step}, which does not fit a run of {self.num_steps}")
         optimizer_tensors = without_prefix("optimizer", tensors)
         self._check_optimizer(optimizer_tensors, state.optimizer_groups)
-        optimizer = unflatten_optimizer(optimizer_tensors, state.optimizer_scalars, state.optimizer_groups)
+        # The hyper-parameters are those of the configuration, which has been checked.
+        groups = self.optimizer.state_dict()["param_groups"]
+        optimizer = unflatten_optimizer(optimizer_tensors, state.optimizer_scalars, groups)
         self._rehearse()
         try:
             self.load_state_dict(
@@ -322,7 +332,6 @@ class Trainer:
         loss_shares = []
         samples = tokens = positions = 0
         for micro_step, micro_batch in enumerate(micro_batches):
-            self.heartbeat.enter("data", self.step)
             batch = next(batches).to(backend.device)
             self.heartbeat.enter("forward")
             _seed_all(config.seed, _DROPOUT, backend.rank, self.step, micro_step)
@@ -392,9 +401,10 @@ class Trainer:
         )
         with torch.no_grad(), self._uncompiled():
             for sample_ids in batches:
-                self.heartbeat.enter("evaluation", self.step)
+                self.heartbeat.enter("data", self.step)
                 _seed_all(self.config.seed, _EVALUATION, sample_ids.start)
                 batch = task.collate("validation", sample_ids).to(backend.device)
+                self.heartbeat.enter("evaluation")
                 with backend.autocast():
                     rows[sample_ids.start : sample_ids.stop] = task.evaluation_rows(model, batch)
         metrics = task.metrics(backend.all_reduce(rows).cpu())
@@ -416,8 +426,7 @@ class Trainer:
         mine = math.nan if metrics[name] is None else metrics[name]
         word = torch.tensor([mine if self.backend.rank == 0 else 0.0], dtype=torch.float64, device=self.backend.device)
         value = _finite(self.backend.all_reduce(word).item())
-        # What is called a loss is the better the smaller, as in the Trainer of transformers.
-        sign = -1 if name.endswith("loss") else 1
+        sign = metric_sign(name)
         is_best = value is not None and (self.best is None or sign * value > sign * self.best.value)
         if is_best:
             assert value is not None
@@ -432,16 +441,19 @@ class Trainer:
     def _load(self, global_batches: list[SampleIds]) -> Iterator[Batch]:
         config = self.config
         dataset = _MicroBatches(self.task, self.plan, global_batches, self.backend.rank, self.step, config.seed)
-        return iter(
-            DataLoader(
-                dataset,
-                batch_size=None,
-                num_workers=config.dataloader_num_workers,
-                pin_memory=self.backend.device.type == "cuda",
-                # Forking a process that communicates in background threads may deadlock.
-                multiprocessing_context="forkserver" if config.dataloader_num_workers else None,
-            )
+        batches = DataLoader(
+            dataset,
+            batch_size=None,
+            num_workers=config.dataloader_num_workers,
+            pin_memory=self.backend.device.type == "cuda",
+            # Forking a process that communicates in background threads may deadlock.
+            multiprocessing_context="forkserver" if config.dataloader_num_workers else None,
         )
+        # Workers begin by loading torch, which may take long and is no hang.
+        self.heartbeat.enter("start" if config.dataloader_num_workers else "data", self.step)
+        for batch in batches:
+            yield batch
+            self.heartbeat.enter("data", self.step)
 
     def _set_learning_rate(self) -> float:
         """Sets the rate that follows from the number of updates taken; a skipped step does not count."""

@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from backends.interface import Backend
-    from launch.checkpoint import BestModel
     from launch.loop import Trainer, Trajectory
-    from launch.record import RankRecord, Resumption
+    from launch.record import EvaluationRecord, RankRecord, Resumption
     from tasks.interface import Task
 
 CONFIG_NAME = "run.json"
@@ -81,7 +80,7 @@ def run(config: RunConfig, directory: Path, heartbeat: Heartbeat) -> None:
     heartbeat.enter("end")
     if trainer.was_stopped and trainer.step in saver.failed_steps:
         raise OSError(f"asked to stop, but the checkpoint of step {trainer.step} could not be saved")
-    model, was_stopped, best = backend.unwrap(trainer.model), trainer.was_stopped, trainer.best
+    model, was_stopped = backend.unwrap(trainer.model), trainer.was_stopped
     ranks: list[RankRecord] = []
     if not was_stopped:
         facts = gather_facts(backend, _rank_record(trainer).model_dump(mode="json"))
@@ -98,7 +97,8 @@ def run(config: RunConfig, directory: Path, heartbeat: Heartbeat) -> None:
     if was_stopped:
         stop_request.note_stopped()
     elif backend.rank == 0:
-        best_step = _load_best(model, directory, best) if best is not None else None
+        metric = config.metric_for_best_model
+        best_step = _load_best(model, directory, trajectory.evaluations, metric) if metric is not None else None
         _save(config, directory, task, model, trajectory, ranks, resumption, best_step, saver.failed_steps)
 
 
@@ -145,12 +145,19 @@ def _resume(trainer: Trainer, config: RunConfig) -> Resumption | None:
                 f"the data or the model is not that of the checkpoint: {name} is {data.get(name)!r}, was {value!r}"
             )
     trainer.load_checkpoint(checkpoint)
-    return Resumption(
+    resumption = Resumption(
         checkpoint=str(config.resume_from or ""),
         step=state.step,
         backend=state.config.backend,
         num_processes=state.config.num_processes,
     )
+    trainer.progress.write(
+        "resumed",
+        origin=resumption.model_dump(),
+        steps=[step.model_dump() for step in trainer.trajectory.steps],
+        evaluations=[evaluation.model_dump() for evaluation in trainer.trajectory.evaluations],
+    )
+    return resumption
 
 
 def _rank_record(trainer: Trainer) -> RankRecord:
@@ -185,20 +192,25 @@ def _rank_record(trainer: Trainer) -> RankRecord:
     )
 
 
-def _load_best(model: nn.Module, directory: Path, best: BestModel) -> int | None:
-    """Puts the best weights into the model and returns their step.
+def _load_best(model: nn.Module, directory: Path, evaluations: list[EvaluationRecord], metric: str) -> int | None:
+    """Puts the best weights that there are into the model, which has the last ones, and returns their step.
 
-    None where they could not be saved, on a disk that was full: the last weights are then what there is.
+    That may be the second best, where a disk was full or a file is damaged. None if no evaluation gave a value.
     """
     from launch.checkpoint import CheckpointError, checkpoint_path, read_checkpoint, without_prefix
+    from launch.record import by_merit
 
-    try:
-        checkpoint = read_checkpoint(checkpoint_path(directory, best.step))
-    except CheckpointError as error:
-        print(f"the last weights are saved instead of the best: {error}")
-        return None
-    model.load_state_dict(without_prefix("model", checkpoint.tensors))
-    return best.step
+    for evaluation in by_merit(evaluations, metric):
+        if evaluation.step == evaluations[-1].step:
+            return evaluation.step
+        try:
+            checkpoint = read_checkpoint(checkpoint_path(directory, evaluation.step))
+        except CheckpointError as error:
+            print(f"the next best weights are saved: {error}")
+            continue
+        model.load_state_dict(without_prefix("model", checkpoint.tensors))
+        return evaluation.step
+    return None
 
 
 def _save(

@@ -6,6 +6,7 @@ import contextlib
 import faulthandler
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -117,7 +118,9 @@ class RankFiles:
         """The process of this rank; None before it started and once it has ended."""
         if not self.started():
             return None
-        pid, start_time = self._announcement.read_text().split()
+        pid, _, start_time = self._announcement.read_text(errors="replace").partition(" ")
+        if not pid.isdecimal():  # damaged
+            return None
         # The number may meanwhile belong to another process, which then started later.
         return int(pid) if _start_time(int(pid)) == start_time else None
 
@@ -146,8 +149,8 @@ class RankFiles:
 
 def started_ranks(run_directory: Path) -> list[RankFiles]:
     """The ranks that have announced themselves on this machine, in order."""
-    numbers = [path.stem.removeprefix("rank") for path in (run_directory / LOGS_NAME).glob("rank*.pid")]
-    return [RankFiles(run_directory, number) for number in sorted(int(number) for number in numbers)]
+    names = [re.fullmatch(r"rank(\d+)\.pid", path.name) for path in (run_directory / LOGS_NAME).glob("rank*.pid")]
+    return [RankFiles(run_directory, number) for number in sorted(int(name[1]) for name in names if name)]
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -53,6 +54,17 @@ class EvaluationRecord(_Strict):
     epoch: int
     seconds: float
     metrics: dict[str, float | None]
+
+
+def metric_sign(name: str) -> int:
+    """Which way a metric improves: what is called a loss does by falling, as in the Trainer of transformers."""
+    return -1 if name.endswith("loss") else 1
+
+
+def by_merit(evaluations: Iterable[EvaluationRecord], metric: str) -> list[EvaluationRecord]:
+    """The evaluations that have a value of the metric, the best first, of equal ones the earliest."""
+    rated = [(value, one) for one in evaluations if (value := one.metrics.get(metric)) is not None]
+    return [one for _, one in sorted(rated, key=lambda pair: -metric_sign(metric) * pair[0])]
 
 
 class DiagnosisRecord(_Strict):

@@ -57,6 +57,14 @@ class Start:
         """The configuration of the run that saved it."""
         return self.state.config
 
+    @property
+    def best_path(self) -> Path | None:
+        """Where the best model so far should lie, if that is another checkpoint; it need not be there."""
+        best = self.state.best
+        if best is None or best.step == self.state.step:
+            return None
+        return self.path.with_name(f"step-{best.step:08d}.safetensors")
+
 
 def find_start(resume: str, output_dir: Path | None) -> Start | None:
     """Finds the checkpoint that --resume names; None if there is nothing yet to go on from.
@@ -115,6 +123,8 @@ def inherited_options(config: RunConfig, backend: str, given: Mapping[str, Any])
         raise UsageError(
             f"--resume: the run had {config.num_processes} ranks, many for this machine; say --num-processes"
         )
+    elif config.threads_per_rank <= (os.cpu_count() or 1):
+        names.append("threads_per_rank")  # the order of sums depends on it
     before = config.model_dump(mode="json")
     own = config.backend_settings if backend == config.backend else {}
     taken = {name: before[name] for name in names if before[name] is not None}
@@ -245,7 +255,9 @@ def _set_aside(config: RunConfig) -> None:
     if not left:
         return
     attempts = directory / _ATTEMPTS_NAME
-    attempt = attempts / str(1 + max((int(path.name) for path in attempts.glob("[0-9]*")), default=0))
+    attempt = attempts / str(
+        1 + max((int(path.name) for path in attempts.glob("*") if path.name.isdecimal()), default=0)
+    )
     attempt.mkdir(parents=True)
     with contextlib.suppress(FileNotFoundError):
         shutil.copyfile(directory / CONFIG_NAME, attempt / CONFIG_NAME)
@@ -256,18 +268,12 @@ def _set_aside(config: RunConfig) -> None:
 def _take_checkpoints(start: Start, output_dir: Path) -> None:
     """Copies the checkpoint, and that of the best model, into a new run."""
     wanted = {start.state.step: start.path}
-    best = start.state.best
-    if best is not None and best.step not in wanted:
-        wanted[best.step] = start.path.with_name(checkpoint_path(output_dir, best.step).name)
+    if start.best_path is not None and start.best_path.exists():
+        wanted[checkpoint_step(start.best_path)] = start.best_path
     for step, source in wanted.items():
         target = checkpoint_path(output_dir, step)
         target.parent.mkdir(exist_ok=True)
-        try:
-            shutil.copyfile(source, target)
-        except FileNotFoundError as error:
-            raise UsageError(
-                f"--resume {start.path}: the checkpoint of its best model, {source}, is gone; choose another"
-            ) from error
+        shutil.copyfile(source, target)
 
 
 def _taken(output_dir: Path) -> UsageError:

@@ -18,8 +18,8 @@ _SECONDS_TO_LEAVE = 5.0
 class CheckpointSaver:
     """Saves the checkpoints of a run, on rank 0; on other ranks nothing is ever due.
 
-    One checkpoint at a time is being written: the next one waits for it, so that at most one copy
-    of the training's state lies in memory.
+    One checkpoint at a time is being written: the next one waits for it. Meanwhile the memory of the machine
+    holds the training's state up to four times: itself, its copy, and the file, which safetensors builds in memory.
     """
 
     def __init__(self, config: RunConfig, directory: Path, progress: ProgressLog, *, rank: int) -> None:
@@ -31,6 +31,7 @@ class CheckpointSaver:
         self._saved_at = time.monotonic()
         self._writer: threading.Thread | None = None
         self._error: OSError | None = None
+        self._best_step: int | None = None
         self.failed_steps: list[int] = []
 
     @property
@@ -84,7 +85,10 @@ class CheckpointSaver:
         began = time.perf_counter()
         try:
             write_checkpoint(path, checkpoint)
-            prune(self._directory, keep=self._keep, spare=checkpoint.state.best.step if checkpoint.state.best else None)
+            best = checkpoint.state.best
+            if best is not None and checkpoint_path(self._directory, best.step).exists():
+                self._best_step = best.step  # until a better one is on the disk, this one stays
+            prune(self._directory, keep=self._keep, spare=self._best_step)
         except Exception as error:  # in a thread of its own nobody else would hear of it
             self.failed_steps.append(step)
             self._error = OSError(f"the checkpoint of step {step} cannot be saved: {error}")

@@ -52,7 +52,8 @@ class DyingTask(TokenTagging):
 class HangingSettings(TokenTaggingSettings):
     fault: str = Field("", description="how the rank hangs")
     faulty_rank: int = Field(1, description="the rank that hangs")
-    faulty_batch: int = Field(5, description="in which of its training batches, from 1")
+    faulty_batch: int = Field(5, description="in which of its batches, from 1")
+    faulty_split: str = Field("train", description="of which split")
 
 
 class HangingTask(TokenTagging):
@@ -63,7 +64,7 @@ class HangingTask(TokenTagging):
     _num_batches = 0
 
     def collate(self, split: Split, sample_ids: Sequence[int]) -> Batch:
-        if split == "train" and rank_from_environment(os.environ) == self.settings.faulty_rank:
+        if split == self.settings.faulty_split and rank_from_environment(os.environ) == self.settings.faulty_rank:
             self._num_batches += 1
             if self._num_batches == self.settings.faulty_batch:
                 self._hang()

@@ -17,8 +17,9 @@ from tests.launching import DISTRIBUTED, lockstep, require_backend
 def _kill(tmp_path: Path, num_kills: int) -> None:
     for backend in DISTRIBUTED:
         require_backend(backend)
-    kills = campaign(DISTRIBUTED, num_kills, tmp_path, seed=random.SystemRandom().randrange(2**32))
-    assert [kill for kill in kills if kill.problems] == []
+    seed = random.SystemRandom().randrange(2**32)
+    kills = campaign(DISTRIBUTED, num_kills, tmp_path, seed=seed)
+    assert [kill for kill in kills if kill.problems] == [], f"seed {seed}"
 
 
 def test_ten_ranks_killed_at_random_moments(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from launch.checkpoint import checkpoint_path, checkpoint_step, list_checkpoints, read_checkpoint
+from launch.record import EvaluationRecord, by_merit
 from tests.launching import DISTRIBUTED, LOCKSTEP, lockstep, require_backend, train, wait_for_steps
 
 # Two steps an epoch, the second one short; every step is saved.
@@ -36,8 +37,11 @@ def _weights(run: Path) -> dict[str, torch.Tensor]:
     return load_file(run / "model.safetensors")
 
 
-def _assert_same_run(run: Path, unbroken: Path) -> None:
-    """All later weights, losses, learning rates, skips and metrics are the same bits."""
+def _assert_same_run(run: Path, unbroken: Path, *, stopped_after: int = 0) -> None:
+    """All later weights, losses, learning rates, skips and metrics are the same bits.
+
+    A checkpoint of a run that was asked to stop leaves the evaluation that was due to the run that goes on.
+    """
     ours, theirs = (json.loads((one / "record.json").read_text()) for one in (run, unbroken))
     assert ours["steps"] == theirs["steps"]
     for name in ("step", "epoch", "metrics"):
@@ -51,9 +55,8 @@ def _assert_same_run(run: Path, unbroken: Path) -> None:
         assert one.tensors.keys() == other.tensors.keys()
         for name, tensor in one.tensors.items():
             assert tensor.numpy().tobytes() == other.tensors[name].numpy().tobytes(), (step, name)
-        assert one.state.model_dump(exclude={"config", "evaluations"}) == other.state.model_dump(
-            exclude={"config", "evaluations"}
-        )
+        hidden = {"config", "evaluations", *(["evaluated_step"] if step == stopped_after else [])}
+        assert one.state.model_dump(exclude=hidden) == other.state.model_dump(exclude=hidden)
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +184,7 @@ def test_asked_to_stop_it_saves_and_goes_on(
     assert sorted(path.name for path in (run / "attempts" / "1").iterdir()) == [
         "logs", "progress.jsonl", "record.json", "run.json"
     ]  # fmt: skip
-    _assert_same_run(run, unbroken(backend, *options))
+    _assert_same_run(run, unbroken(backend, *options), stopped_after=step)
 
 
 @pytest.mark.parametrize("save_every", ["500", "never"])
@@ -322,6 +325,69 @@ def test_the_best_model_is_kept_and_patience_ends(tmp_path: Path, unbroken: Any,
     assert [one["metrics"] for one in resumed["evaluations"]] == [one["metrics"] for one in record["evaluations"]]
     assert resumed["best_step"] == record["best_step"]
     assert (on / "model.safetensors").read_bytes() == (run / "model.safetensors").read_bytes()
+
+
+def test_the_best_model_is_lost(tmp_path: Path) -> None:
+    """The next best is kept, and the summary says so; a lone checkpoint can be gone on from, too."""
+    run = tmp_path / "run"
+    options = (*RUN, "--num-train-epochs", "6", "--learning-rate", "0.5", "--metric-for-best-model", "accuracy")
+    record = train("single", run, *options)
+    ranking = by_merit([EvaluationRecord.model_validate(one) for one in record["evaluations"]], "accuracy")
+    best = checkpoint_path(run, record["best_step"])
+    assert checkpoint_step(best) == ranking[0].step
+    start = checkpoint_path(run, max(step for step in range(1, 12) if step != record["best_step"]))
+    content = bytearray(best.read_bytes())
+    content[-1] ^= 1
+    best.write_bytes(content)
+    done = lockstep("single", "--resume", start, "--output-dir", tmp_path / "damaged")
+    lone = shutil.copyfile(start, tmp_path / start.name)
+    alone = lockstep("single", "--resume", lone, "--output-dir", tmp_path / "alone")
+    assert done.returncode == alone.returncode == 0, done.stderr + alone.stderr
+    assert f"the best model so far is not there ({best.parent.parent.parent / best.name})" in alone.stdout
+    for place, printed in (("damaged", done.stdout), ("alone", alone.stdout)):
+        went_on = json.loads((tmp_path / place / "record.json").read_text())
+        assert went_on["best_step"] not in (None, ranking[0].step)
+        assert f"NOT BEST  the weights of step {ranking[0].step}, which were better, have been lost" in printed
+        (rated,) = [one for one in went_on["evaluations"] if one["step"] == went_on["best_step"]]
+        assert went_on["quality"] == rated["metrics"]
+
+
+def test_the_record_of_a_run_stopped_twice_has_its_past(tmp_path: Path) -> None:
+    run, last = tmp_path / "run", 0
+    options = ("--task", "tests.faulty:SlowTask", "--max-steps", "60", "--output-dir", str(run))
+    for more in ((), ("--resume",)):
+        job = subprocess.Popen([str(LOCKSTEP), "ddp", *options, *more], stderr=subprocess.DEVNULL)
+        while more and not (run / "attempts").exists():
+            time.sleep(0.1)
+        wait_for_steps(run)
+        job.send_signal(signal.SIGTERM)
+        assert job.wait(timeout=60) == 75
+        record = json.loads((run / "record.json").read_text())
+        assert [one["step"] for one in record["steps"]] == list(range(1, len(record["steps"]) + 1))
+        assert len(record["steps"]) > last
+        assert (record["resumed_from"] or {"step": 0})["step"] == last
+        last = len(record["steps"])
+
+
+def test_threads_are_kept(tmp_path: Path) -> None:
+    """The order of sums depends on them."""
+    run = tmp_path / "run"
+    options = ("--task", "token-tagging", "--dtype", "float32", "--max-steps", "4", "--save-every", "2")
+    train("single", run, *options, "--threads-per-rank", "1")
+    start = checkpoint_path(run, 2)
+    assert train("single", tmp_path / "kept", "--resume", start)["ranks"][0]["num_threads"] == 1
+    done = lockstep("single", "--resume", start, "--threads-per-rank", "2", "--output-dir", tmp_path / "other")
+    assert done.returncode == 0
+    assert "--threads-per-rank 2, where it had 1: the same to rounding, not to the last bit" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["logs/rank0.pid", "logs/rankx.pid", "attempts/1-old/record.json"])
+def test_odd_things_in_a_directory_are_no_matter(tmp_path: Path, interrupted: Path, name: str) -> None:
+    path = interrupted / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("")
+    done = lockstep("ddp", "--resume", "--output-dir", interrupted)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_metric_that_is_not_computed(tmp_path: Path) -> None:

@@ -33,6 +33,21 @@ def test_a_rank_that_hangs_is_named(tmp_path: Path, backend: str, fault: str) ->
     assert record["error"].startswith("rank 1 (")
 
 
+def test_a_rank_that_hangs_in_an_evaluation_is_named(tmp_path: Path) -> None:
+    options = ("--task", "tests.faulty:HangingTask", "--fault", "loops", "--faulty-split", "validation")
+    options = (*options, "--faulty-batch", "1", "--eval-batch-size", "8", "--hang-timeout", "5")
+    done = lockstep("ddp", *options, "--output-dir", tmp_path / "run")
+    assert done.returncode == 1
+    assert re.match(r"lockstep: ddp failed: rank 1 \(\S+, step 2, data\): hangs: ", done.stderr), done.stderr
+
+
+def test_workers_that_take_long_to_start_are_no_hang(tmp_path: Path) -> None:
+    """Each loads torch first; with so short a limit that would be one."""
+    options = ("--task", "token-tagging", "--dataloader-num-workers", "2", "--hang-timeout", "1")
+    done = lockstep("ddp", *options, "--max-steps", "2", "--output-dir", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_rank_whose_data_loader_hangs_is_named(tmp_path: Path) -> None:
     """The endless loop is in a process of its own, which is ended with the rest."""
     options = ("--task", "tests.faulty:HangingTask", "--fault", "loops", "--faulty-batch", "2", "--hang-timeout", "5")
