@@ -76,6 +76,7 @@ def main(directory: Path, run: RunCases = run_cases) -> None:
             device=specification["device"],
             timeout_seconds=specification["timeout_seconds"],
             init_loss_scale=INIT_LOSS_SCALE,
+            skip_nonfinite=True,
             find_unused_parameters=specification["find_unused_parameters"],
         )
         backend = adapter(options)
