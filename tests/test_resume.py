@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -422,6 +423,8 @@ def _small_disk(place: Path, size: str) -> Iterator[Path]:
     command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", place]
     mounted = subprocess.run(command, capture_output=True, text=True)
     if mounted.returncode:
+        if "mount" in os.environ.get("LOCKSTEP_REQUIRE", "").split(","):
+            pytest.fail(f"a small disk is required here: {mounted.stderr.strip()}")
         pytest.skip(f"a small disk cannot be had here: {mounted.stderr.strip()}")
     try:
         yield place
