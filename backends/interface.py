@@ -240,7 +240,10 @@ class Backend(ABC):
         return self.unwrap(model).state_dict()
 
     def load_weights(self, model: nn.Module, weights: Mapping[str, Any]) -> None:
-        """Restores what `weights` returned, under whatever backend."""
+        """Restores what `weights` returned, under whatever backend.
+
+        The mapping has the same order on every rank, so an adapter may communicate tensor by tensor.
+        """
         self.unwrap(model).load_state_dict(weights)
 
     @abstractmethod

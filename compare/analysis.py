@@ -374,6 +374,7 @@ def _curve(key: str, name: str, record: RunRecord, target: float) -> Curve:
         target=target if "accuracy" in metrics else None,
         seconds_to_target=reached[0] if reached else None,
         total_seconds=record.seconds,
+        positive_label=record.task.get("positive_label"),
     )
 
 
@@ -393,9 +394,11 @@ def _seed_table(groups: Sequence[GroupResult], grouped: Sequence[list[EntrantRun
                     backend=f"{entrant.name}, {world}{standing}",
                     train_seconds=sum(slowest_rank(record).step_seconds),
                     f1=record.quality.get("f1"),
+                    macro_f1=record.quality.get("macro_f1"),
                     roc_auc=record.quality.get("roc_auc"),
                     accuracy=record.quality.get("accuracy"),
                     batch_size=describe_batch(record.config, record.gradient_accumulation_steps),
+                    positive_label=record.task.get("positive_label"),
                 )
             )
     return rows

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from datetime import datetime, timezone
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.measure import Measurement as Width
@@ -36,6 +36,7 @@ from compare.collectives import (
     fit_line,
 )
 from compare.results import CollectivePoint, CollectiveSeries, Interval
+from launch.arguments import Parser, named_path
 from launch.config import UsageError
 from launch.display import console
 from launch.engines import PROJECT_DIRECTORY, Ranks, engine_command, engine_environment
@@ -65,15 +66,9 @@ PATHS = tuple(
 T = TypeVar("T")
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see {_COMMAND} --help")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog=_COMMAND,
-        allow_abbrev=False,
+    parser = Parser(
+        "allreduce",
         description="Times the collectives of each library on its own path, and tells time, algbw and busbw as "
         "nccl-tests defines them, with latency and bandwidth fitted through the sizes.",
         epilog=f"{' and '.join(_ON_THE_PATH_OF_DDP)} reduce through torch.distributed's group themselves: their path "
@@ -111,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
         help="how long to repeat each collective at each size, 5 to 100 times (default: %(default)s)",
     )
     parser.add_argument(
-        "--output", type=Path, metavar="FILE", help="must not exist yet (default: runs/collectives-TIME.json)"
+        "--output", type=named_path, metavar="FILE", help="must not exist yet (default: runs/collectives-TIME.json)"
     )
     return parser
 

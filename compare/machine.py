@@ -8,8 +8,6 @@ import subprocess
 import time
 from dataclasses import dataclass
 
-import psutil
-
 IDLE_SHARE = 0.1
 # From here on a run is disturbed.
 DISTURBED_SHARE = 0.05
@@ -36,6 +34,8 @@ class Idleness:
 
 def look_for_idleness(*, patient: bool) -> Idleness:
     """Returns as soon as the machine is idle, and otherwise what it sees after about ten seconds, or at once."""
+    import psutil  # comes with an extra, which the help text does without
+
     looks = _LOOKS if patient else 1
     for look in range(looks):
         # cpu_percent sleeps while it counts, and counts this sleeping process as idle.
@@ -57,12 +57,16 @@ class ForeignLoad:
 
     def share(self) -> float:
         """Of all cores, so far."""
+        import psutil
+
         ended, busy, own = self._look()
         foreign = (busy - self._busy) - (own - self._own)
         return max(0.0, foreign / (ended - self._began) / (psutil.cpu_count() or 1))
 
     @staticmethod
     def _look() -> tuple[float, float, float]:
+        import psutil
+
         times, mine = psutil.cpu_times(), os.times()
         idle = times.idle + getattr(times, "iowait", 0.0)
         # On Linux guests are counted in user time already.

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
+import secrets
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -20,8 +22,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from compare.machine import DISTURBED_SHARE, ForeignLoad, look_for_idleness
 from compare.matmul_peak import measure_apart
 from compare.race_plan import Entrant, PlannedRun, RaceOptions, draw_plan
-from launch.config import RACE_VARIABLE, RaceContext, UsageError
-from launch.record import RECORD_NAME, write_atomically
+from launch.config import RACE_VARIABLE, STARTED_AT_VARIABLE, RaceContext, UsageError
+from launch.guardian import guarded
+from launch.rank_files import started_ranks
+from launch.record import RECORD_NAME, read_record, write_atomically
+from launch.resume import locked
 from launch.supervisor import Interrupted
 
 PLAN_NAME = "plan.json"
@@ -30,6 +35,8 @@ _FAILED_NAME = "failed"
 _RUNNING_NAME = "running"
 _PEAKS_NAME = "peaks.json"
 _MOST_ATTEMPTS = 3
+# Until what a killed race has started is gone: its guardian needs one or two.
+_SECONDS_FOR_ORPHANS = 15.0
 
 
 class RacePlan(BaseModel):
@@ -73,7 +80,7 @@ class RaceDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    @contextmanager
+    @contextlib.contextmanager
     def opened(self, plan: RacePlan) -> Iterator[RacePlan]:
         """Takes the directory for this plan, or goes on with the same one; yields the plan in force.
 
@@ -131,26 +138,42 @@ class RaceDirectory:
             if not (without_record and (directory / RECORD_NAME).exists())
         ]
 
-    @property
-    def running(self) -> Path:
-        """Where the run in progress keeps its files."""
-        return self.path / _RUNNING_NAME
+    def running(self, attempt: str) -> Path:
+        """Where this start of a run keeps its files; no two starts share a directory."""
+        return self.path / _RUNNING_NAME / attempt
 
-    def keep(self, run: PlannedRun, foreign_share: float) -> None:
+    def await_orphans(self) -> None:
+        """Waits until nothing works any more in what a race that was killed has left running.
+
+        Raises:
+            UsageError: Something still does.
+        """
+        running = self.path / _RUNNING_NAME
+        left = [path for path in (running, *running.glob("*")) if path.is_dir()]
+        deadline = time.monotonic() + _SECONDS_FOR_ORPHANS
+        while orphans := [who for directory in left if (who := _live_process(directory))]:
+            if time.monotonic() > deadline:
+                raise UsageError(
+                    f"--output-dir {self.path}: a run that an earlier call started is still going on "
+                    f"({orphans[0]}); end that process, and go on with the same command"
+                )
+            time.sleep(0.2)
+
+    def keep(self, run: PlannedRun, attempt: str, foreign_share: float) -> None:
         """Keeps the record of a run that completed, with what is only known now; its model, as the others', goes."""
-        record = json.loads((self.running / RECORD_NAME).read_text())
+        record = json.loads((self.running(attempt) / RECORD_NAME).read_text())
         record["config"]["race"]["foreign_share"] = round(foreign_share, 4)
         write_atomically(self.record(run), json.dumps(record, indent=1) + "\n")
         self.clear()
         shutil.rmtree(self._failed(run), ignore_errors=True)
 
-    def keep_failure(self, run: PlannedRun, why: str) -> None:
+    def keep_failure(self, run: PlannedRun, attempt: str, why: str) -> None:
         """Keeps what a failed run left; the race tries it again when it is resumed."""
         target = self._failed(run)
         shutil.rmtree(target, ignore_errors=True)
         target.parent.mkdir(exist_ok=True)
-        self.running.mkdir(exist_ok=True)
-        self.running.replace(target)
+        self.running(attempt).mkdir(parents=True, exist_ok=True)
+        self.running(attempt).replace(target)
         (target / "why.txt").write_text(f"{run.entrant.label} ({run.purpose}, block {run.block}): {why}\n")
 
     def matmul_peaks(self, plan: RacePlan) -> dict[str, float | None]:
@@ -180,7 +203,7 @@ class RaceDirectory:
 
     def clear(self) -> None:
         """Removes what an interrupted run left."""
-        shutil.rmtree(self.running, ignore_errors=True)
+        shutil.rmtree(self.path / _RUNNING_NAME, ignore_errors=True)
 
     def _failed(self, run: PlannedRun) -> Path:
         return self.path / _FAILED_NAME / run.name
@@ -191,7 +214,9 @@ def run_race(plan: RacePlan, directory: RaceDirectory, terminal: Console) -> Non
 
     Raises:
         Interrupted: The user asked to stop; what was running has been ended, what was finished is kept.
+        UsageError: A run that another process has started is still going on.
     """
+    directory.await_orphans()
     runs = plan.runs()
     peaks = directory.matmul_peaks(plan)
     with _ProgressOfRace(runs, directory, terminal) as progress:
@@ -199,37 +224,44 @@ def run_race(plan: RacePlan, directory: RaceDirectory, terminal: Console) -> Non
             if not directory.is_finished(run):
                 progress.begin(run)
                 began = time.monotonic()
-                foreign_share, why = _undisturbed(plan, run, directory, peaks)
+                attempt, foreign_share, why = _undisturbed(plan, run, directory, peaks)
                 if why is None:
-                    directory.keep(run, foreign_share)
+                    directory.keep(run, attempt, foreign_share)
                 else:
-                    directory.keep_failure(run, why)
+                    directory.keep_failure(run, attempt, why)
                 progress.end(run, time.monotonic() - began, why)
     directory.clear()
 
 
 def _undisturbed(
     plan: RacePlan, run: PlannedRun, directory: RaceDirectory, peaks: dict[str, float | None]
-) -> tuple[float, str | None]:
-    """Does a run, again while others disturb it; returns how much of the machine they took, and why it failed.
+) -> tuple[str, float, str | None]:
+    """Does a run, again while others disturb it.
 
-    Whether to repeat follows from what others did, never from what the run measured.
+    Returns:
+        The token of its last start, how much of the machine others took meanwhile, and why it failed.
+
     """
     for _ in range(_MOST_ATTEMPTS if plan.options.wait_for_idle else 1):
         directory.clear()
+        attempt = secrets.token_hex(8)
         load = ForeignLoad()
-        why = _run(plan, run, directory, peaks)
+        why = _run(plan, run, directory, attempt, peaks)
         foreign_share = load.share()
+        # Whether to repeat follows from what others did, never from what the run measured.
         if why is not None or foreign_share <= DISTURBED_SHARE:
             break
-    return foreign_share, why
+    return attempt, foreign_share, why
 
 
-def _run(plan: RacePlan, run: PlannedRun, directory: RaceDirectory, peaks: dict[str, float | None]) -> str | None:
+def _run(
+    plan: RacePlan, run: PlannedRun, directory: RaceDirectory, attempt: str, peaks: dict[str, float | None]
+) -> str | None:
     """Does one run and returns None, or why it failed."""
     seen = look_for_idleness(patient=plan.options.wait_for_idle)
     context = RaceContext(
         race=plan.race,
+        attempt=attempt,
         purpose=run.purpose,
         block=run.block,
         position=run.position,
@@ -237,38 +269,57 @@ def _run(plan: RacePlan, run: PlannedRun, directory: RaceDirectory, peaks: dict[
         gpu_processes=seen.gpu_processes,
         matmul_flops_per_second=peaks.get(run.entrant.precision),
     )
-    command = [*plan.arguments(run), f"--output-dir={directory.running}"]
-    done = run_command(command, {RACE_VARIABLE: context.model_dump_json()})
+    place = directory.running(attempt)
+    done = run_command([*plan.arguments(run), f"--output-dir={place}"], {RACE_VARIABLE: context.model_dump_json()})
     if done.returncode == 0:
-        return None
+        is_its_own = read_record(place / RECORD_NAME).config["race"] == context.model_dump(mode="json")
+        return None if is_its_own else "the record that it left is that of another run"
     lines = [line for line in done.stderr.splitlines() if line.startswith("lockstep: ")]
     return (lines[-1].removeprefix("lockstep: ") if lines else f"ended with code {done.returncode}")[:500]
 
 
 def run_command(arguments: list[str], variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Runs the product's own command line to its end, sleeping meanwhile.
+    """Runs the product's own command line to its end, sleeping meanwhile; it ends with this process in any case.
 
     Raises:
         Interrupted: A signal asked to stop (see signals_raised); the command has been told so and has ended.
     """
     # No file in the user's directory can pose as a module.
     environment = {**os.environ, "PYTHONSAFEPATH": "1", **variables}
-    environment.pop("LOCKSTEP_STARTED_AT", None)  # a run's time begins with its own command
-    process = subprocess.Popen(
-        [sys.executable, "-m", "launch.cli", *arguments],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        _, errors = process.communicate()
-    except Interrupted:
-        process.terminate()
-        process.communicate()
-        raise
+    environment.pop(STARTED_AT_VARIABLE, None)  # a run's time begins with its own command
+    with guarded() as mark:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "launch.cli", *arguments],
+            env={**environment, **mark},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            _, errors = process.communicate()
+        except Interrupted:
+            process.terminate()
+            process.communicate()
+            raise
     return subprocess.CompletedProcess(process.args, process.returncode, "", errors)
+
+
+def _live_process(directory: Path) -> str | None:
+    """Names a process that still works in a run's directory."""
+    for rank in started_ranks(directory):
+        if (pid := rank.running_pid()) is not None:
+            return f"process {pid}"
+    try:
+        with locked(directory):
+            return None
+    except UsageError:
+        # proc_locks(5): the process is the fifth field, the file the sixth.
+        file = re.compile(rf"FLOCK\s.*\s(\d+) \S+:{directory.stat().st_ino} ")
+        with contextlib.suppress(OSError):
+            if found := file.search(Path("/proc/locks").read_text()):
+                return f"process {found[1]}"
+        return "a process that holds its directory"
 
 
 class _ProgressOfRace:

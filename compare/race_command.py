@@ -25,10 +25,11 @@ from compare.race import (
 )
 from compare.race_plan import Entrant, PlannedRun, RaceOptions
 from compare.throughput import NUM_WARMUP_STEPS
+from launch.arguments import named_path, refused_path
 from launch.config import RunConfig, UsageError
 from launch.display import console
 from launch.options import option_parser, read_option_file, read_options, validated
-from launch.resolve import resolve
+from launch.resolve import num_cpus, resolve
 from launch.supervisor import Interrupted, signals_raised
 
 # Options of a run that a race decides itself, with what to say instead.
@@ -50,15 +51,19 @@ _DECIDED = {
 
 def run(arguments: list[str]) -> int:
     """Runs a race from the command line; returns the exit code."""
+    parser = option_parser("compare", {"race": RaceOptions})
+    parser.description = "All other options are passed on to every run (launch/run.sh ddp --help lists them)."
+    parser.add_argument(
+        "--output-dir",
+        type=named_path,
+        help="of the race (default: runs/race-TIME); an old one goes on",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="show the plan and about how long it takes")
+    namespace, run_options = parser.parse_known_args(arguments)
     # All of it now: what is missing must not come out after an hour.
     from compare.report_command import require_plotting, write_report
 
     require_plotting()
-    parser = option_parser("compare", {"race": RaceOptions})
-    parser.description = "All other options are passed on to every run (launch/run.sh ddp --help lists them)."
-    parser.add_argument("--output-dir", type=Path, help="of the race (default: runs/race-TIME); an old one goes on")
-    parser.add_argument("--dry-run", action="store_true", help="show the plan and about how long it takes")
-    namespace, run_options = parser.parse_known_args(arguments)
     asked = {"output_dir": None, "dry_run": False, **vars(namespace)}
     if "config" in asked:
         run_options = [f"--config={asked['config']}", *run_options]
@@ -85,7 +90,7 @@ def run(arguments: list[str]) -> int:
                 return 128 + interruption.signal_number
             return write_report(directory, plan_in_force, terminal)
     except OSError as error:  # any path among the options may be one that the system refuses
-        raise UsageError(str(error)) from error
+        raise refused_path(error) from error
 
 
 def make_plan(
@@ -108,7 +113,7 @@ def make_plan(
             raise UnsupportedError(f"--backends {name}: cannot run here: {reason}")
     if "threads_per_rank" not in names:
         # A rank is the same share of the machine in every world, or scaling would compare unlike ranks.
-        run_options = [*run_options, f"--threads-per-rank={max(1, _num_cpus() // max(options.num_processes))}"]
+        run_options = [*run_options, f"--threads-per-rank={max(1, num_cpus() // max(options.num_processes))}"]
     if "logging_steps" not in names:
         # Where the loss is read a GPU is waited for: so at both ends of what is timed.
         run_options = [*run_options, f"--logging-steps={NUM_WARMUP_STEPS}"]
@@ -174,7 +179,7 @@ def _candidates(names: Sequence[str], options: RaceOptions) -> list[Entrant]:
 def _resolve(plan: RacePlan, run: PlannedRun) -> RunConfig:
     row = find_backend(run.entrant.backend)
     asked = read_options(run.entrant.backend, row.settings, plan.arguments(run)[1:])
-    return resolve(run.entrant.backend, row, asked, started_at=time.time())
+    return resolve(run.entrant.backend, row, asked, started_at=time.time()).config
 
 
 def _refuse_decided(run_options: list[str], from_file: dict[str, Any]) -> set[str]:
@@ -230,7 +235,3 @@ def _measure_collectives(plan: RacePlan, directory: RaceDirectory, terminal: Con
             ["allreduce", f"--backends={name}", f"--num-processes={worlds}", f"--output={target}", *device], {}
         )
         directory.note_collectives(name, None if done.returncode == 0 else done.stderr.strip()[-300:])
-
-
-def _num_cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

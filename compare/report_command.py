@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import shlex
@@ -17,6 +16,7 @@ from rich.console import Console
 from compare.collectives import read_collectives
 from compare.race import RaceDirectory, RacePlan
 from compare.results import RESULTS_NAME, CollectiveSeries, Results
+from launch.arguments import Parser, named_path, refused_path
 from launch.config import RunConfig, UsageError
 from launch.display import console
 from launch.record import RECORD_NAME, RunRecord, read_record, write_atomically
@@ -27,23 +27,34 @@ if TYPE_CHECKING:
 _MAX_FILE_BYTES = 256 * 2**20
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> None:  # type: ignore[override]
-        raise UsageError(f"{message}; see launch/run.sh report --help")
-
-
 def run(arguments: list[str]) -> int:
     """Makes a report from the command line; returns the exit code."""
-    parser = _Parser(prog="launch/run.sh report", allow_abbrev=False, description=__doc__)
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="records of runs, results of collectives")
-    parser.add_argument("--output-dir", type=Path, default=Path(), help="receives report.html, report.md, results.json")
+    parser = Parser("report", description="Makes the report of a race, or of any records, wherever they were made.")
+    parser.add_argument(
+        "files",
+        nargs="+",
+        type=named_path,
+        metavar="FILE",
+        help="records of runs, results of collectives",
+    )
+    parser.add_argument(
+        "--output-dir",
+        type=named_path,
+        default=Path(),
+        help="receives report.html, report.md, results.json",
+    )
     parser.add_argument("--title", default="Data-parallel backends compared")
     parser.add_argument("--target-accuracy", type=float, default=0.9, help="the accuracy whose time is reported")
     parser.add_argument("--overwrite", action="store_true", help="replace a report that is there")
     asked = parser.parse_args(arguments)
     require_plotting()
-    _require_room(asked.output_dir, overwrite=asked.overwrite)
-    records, collectives = read_inputs(asked.files)
+    if not 0 < asked.target_accuracy <= 1:  # nan, too
+        raise UsageError(f"--target-accuracy {asked.target_accuracy:g}: give a share above 0, and at most 1")
+    try:
+        _require_room(asked.output_dir, overwrite=asked.overwrite)
+        records, collectives = read_inputs(asked.files)
+    except OSError as error:
+        raise refused_path(error) from error
     from compare.analysis import NothingToReport, analyse
 
     try:
@@ -177,7 +188,7 @@ def require_plotting() -> None:
     Raises:
         UsageError: A package is missing; the text says what to install.
     """
-    for package in ("plotly", "jinja2"):
+    for package in ("plotly", "jinja2", "psutil", "scipy"):
         if find_spec(package) is None:
             raise UsageError(f"{package} is missing; pip install 'lockstep[compare]', or use launch/run.sh, which does")
 

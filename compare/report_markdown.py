@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from compare.results import Comparison, Curve, Entrant, GroupResult, Interval, Results
+from compare.words import metric_heading
 
 _HEADINGS = (
     *("ranks", "precision", "batch = ranks x micro x accumulation", "backend", "in lockstep", "samples/s [95 %]"),
@@ -26,7 +27,6 @@ _BREAKDOWN_HEADINGS = (
     ),
     "sent by a rank / ring bound (MB)",
 )
-_SEED_HEADINGS = ("hardware", "backend", "train time (s)", "F1", "AUC", "accuracy", "batch size")
 
 
 def render_markdown(results: Results) -> str:
@@ -60,6 +60,26 @@ def render_markdown(results: Results) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def headline_table(results: Results) -> str:
+    """What each backend made of several ranks, without accumulation, beside one process on the same batch."""
+    groups = [one for one in results.groups if one.group.gradient_accumulation_steps == 1]
+    rows = []
+    for alone in (one for one in groups if one.group.num_processes == 1):
+        of_one = next((entrant for entrant in alone.entrants if entrant.backend == "single"), None)
+        if of_one is None or of_one.samples_per_second is None:
+            continue
+        conditions = (alone.group.task, alone.group.device, alone.group.precision, alone.group.global_batch_size)
+        rows.append([alone.group.precision, "single", "1", _interval(of_one.samples_per_second), "1"])
+        for group in (one for one in groups if one.group.num_processes > 1):
+            same = (group.group.task, group.group.device, group.group.precision, group.group.global_batch_size)
+            for entrant in group.entrants if same == conditions else ():
+                speed = entrant.samples_per_second
+                against = "-" if speed is None else f"{speed.estimate / of_one.samples_per_second.estimate:.2f}"
+                num_processes = str(group.group.num_processes)
+                rows.append([group.group.precision, entrant.backend, num_processes, _interval(speed), against])
+    return _table(("precision", "backend", "ranks", "samples/s [95 %]", "times one process"), rows) if rows else ""
+
+
 def results_table(results: Results) -> str:
     """One row for each entrant, group by group."""
     return _table(_HEADINGS, (_row(group, entrant) for group in results.groups for entrant in group.entrants))
@@ -67,15 +87,25 @@ def results_table(results: Results) -> str:
 
 def seed_table(results: Results) -> str:
     """The table of published comparisons: what each backend reached when trained to the end."""
+    seeds = results.seed_table
+    if not seeds:
+        return ""
+    scores = {
+        metric_heading("f1", seeds, shown="F1"): [row.f1 for row in seeds],
+        "macro F1": [row.macro_f1 for row in seeds],
+        metric_heading("roc_auc", seeds, shown="AUC"): [row.roc_auc for row in seeds],
+        "accuracy": [row.accuracy for row in seeds],
+    }
+    scores = {heading: values for heading, values in scores.items() if any(value is not None for value in values)}
     rows = [
         [
             *(row.hardware, row.backend, f"{row.train_seconds:.1f}"),
-            *(_number(value, ".4f") for value in (row.f1, row.roc_auc, row.accuracy)),
+            *(_number(values[number], ".4f") for values in scores.values()),
             row.batch_size,
         ]
-        for row in results.seed_table
+        for number, row in enumerate(seeds)
     ]
-    return _table(_SEED_HEADINGS, rows) if rows else ""
+    return _table(("hardware", "backend", "train time (s)", *map(escape, scores), "batch size"), rows)
 
 
 def breakdown_table(results: Results) -> str:
@@ -190,9 +220,8 @@ def main(arguments: list[str]) -> int:
     except (OSError, ValueError) as error:
         print(f"lockstep: {arguments[0]}: no results that can be read ({_one_line(str(error))[:200]})", file=sys.stderr)
         return 2
-    print(results_table(results))
-    if results.seed_table:
-        print(f"\n{seed_table(results)}")
+    tables = (headline_table(results), results_table(results), seed_table(results))
+    print("\n\n".join(table for table in tables if table))
     return 0
 
 

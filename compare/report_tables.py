@@ -9,6 +9,7 @@ from typing import Any
 from compare.report_numbers import NOTHING, difference, interval, percent, score
 from compare.report_page import Cell, Row, Table, measured
 from compare.results import CollectiveSeries, Comparison, Curve, Entrant, GroupResult, Interval, Place, SeedRow
+from compare.words import metric_heading
 
 _MIB = 1 / 2**20
 _VERDICTS = {
@@ -180,7 +181,7 @@ def training_table(curves: list[Curve], standings: Standings) -> Table:
         "backend",
         "standing",
         "steps",
-        *metrics,
+        *(metric_heading(name, curves) for name in metrics),
         "target",
         "target reached after (s)",
         "training (s)",
@@ -225,20 +226,23 @@ def fit_table(series: list[CollectiveSeries], what: str) -> Table:
 
 def seed_table(rows: list[SeedRow]) -> Table:
     """The table that published comparisons consist of."""
-    columns = ["hardware", "backend", "train time (s)", "F1", "AUC", "accuracy", "batch size"]
+    f1, auc = metric_heading("f1", rows, shown="F1"), metric_heading("roc_auc", rows, shown="AUC")
+    columns = ["hardware", "backend", "train time (s)", f1, "macro F1", auc, "accuracy", "batch size"]
     cells = [
         [
             Cell(row.hardware),
             Cell(row.backend),
             measured(row.train_seconds),
             measured(row.f1, written=score),
+            measured(row.macro_f1, written=score),
             measured(row.roc_auc, written=score),
             measured(row.accuracy, written=score),
             Cell(row.batch_size),
         ]
         for row in rows
     ]
-    return Table("Backends in the form of published comparisons", columns, [Row(row) for row in cells])
+    table = Table("Backends in the form of published comparisons", columns, [Row(row) for row in cells])
+    return table.without_empty_columns()
 
 
 def place_table(places: list[Place]) -> Table:

@@ -131,6 +131,7 @@ class Curve(_Strict):
     target: float | None = Field(description="the accuracy whose time is asked for")
     seconds_to_target: float | None = Field(description="training time until an evaluation reached it, if one did")
     total_seconds: float = Field(description="the whole job, start-up and evaluations included")
+    positive_label: str | None = Field(None, description="the class that f1 and roc_auc are about, where it is one")
 
 
 class SeedRow(_Strict):
@@ -140,9 +141,11 @@ class SeedRow(_Strict):
     backend: str
     train_seconds: float
     f1: float | None
+    macro_f1: float | None = None
     roc_auc: float | None
     accuracy: float | None
     batch_size: str
+    positive_label: str | None = Field(None, description="the class that f1 and roc_auc are about, where it is one")
 
 
 class ScalingPoint(_Strict):

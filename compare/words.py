@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from compare.results import Entrant, GroupResult
+from compare.results import Curve, Entrant, GroupResult, SeedRow
 from launch.record import RunRecord
+from tasks.interface import metric_title
 
 
 def ranks(number: int) -> str:
@@ -27,6 +28,13 @@ def describe_task(record: RunRecord) -> str:
     length = f"{config['max_steps']} steps" if config["max_steps"] > 0 else f"{config['num_train_epochs']} epoch(s)"
     compiled = ", compiled" if config.get("torch_compile") else ""
     return f"{what}, {config['optimizer']} at {config['learning_rate']:g}, {length}, seed {config['seed']}{compiled}"
+
+
+def metric_heading(name: str, rows: Sequence[Curve | SeedRow], *, shown: str | None = None) -> str:
+    """Names a metric at the head of these rows, with the class that it is about in all of them."""
+    labels = {row.positive_label for row in rows}
+    title = metric_title(name, labels.pop() if len(labels) == 1 else None)
+    return title if shown is None else shown + title.removeprefix(name)
 
 
 def machine_of(record: RunRecord) -> str:

@@ -14,10 +14,16 @@ from backends.single import SingleBackend
 from contract.cases import INIT_LOSS_SCALE, Case
 from contract.scenes import Scenery, train_once
 
+# By case, world size and device: it is the same for every adapter.
+_TRAINED: dict[tuple[str, int, str], dict[str, Any]] = {}
+
 
 def train_alone(case: Case, world_size: int, *, device: str) -> dict[str, Any]:
     """Runs the first training of a case on the batches of a group, and returns what was seen, saved state included."""
-    return _train(case, world_size, 0, None, device)
+    key = (case.name, world_size, device)
+    if key not in _TRAINED:
+        _TRAINED[key] = _train(case, world_size, 0, None, device)
+    return _TRAINED[key]
 
 
 def continue_alone(case: Case, world_size: int, state: Mapping[str, Any], *, device: str) -> dict[str, Any]:

@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING
 
 from backends.devices import count_gpus
 from backends.interface import PRECISIONS
+from launch.arguments import Parser, named_path
 from launch.config import UsageError
 from launch.display import console
 from launch.supervisor import Interrupted, signals_raised
 
+if TYPE_CHECKING:
+    from contract.suite import Suite
+
 _MAX_PROCESSES = 64
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see launch/run.sh contract --help")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="launch/run.sh contract",
-        allow_abbrev=False,
+    parser = Parser(
+        "contract",
         description="Proves, clause by clause, that N ranks of an adapter compute what one process computes.",
     )
     parser.add_argument("adapter", nargs="?", help="a backend, or your own adapter as package.module:Class")
@@ -35,7 +35,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--precision", metavar="P,...", help=f"precisions (default: {','.join(PRECISIONS)})")
     parser.add_argument("--check", metavar="ID,...", help="only these checks")
     parser.add_argument("--device", metavar="auto|cpu|cuda", default="auto", help="where to compute (default: auto)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all results there; must not exist yet")
+    parser.add_argument("--json", type=named_path, metavar="FILE", help="write all results there; must not exist yet")
     parser.add_argument("--explain", metavar="ID", help="say what a check demands, which traps it catches, and how")
     return parser
 
@@ -47,9 +47,9 @@ def run(arguments: list[str]) -> int:
         UsageError, UnsupportedError: The request cannot be served.
     """
     options = _parser().parse_args(arguments)
-    from contract.check import State, all_checks
-    from contract.report import explain, show, write_json
-    from contract.suite import Suite, summarise
+    from contract.check import all_checks
+    from contract.report import explain
+    from contract.suite import Suite
 
     checks = all_checks()
     if options.explain is not None:
@@ -69,38 +69,26 @@ def run(arguments: list[str]) -> int:
     if device == "cuda" and count_gpus() == 0:
         raise UsageError("--device cuda: no GPU is visible here; use --device cpu or check the driver")
 
-    terminal = console()
     directory = Path(tempfile.mkdtemp(prefix="lockstep-contract-"))
-    began = time.monotonic()
-    keep = False
+    make_suite = functools.partial(
+        Suite,
+        options.adapter,
+        directory,
+        device=device,
+        world_sizes=world_sizes,
+        precisions=precisions,
+        check_ids=check_ids,
+    )
+    is_whole = options.num_processes is None and options.precision is None
+    failed = False
     try:
-        with signals_raised(), terminal.status("") as status:
-            suite = Suite(
-                options.adapter,
-                directory,
-                device=device,
-                world_sizes=world_sizes,
-                precisions=precisions,
-                check_ids=check_ids,
-                on_phase=lambda place, phase: status.update(f"{place}: {phase}" if phase else place),
-            )
-            if not suite.instances:
-                raise UsageError("no check fits these --num-processes, --precision and --check together; ask for more")
-            results = list(suite.results())
-        known = suite.known_failures if suite.unavailable_reason is None else {}
-        is_whole = options.num_processes is None and options.precision is None
-        verdicts = summarise(results, known, is_whole=is_whole)
-        seconds = time.monotonic() - began
-        show(suite, verdicts, seconds, terminal)
-        if target is not None:
-            write_json(suite, verdicts, seconds, target)
-        failed = any(verdict.state is State.FAILED for verdict in verdicts)
-        keep = failed
+        with signals_raised():
+            suite, failed = _prove(make_suite, is_whole=is_whole, target=target)
     except Interrupted as interruption:
         print(f"lockstep: interrupted by {interruption}; all ranks have been ended", file=sys.stderr)
         return 128 + interruption.signal_number
     finally:
-        if not keep:
+        if not failed:
             shutil.rmtree(directory, ignore_errors=True)
     if failed:
         print(
@@ -114,6 +102,33 @@ def run(arguments: list[str]) -> int:
         )
         return 2
     return 0
+
+
+def _prove(make_suite: Callable[..., Suite], *, is_whole: bool, target: Path | None) -> tuple[Suite, bool]:
+    """Shows how each check fares as it is judged; returns the suite, and whether any check failed."""
+    from contract.check import State
+    from contract.report import Rows, write_json
+
+    terminal = console()
+    began = time.monotonic()
+    with terminal.status("") as status:
+
+        def follow(place: str, phase: str) -> None:
+            status.update(f"{place}: {phase}" if phase else place)
+            rows.enter(place)
+
+        suite = make_suite(on_phase=follow)
+        if not suite.instances:
+            raise UsageError("no check fits these --num-processes, --precision and --check together; ask for more")
+        rows = Rows(suite, terminal, is_whole=is_whole)
+        for result in suite.results():
+            rows.add(result)
+    seconds = time.monotonic() - began
+    rows.close(seconds)
+    verdicts = rows.verdicts()
+    if target is not None:
+        write_json(suite, verdicts, seconds, target)
+    return suite, any(verdict.state is State.FAILED for verdict in verdicts)
 
 
 def _world_sizes(text: str) -> list[int]:
@@ -142,11 +157,11 @@ def _known(word: str, known: list[str], option: str) -> str:
 def _target(path: Path | None) -> Path | None:
     if path is None:
         return None
-    if path.exists():
-        raise UsageError(f"--json {path}: exists already; remove it or choose another file")
-    if not path.absolute().parent.is_dir():
-        raise UsageError(f"--json {path}: there is no directory {path.parent}; create it first")
     try:
+        if path.exists():
+            raise UsageError(f"--json {path}: exists already; remove it or choose another file")
+        if not path.absolute().parent.is_dir():
+            raise UsageError(f"--json {path}: there is no directory {path.parent}; create it first")
         with tempfile.TemporaryFile(dir=path.absolute().parent):
             pass
     except OSError as error:

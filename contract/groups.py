@@ -1,6 +1,7 @@
 """Starting groups of ranks for cases: through the backend's own launcher, one group for many cases.
 
-A case that hangs is ended and named. What it left undone is done by a fresh group.
+A case that hangs is ended and named. What it left undone is done by a fresh group, for as long as each start
+brings some case to its end, good or bad.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 
 from backends.registry import BackendRow
 from contract.cases import SHUTDOWN, Case
+from contract.patience import stretched
 from contract.worker import SPECIFICATION_NAME, observation_path, phases_path
 from launch.engines import PROJECT_DIRECTORY, Ranks, engine_command, engine_environment
 from launch.rank_files import LOGS_NAME, RankFiles
@@ -25,11 +27,11 @@ from launch.stacks import innermost_frame, take_stacks
 from launch.supervisor import JobFailure, run_job
 
 # A collective that one rank never enters should fail by itself, naming the rank; what does not is
-# ended after this long in one phase. Starting Python and torch is not the adapter's doing.
+# ended after this long in one phase. Starting Python and torch is not the adapter's doing. All of them
+# are for an idle machine.
 COLLECTIVE_SECONDS = 15.0
 PHASE_SECONDS = 25.0
 START_SECONDS = 90.0
-_MAX_STARTS = 6
 _MAX_HANGS = 2
 
 
@@ -57,6 +59,9 @@ class Breakdown:
 
 Outcome = list[Any] | Breakdown
 
+# Composes the command that starts a group's ranks, from the backend's first start method.
+Command = Callable[[str, Ranks], list[str]]
+
 
 class Hung(Exception):
     """Some rank has been in one phase for too long."""
@@ -77,6 +82,7 @@ def run_group(
     single_states: Mapping[str, Path],
     on_phase: Callable[[str], None] = lambda phase: None,
     module: str = "contract.worker",
+    command: Command = engine_command,
 ) -> dict[str, Outcome]:
     """Runs cases in as few groups as it takes, and returns the outcome of each.
 
@@ -90,46 +96,51 @@ def run_group(
         single_states: Files of states kept by the one-process backend, by case.
         on_phase: Told what is being done.
         module: What each rank runs.
+        command: Composes the command that starts the ranks, unless that is the backend's own launcher.
     """
     outcomes: dict[str, Outcome] = {}
     wanted = [case.name for case in cases if case is not SHUTDOWN]
     if SHUTDOWN in cases:
         wanted.append(SHUTDOWN.name)
-    num_hangs = 0
-    for attempt in range(_MAX_STARTS):
-        left = [name for name in wanted if name not in outcomes]
-        if not left:
-            return outcomes
-        place = directory / f"start-{attempt}"
+    num_starts = 0
+    while left := [name for name in wanted if name not in outcomes]:
+        num_starts += 1
+        place = directory / f"start-{num_starts}"
         specification = {
             "adapter": adapter,
             "world_size": key.world_size,
             "precision": key.precision,
             "device": device,
             "find_unused_parameters": key.find_unused_parameters,
-            "timeout_seconds": COLLECTIVE_SECONDS,
+            "timeout_seconds": stretched(COLLECTIVE_SECONDS),
             "cases": [name for name in left if name != SHUTDOWN.name],
             "single_states": {name: str(path) for name, path in single_states.items()},
         }
-        broken_phase, breakdown = _run_once(row, key, place, specification, device, on_phase, module)
+        broken_phase, breakdown = _run_once(row, key, place, specification, device, on_phase, module, command)
         for name in left:
             paths = [observation_path(place, name, rank) for rank in range(key.world_size)]
             if all(path.exists() for path in paths):
                 outcomes[name] = _read(paths)
-        if breakdown is None:
-            break
-        num_hangs += breakdown.is_hang
-        if broken_phase in left:
+        if breakdown is not None and broken_phase in left:
             outcomes[broken_phase] = breakdown
-        if broken_phase not in left or num_hangs == _MAX_HANGS:  # it came as far as no case, or others will hang, too
-            break
-    reason = breakdown or Breakdown(None, "the ranks ended without any observation")
-    if reason.is_hang:
-        hung = [name for name, outcome in outcomes.items() if isinstance(outcome, Breakdown) and outcome.is_hang]
-        reason = Breakdown(reason.rank, f"not run: {' and '.join(hung)} hung before it ({reason.message})", True)
-    for name in wanted:
-        outcomes.setdefault(name, reason)
+        never_ran = [name for name in left if name not in outcomes]
+        num_hangs = sum(isinstance(outcome, Breakdown) and outcome.is_hang for outcome in outcomes.values())
+        if len(never_ran) == len(left) or num_hangs == _MAX_HANGS:  # it comes as far as no case, or others will hang
+            outcomes |= dict.fromkeys(never_ran, _not_run(num_starts, broken_phase, breakdown, outcomes))
     return outcomes
+
+
+def _not_run(num_starts: int, phase: str, breakdown: Breakdown | None, outcomes: Mapping[str, Outcome]) -> Breakdown:
+    """What to say of cases that no start has come to."""
+    if breakdown is None:
+        why = "the ranks ended without any observation"
+    elif breakdown.is_hang:
+        hung = [name for name, outcome in outcomes.items() if isinstance(outcome, Breakdown) and outcome.is_hang]
+        why = f"{' and '.join(hung) or phase} hung ({breakdown.message})"
+    else:
+        where = "" if breakdown.rank is None else f"rank {breakdown.rank}: "
+        why = f"the last one ended in {phase!r} with: {where}{breakdown.message}"
+    return Breakdown(None, f"not run: the group was started {num_starts} time{'s' * (num_starts > 1)}, {why}")
 
 
 def _read(paths: list[Path]) -> Outcome:
@@ -149,16 +160,17 @@ def _run_once(
     device: str,
     on_phase: Callable[[str], None],
     module: str,
+    command: Command,
 ) -> tuple[str, Breakdown | None]:
     """Starts one group; returns the phase it ended in and, unless it went through, why."""
     (directory / LOGS_NAME).mkdir(parents=True)
     (directory / SPECIFICATION_NAME).write_text(json.dumps(specification))
-    log_directory = directory / LOGS_NAME
-    ranks = Ranks(key.world_size, (module, str(directory)), device, 1, None, COLLECTIVE_SECONDS, log_directory)
+    log_directory, timeout = directory / LOGS_NAME, specification["timeout_seconds"]
+    ranks = Ranks(key.world_size, (module, str(directory)), device, 1, None, timeout, log_directory)
     watch = _PhaseWatch(directory, key.world_size, on_phase)
     try:
         failure = run_job(
-            engine_command(row.capabilities.start_methods[0], ranks),
+            command(row.capabilities.start_methods[0], ranks),
             environment=engine_environment(ranks),
             working_directory=PROJECT_DIRECTORY,
             run_directory=directory,
@@ -191,7 +203,7 @@ class _PhaseWatch:
         late = [
             rank
             for rank, (since, name) in enumerate(phases)
-            if now - since > (PHASE_SECONDS if name != "start" else START_SECONDS)
+            if now - since > stretched(PHASE_SECONDS if name != "start" else START_SECONDS)
         ]
         if late:
             # The one that is behind the others, or that never waited for them, is stuck.

@@ -17,11 +17,18 @@ from typing import Any
 from backends.registry import find_backend
 from contract.awkward_tasks import FAULT_VARIABLE
 from contract.cases import Case, global_batch_size
+from contract.patience import stretched
 from launch.engines import PROJECT_DIRECTORY, Ranks, engine_environment
+from launch.guardian import guarded
 from launch.record import RECORD_NAME
 
-# The whole job, with the start of its ranks; what follows a fault has a limit of its own.
+# The command line of this installation.
+LOCKSTEP = (str(Path(sysconfig.get_path("scripts")) / "lockstep"),)
+# On an idle machine: the whole job, with the start of its ranks; what follows a fault has a limit of its own.
 JOB_SECONDS = 75.0
+REFUSAL_SECONDS = 25.0
+# The timeout of collectives in a job with a fault.
+FAULT_TIMEOUT = 10.0
 _IMPOSTORS = ("torch", "numpy", "horovod", "accelerate", "transformers", "datasets", "launch", "tasks", "backends")
 
 
@@ -31,9 +38,14 @@ def refusals(adapter: str, world_size: int, case: Case, directory: Path, device:
     answers.touch()
     ranks = Ranks(1, (), "cpu", 1, None, 15.0, directory)
     command = [sys.executable, "-m", "contract.refusals", adapter, str(answers)]
-    with contextlib.suppress(subprocess.TimeoutExpired):
+    with contextlib.suppress(subprocess.TimeoutExpired), guarded() as mark:
         subprocess.run(
-            command, env=engine_environment(ranks), cwd=PROJECT_DIRECTORY, timeout=25, capture_output=True, check=False
+            command,
+            env=engine_environment(ranks) | mark,
+            cwd=PROJECT_DIRECTORY,
+            timeout=stretched(REFUSAL_SECONDS),
+            capture_output=True,
+            check=False,
         )
     seen = [json.loads(line) for line in answers.read_text().splitlines()]
     row = find_backend(adapter)
@@ -51,9 +63,11 @@ def fault(adapter: str, world_size: int, case: Case, directory: Path, device: st
     rank, kind = world_size - 1, case.name.removeprefix("rank-")
     run = directory / "run"
     # The question is whether the library gives up by itself, not whether the launcher notices before.
-    patience = ("--timeout", "10", "--hang-timeout", "0")
+    timeout = round(stretched(FAULT_TIMEOUT))
+    patience = ("--timeout", timeout, "--hang-timeout", "0")
     options = ("--task", "contract.awkward_tasks:FaultyTask", "--max-steps", "50", *patience)
     variables = {FAULT_VARIABLE: f"{kind} {rank}", "LOCKSTEP_CONTRACT_RUN": str(run)}
+    began_at = time.time()
     done = _run(adapter, directory, *options, *_world(world_size, device), "--output-dir", run, **variables)
     ended_at = time.time()
     log = run / "logs" / f"rank{rank}.log"
@@ -64,6 +78,8 @@ def fault(adapter: str, world_size: int, case: Case, directory: Path, device: st
             "faulty_rank": rank,
             "return_code": done.returncode,
             "message": done.stderr.strip(),
+            "timeout": timeout,
+            "seconds_to_fault": float(noted[1]) - began_at if noted else None,
             "seconds": ended_at - float(noted[1]) if noted else None,
             "left": _processes_of(str(run)),
             "status": json.loads(record.read_text())["status"] if record.exists() else None,
@@ -73,9 +89,10 @@ def fault(adapter: str, world_size: int, case: Case, directory: Path, device: st
 
 def hostile(adapter: str, world_size: int, case: Case, directory: Path, device: str) -> list[dict[str, Any]]:
     """The same job twice: in peace, and amid everything libraries have been seen to obey by mistake."""
-    options = ("--task", "token-tagging", "--max-steps", 4)
     # Float32, since autocast leaves float64 alone whatever it is told.
-    options = (*options, "--dtype", "float32", "--timeout", 20, "--threads-per-rank", 1, *_world(world_size, device))
+    task = ("--task", "token-tagging", "--max-steps", 4, "--dtype", "float32")
+    patience = ("--timeout", round(stretched(20.0)))
+    options = (*task, *patience, "--threads-per-rank", 1, *_world(world_size, device))
     home, working = directory / "home", directory / "working"
     (home / "accelerate").mkdir(parents=True)
     (home / "accelerate" / "default_config.yaml").write_text("mixed_precision: bf16\nnum_processes: 7\n")
@@ -120,34 +137,36 @@ def _world(world_size: int, device: str) -> tuple[Any, ...]:
 
 def _run(adapter: str, working_directory: Path, *arguments: Any, **variables: str) -> subprocess.CompletedProcess[str]:
     """Runs one command line to its end; it has a process group of its own, ended if it takes too long."""
-    command = [str(Path(sysconfig.get_path("scripts")) / "lockstep"), adapter, *map(str, arguments)]
+    command = [*LOCKSTEP, adapter, *map(str, arguments)]
     environment = {name: value for name, value in os.environ.items() if name != "LOCKSTEP_STARTED_AT"} | variables
     if "PYTHONPATH" in environment:
         paths = environment["PYTHONPATH"].split(os.pathsep)
         environment["PYTHONPATH"] = os.pathsep.join(str(Path(path).absolute()) for path in paths if path)
-    job = subprocess.Popen(
-        command,
-        cwd=working_directory,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        stdout, stderr = job.communicate(timeout=JOB_SECONDS)
-        return subprocess.CompletedProcess(command, job.returncode, stdout, stderr)
-    except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, 124, "", f"no end within {JOB_SECONDS:g} s")
-    finally:
-        # Politely first: it then ends its ranks, whatever they do with signals.
-        if job.poll() is None:
-            job.terminate()
-            try:
-                job.communicate(timeout=30)
-            except subprocess.TimeoutExpired:
-                job.kill()
-                job.communicate()
+    limit = stretched(JOB_SECONDS)
+    with guarded() as mark:
+        job = subprocess.Popen(
+            command,
+            cwd=working_directory,
+            env=environment | mark,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            stdout, stderr = job.communicate(timeout=limit)
+            return subprocess.CompletedProcess(command, job.returncode, stdout, stderr)
+        except subprocess.TimeoutExpired:
+            return subprocess.CompletedProcess(command, 124, "", f"no end within {limit:.0f} s")
+        finally:
+            # Politely first: it then ends its ranks, whatever they do with signals.
+            if job.poll() is None:
+                job.terminate()
+                try:
+                    job.communicate(timeout=30)
+                except subprocess.TimeoutExpired:
+                    job.kill()
+                    job.communicate()
 
 
 def _record(directory: Path, done: subprocess.CompletedProcess[str]) -> dict[str, Any]:

@@ -1,17 +1,17 @@
-"""Showing how an adapter fared: a table for people, JSON for machines, and what a check is about."""
+"""Showing how an adapter fared: rows for people, JSON for machines, and what a check is about."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from contract.check import Check, State
-from contract.suite import Suite, Verdict
+from contract.suite import Result, Suite, Verdict, summarise
 from contract.traps import load_traps
 from launch.record import describe_environment, write_atomically
 
@@ -24,18 +24,49 @@ _STYLES = {
 }
 
 
-def show(suite: Suite, verdicts: list[Verdict], seconds: float, terminal: Console) -> None:
-    """Prints a row for each check and a line that counts them."""
-    table = Table("check", "clause", "result", "where, why", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for verdict in verdicts:
-        detail = _where(verdict)
-        if verdict.reason:
-            detail = verdict.reason if verdict.state is not State.PASSED else f"{detail}; {verdict.reason}"
-        state = Text(verdict.state.value, style=_STYLES[verdict.state])
-        table.add_row(verdict.check.id, verdict.check.title, state, Text(detail))
-    terminal.print(table)
-    counts = [f"{_count(verdicts, state)} {state.value}" for state in State if _count(verdicts, state)]
-    terminal.print(Text(f"{suite.adapter} on {suite.device}: {', '.join(counts)} in {seconds:.0f} s"))
+class Rows:
+    """Prints a row for each check as soon as the last of its cases is judged, and what is being done meanwhile."""
+
+    def __init__(self, suite: Suite, terminal: Console, *, is_whole: bool) -> None:
+        self._suite, self._terminal, self._is_whole = suite, terminal, is_whole
+        self._left = Counter(instance.check.id for instance in suite.instances)
+        self._results: list[Result] = []
+        self._place = ""
+        self._width = max(len(instance.check.title) for instance in suite.instances)
+        self._print("check", "clause", Text("result"), "where, why")
+
+    def add(self, result: Result) -> None:
+        """Takes the next result."""
+        self._results.append(result)
+        check = result.instance.check
+        self._left[check.id] -= 1
+        if not self._left[check.id]:
+            (verdict,) = [verdict for verdict in self.verdicts() if verdict.check is check]
+            detail = _where(verdict)
+            if verdict.reason:
+                detail = verdict.reason if verdict.state is not State.PASSED else f"{detail}; {verdict.reason}"
+            self._print(check.id, check.title, Text(verdict.state.value, style=_STYLES[verdict.state]), detail)
+
+    def verdicts(self) -> list[Verdict]:
+        """Of all checks with a result so far."""
+        known = self._suite.known_failures if self._suite.unavailable_reason is None else {}
+        return summarise(self._results, known, is_whole=self._is_whole)
+
+    def enter(self, place: str) -> None:
+        """Says where the suite is now, once for each place; on a terminal that is shown elsewhere."""
+        if place != self._place and not self._terminal.is_terminal:
+            self._terminal.print(f"{place}: {len(self._results)} of {len(self._suite.instances)} results so far")
+        self._place = place
+
+    def close(self, seconds: float) -> None:
+        """Prints a line that counts the checks."""
+        verdicts = self.verdicts()
+        counts = [f"{_count(verdicts, state)} {state.value}" for state in State if _count(verdicts, state)]
+        self._terminal.print(f"{self._suite.adapter} on {self._suite.device}: {', '.join(counts)} in {seconds:.0f} s")
+
+    def _print(self, check: str, clause: str, state: Text, detail: str) -> None:
+        state.pad_right(max(len(state.value) for state in State) - len(state))
+        self._terminal.print(Text.assemble(f"{check:5}  {clause:{self._width}}  ", state, f"  {detail}"))
 
 
 def _count(verdicts: list[Verdict], state: State) -> int:

@@ -85,6 +85,8 @@ def barrier(backend: Backend, case: Case, scenery: Scenery) -> dict[str, Any]:
     found = []
     for late_rank in range(scenery.world_size):
         late = scenery.directory / f"late-{late_rank}"
+        if scenery.rank == late_rank:
+            late.unlink(missing_ok=True)  # of an earlier scene in this group
         backend.all_reduce(torch.zeros(1, device=backend.device))
         if scenery.rank == late_rank:
             time.sleep(0.3)

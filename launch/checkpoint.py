@@ -155,7 +155,8 @@ def read_checkpoint(source: Path | bytes, *, name: str | None = None) -> Checkpo
         where = ".".join(str(part) for part in first["loc"])
         raise CheckpointError(f"{name}: does not fit this version of Lockstep ({where}: {first['msg']})") from error
     assert all(isinstance(tensor, torch.Tensor) for tensor in tensors.values())
-    return Checkpoint(state, tensors)
+    # By name: safetensors hands them out in another order in each process, and an adapter may communicate in it.
+    return Checkpoint(state, dict(sorted(tensors.items())))
 
 
 def remove_unfinished(run_directory: Path) -> None:

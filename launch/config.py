@@ -19,6 +19,8 @@ from backends.interface import BackendOptions, BackendSettings
 
 DEFAULT_CPU_PROCESSES = 2
 RACE_VARIABLE = "LOCKSTEP_RACE"
+# How launch/run.sh tells when the user called it.
+STARTED_AT_VARIABLE = "LOCKSTEP_STARTED_AT"
 
 # Upper bounds turn a slip of the keyboard into a message, not into a machine that no longer answers.
 _MAX_PROCESSES = 1024
@@ -215,6 +217,7 @@ class RaceContext(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     race: str = Field(description="the same for all runs of a race")
+    attempt: str = Field(default="", description="of this start of this run alone")
     purpose: Literal["timed", "diagnosis", "whole"]
     block: int = Field(description="runs of one block are compared in pairs")
     position: int = Field(description="place in the random order of its block")
@@ -294,7 +297,9 @@ def check_port(port: int, address: str) -> None:
             probe.bind((address, port))
         except OSError as error:
             if error.errno == errno.EADDRNOTAVAIL:
-                raise UsageError(f"--master-addr {address}: node 0 must have this address, but it has not") from error
+                raise UsageError(
+                    f"--master-addr {address}: this machine, node 0, does not have this address; give one that it has"
+                ) from error
             raise UsageError(
                 f"--master-port {port}: not free ({error.strerror}); choose another, or none to get a free one"
             ) from error

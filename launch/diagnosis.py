@@ -63,6 +63,7 @@ class DiagnosedTrainer(Trainer):
         with count_traffic(lambda *call: self._traffic[-1].append(call)) if counting else nullcontext():
             super().train_step(epoch, global_batch, batches)
         self._whole_seconds.append(_now(self.backend.device) - began)
+        self.backend.barrier()  # what this rank sends last may still be on its way when it has all it needs itself
         self._sent_bytes.append(_sent_bytes(_interface()) - sent_before)
         weights = [micro_batch.weight for micro_batch in self.plan.micro_batches(global_batch, self.backend.rank)]
         num_targets = self.task.num_targets("train", global_batch.tolist())

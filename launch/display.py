@@ -3,28 +3,45 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
+import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.text import Text
 
 from compare.throughput import samples_per_second
 from launch.config import RunConfig
+from launch.notice import Notice, read_notice
 from launch.progress import ProgressReader
+from launch.rank_files import LOGS_NAME
 from launch.record import RECORD_NAME, RunRecord, by_merit
+from launch.resolve import num_cpus
 from launch.resume import Start
+from launch.run_files import other_files
+from tasks.interface import Overview, metric_title, shown_label
 
 _SECONDS_BETWEEN_LINES = 30.0
+_NUM_NAMES = 5
+_ANY_WIDTH = 100_000
 
 
 class _Terminal(Console):
     """A console that falls silent when nobody reads it any more, where rich would end the program."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        try:
+            super().print(*objects, **options)
+        except OSError as error:  # as on a full disk
+            self.on_broken_pipe()
+            with contextlib.suppress(OSError):
+                print(f"lockstep: the output cannot be written ({error.strerror})", file=sys.stderr, flush=True)
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -32,18 +49,32 @@ class _Terminal(Console):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+class _Lines(io.TextIOBase):
+    """Standard output where it is no terminal, without the blanks that fill the cells of a table."""
+
+    def write(self, text: str) -> int:
+        return sys.stdout.write(re.sub(r" +$", "", text, flags=re.MULTILINE))
+
+    def flush(self) -> None:
+        sys.stdout.flush()
+
+
 def console() -> Console:
-    """The terminal, or plain lines of a fixed width where there is none."""
+    """The terminal, or plain lines as long as they need to be where there is none."""
     # Without markup: paths and names may contain what looks like it.
-    return _Terminal(highlight=False, markup=False, soft_wrap=not sys.stdout.isatty())
+    if sys.stdout.isatty():
+        return _Terminal(highlight=False, markup=False)
+    file: Any = _Lines()
+    return _Terminal(file=file, force_terminal=False, width=_ANY_WIDTH, highlight=False, markup=False, soft_wrap=True)
 
 
 class RunDisplay:
     """Shows a run's news as they come: in a bar, or without a terminal in a line now and then."""
 
-    def __init__(self, config: RunConfig, terminal: Console) -> None:
+    def __init__(self, config: RunConfig, terminal: Console, positive_label: str | None = None) -> None:
         self._config = config
         self._terminal = terminal
+        self._positive_label = positive_label
         self._news = ProgressReader(config.output_dir)
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
@@ -60,6 +91,7 @@ class RunDisplay:
         self._first: tuple[int, float] | None = None
         self._last_line = time.time()
         self._is_watched = True
+        self._notice = Notice()
 
     def __enter__(self) -> RunDisplay:
         self._bar.start()
@@ -82,10 +114,19 @@ class RunDisplay:
         for fact in self._news.news():
             if fact["event"] == "step":
                 self._show_step(fact)
+            elif fact["event"] == "evaluating":
+                assert self._task is not None
+                self._bar.update(self._task, description="evaluating", completed=fact["step"], total=fact["num_steps"])
             elif fact["event"] == "evaluation":
                 self._show_evaluation(fact["evaluation"])
             elif fact["event"] == "save-failed":
                 self._terminal.print(f"step {fact['step']}: the checkpoint could NOT be saved ({fact['why']})")
+            elif fact["event"] == "warning":
+                self._terminal.print(f"WARNING: {fact['text']}")
+        notice = read_notice(self._config.output_dir)
+        if notice.text and notice != self._notice:
+            self._notice = notice
+            self._terminal.print(notice.text)
         self._bar.refresh()
 
     def _show_step(self, fact: dict[str, Any]) -> None:
@@ -104,14 +145,25 @@ class RunDisplay:
             self._terminal.print(f"step {step} of {fact['num_steps']}: {facts}")
 
     def _show_evaluation(self, evaluation: dict[str, Any]) -> None:
-        where = f"epoch {evaluation['epoch'] + 1}, step {evaluation['step']}"
-        self._terminal.print(f"{where}: {format_metrics(evaluation['metrics'])}")
+        metrics = format_metrics(evaluation["metrics"], self._positive_label)
+        rows = _Rows()
+        rows.add_row(f"epoch {evaluation['epoch'] + 1}, step {evaluation['step']}:", metrics)
+        rows.show(self._terminal)
+        assert self._task is not None
+        self._bar.update(self._task, description="training")
         self._first = None  # the next rate leaves the evaluation out
 
 
 def show_start(config: RunConfig, start: Start | None, terminal: Console) -> None:
     """Says in a line what is about to run, and where it begins."""
     terminal.print(f"{config.backend}: {_describe_world(config)}, started by {config.start_method}")
+    kept = other_files(config.output_dir) if config.overwrite else []
+    if kept:
+        names = ", ".join(kept[:_NUM_NAMES]) + (", ..." if len(kept) > _NUM_NAMES else "")
+        terminal.print(f"kept {len(kept)} file(s) that no run wrote: {names}")
+    num_ranks, num_cores = config.num_processes // config.num_nodes, num_cpus()
+    if num_ranks > num_cores:
+        terminal.print(f"{num_ranks} ranks share {num_cores} core(s): each waits for its turn, so every step is slow")
     for damage in start.damaged if start else ():
         terminal.print(f"passed over: {damage}")
     if start is not None:
@@ -120,6 +172,46 @@ def show_start(config: RunConfig, start: Start | None, terminal: Console) -> Non
             terminal.print(note)
     elif config.resume is not None:
         terminal.print("no checkpoint yet: starting from the beginning")
+
+
+def show_overview(overview: Overview, terminal: Console) -> None:
+    """Shows what a task says of its data, its warnings last."""
+    rows = _Rows()
+    for heading, text in overview.rows:
+        rows.add_row(heading, text)
+    for warning in overview.warnings:
+        rows.add_row("WARNING", warning)
+    rows.show(terminal)
+
+
+class _Rows:
+    """Headings in one column, and texts beside them."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[str, str]] = []
+
+    def add_row(self, heading: str, text: str) -> None:
+        self._rows.append((heading, text))
+
+    def show(self, terminal: Console) -> None:
+        indent = max((len(heading) for heading, _ in self._rows), default=0) + 2
+        for heading, text in self._rows:
+            style = "bold" if heading.isupper() else "dim"
+            for number, line in enumerate(_filled(text, terminal, indent)):
+                first = Text(f"{heading if number == 0 else '':{indent}}", style)
+                terminal.print(first.append(line, "default"), soft_wrap=True)
+
+
+def _filled(text: str, terminal: Console, indent: int) -> list[str]:
+    """Breaks a text where the terminal ends, after a word; if it has columns (two blanks), after a column."""
+    parts = re.findall(r" *\S+(?: \S+)*" if "  " in text.strip() else r" *\S+", text)
+    lines = [""]
+    for part in parts:
+        if terminal.is_terminal and lines[-1] and indent + len(lines[-1]) + len(part) > terminal.width:
+            lines.append(part.lstrip())
+        else:
+            lines[-1] += part
+    return lines
 
 
 def _what_is_different(config: RunConfig, start: Start) -> Iterator[str]:
@@ -138,9 +230,7 @@ def _what_is_different(config: RunConfig, start: Start) -> Iterator[str]:
 def show_summary(record: RunRecord, directory: Path, terminal: Console) -> None:
     """Shows what was run, what was in force, how well and how fast it did, and where the results lie."""
     config = RunConfig.model_validate(record.config)
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="dim")
-    table.add_column(overflow="fold")
+    table = _Rows()
     task = record.task
     model = f"{task['model']} on {task['data']}, " if "model" in task else ""
     schedule = f"{config.optimizer} at {config.learning_rate:g}, {config.lr_scheduler}"
@@ -150,14 +240,7 @@ def show_summary(record: RunRecord, directory: Path, terminal: Console) -> None:
         origin = record.resumed_from
         began = f"after step {origin.step} of {origin.backend} on {origin.num_processes} rank(s)"
         table.add_row("resumed", began + (f", {record.restarts} restart(s)" if record.restarts else ""))
-    best = f" (the best, of step {record.best_step})" if record.best_step else ""
-    table.add_row("result", format_metrics(record.quality) + best)
-    if config.metric_for_best_model is not None:
-        ranking = by_merit(record.evaluations, config.metric_for_best_model)
-        if ranking and ranking[0].step != record.best_step:
-            table.add_row("NOT BEST", f"the weights of step {ranking[0].step}, which were better, have been lost")
-    if "majority_share" in task:
-        table.add_row("", f"(always the most frequent label: accuracy {task['majority_share']['validation']:.4f})")
+    _add_result(table, record, config)
     num_epochs = record.steps[-1].epoch + 1
     table.add_row("steps", f"{len(record.steps)} in {num_epochs} epoch(s)" + _describe_exceptions(record))
     rate = samples_per_second(record)
@@ -166,16 +249,57 @@ def show_summary(record: RunRecord, directory: Path, terminal: Console) -> None:
     table.add_row("time", f"{first_step}{record.seconds:.1f} s in all")
     memory = max(rank.peak_memory_bytes for rank in record.ranks) / 2**20
     table.add_row("ranks", f"{record.ranks[0].num_threads} thread(s) each, at most {memory:.0f} MiB")
+    _add_problems(table, record)
+    settings = record.ranks[0].effective_settings
+    table.add_row("in force", ", ".join(f"{name} {value}" for name, value in settings.items()))
+    digests = {rank.weights_sha256 for rank in record.ranks}
+    table.add_row(
+        "weights", f"{record.ranks[0].weights_sha256[:16]} on {'every rank' if len(digests) == 1 else 'rank 0'}"
+    )
+    if record.model_directory is None:
+        table.add_row("results", f"{directory} (model, {RECORD_NAME}, logs/)")
+    else:
+        table.add_row("MODEL IN", record.model_directory)
+        table.add_row("record", f"{directory} ({RECORD_NAME})")
+        table.add_row("logs", f"{config.output_dir / LOGS_NAME}")
+    table.show(terminal)
+
+
+def _add_result(table: _Rows, record: RunRecord, config: RunConfig) -> None:
+    """Says how good the saved model is, and how good a model is that always gives the same answer."""
+    better = _lost_best(record, config.metric_for_best_model)
+    kept = f" ({'' if better else 'the best, '}of step {record.best_step})" if record.best_step else ""
+    positive_label, baseline = record.task.get("positive_label"), record.task.get("baseline")
+    table.add_row("result", format_metrics(record.quality, positive_label) + kept)
+    if better is not None:
+        table.add_row("NOT BEST", f"the weights of step {better}, which were better, have been lost")
+    if baseline is not None:
+        values = format_metrics(baseline["metrics"], positive_label)
+        table.add_row("baseline", f"always {shown_label(baseline['answer'])!r} gives  {values}")
+        if no_better := _no_better(record.quality, baseline["metrics"]):
+            table.add_row("NO BETTER", f"than the baseline in {', '.join(no_better)}")
+
+
+def _add_problems(table: _Rows, record: RunRecord) -> None:
+    """Says what was not as it should be."""
     for straggler in record.stragglers:
         who = f"rank {straggler.rank} ({straggler.hostname})"
         table.add_row("STRAGGLER", f"{who} computes {straggler.times_slower:g} times as long as the others")
     if record.failed_saves:
         table.add_row("NOT SAVED", f"checkpoint(s) of step {', '.join(map(str, record.failed_saves))}")
-    settings = record.ranks[0].effective_settings
-    table.add_row("in force", ", ".join(f"{name} {value}" for name, value in settings.items()))
-    table.add_row("weights", f"{record.ranks[0].weights_sha256[:16]} on every rank")
-    table.add_row("results", f"{directory} (model, {RECORD_NAME}, logs/)")
-    terminal.print(table)
+    if record.disagreement is not None:
+        table.add_row("DIVERGED", f"{record.error}; the model is that of rank 0")
+    if record.differing_buffers:
+        number, first = len(record.differing_buffers), record.differing_buffers[0]
+        table.add_row("buffers", f"{number} differed between ranks ({first}, ...); rank 0's were saved")
+    for warning in record.warnings:
+        table.add_row("WARNING", warning)
+
+
+def _lost_best(record: RunRecord, metric: str | None) -> int | None:
+    """The step of the best evaluation, if the weights that were saved are not its own."""
+    ranking = by_merit(record.evaluations, metric) if metric is not None else []
+    return ranking[0].step if ranking and ranking[0].step != record.best_step else None
 
 
 def _describe_world(config: RunConfig) -> str:
@@ -199,6 +323,11 @@ def _format_number(value: float | None) -> str:
     return f"{value:.4f}" if abs(value) < 1e4 else f"{value:.4g}"
 
 
-def format_metrics(metrics: dict[str, float | None]) -> str:
-    """Formats metrics for one line."""
-    return "  ".join(f"{name} {_format_number(value)}" for name, value in metrics.items())
+def format_metrics(metrics: Mapping[str, float | None], positive_label: str | None) -> str:
+    """Formats metrics for one line, each with the class that it is about."""
+    return "  ".join(f"{metric_title(name, positive_label)} {_format_number(value)}" for name, value in metrics.items())
+
+
+def _no_better(quality: dict[str, float | None], baseline: dict[str, float]) -> list[str]:
+    """The metrics in which a model is no better than one without any skill."""
+    return [name for name, value in baseline.items() if (own := quality.get(name)) is not None and own <= value]

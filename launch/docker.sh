@@ -70,7 +70,8 @@ run_in_docker() {
   ensure_image "$backend" "$image" "$variant"
 
   # Root's results belong to whoever has the directory that they go to.
-  local user cache=${LOCKSTEP_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/lockstep}
+  local user cache
+  cache=$(cache_directory)
   user=$(id -u):$(id -g)
   ((EUID)) || user=$(stat -c %u:%g "$parent")
   mkdir -p "$cache" && { ((EUID)) || chown "$user" "$cache"; }

@@ -8,11 +8,18 @@ from rich.table import Table
 
 from backends.devices import count_gpus
 from backends.registry import BACKENDS
+from launch.arguments import Parser
 from launch.display import console
 
 
-def examine() -> int:
-    """Prints a row for each backend; returns the exit code, 0 as long as one backend runs."""
+def run(arguments: list[str]) -> int:
+    """Prints a row for each backend; returns the exit code, 0 as long as one backend runs.
+
+    Raises:
+        UsageError: There are options, and it has none.
+    """
+    parser = Parser("doctor", description="Tells which backends run on this machine, and what the others lack.")
+    parser.parse_args(arguments)
     device = "cuda" if count_gpus() else "cpu"
     terminal = console()
     terminal.print(f"Python {platform.python_version()}, {count_gpus() or 'no'} GPU(s)")

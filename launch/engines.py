@@ -157,6 +157,14 @@ _COMMANDS: Mapping[str, Callable[[Ranks], list[str]]] = {
     "mpirun": _mpirun,
     "horovod-node": _horovod_node,
 }
+_LAUNCHER_NAMES = {
+    "torch.distributed.run": "torchrun",
+    "accelerate.commands.launch": "accelerate launch",
+    "horovod.runner.launch": "horovodrun",
+    "launch.spawn": "spawn",
+    "launch.horovod_node": "horovod-node",
+    "mpirun": "mpirun",
+}
 _WITHOUT_PORT = ("python", "horovodrun", "mpirun")
 # What starts one machine's ranks of a job that spans several.
 ACROSS_NODES = ("torchrun", "accelerate", "horovod-node")
@@ -173,6 +181,12 @@ def engine_command(start_method: str, ranks: Ranks) -> list[str]:
     if start_method not in _COMMANDS:
         raise UsageError(f"start method {start_method!r}: there is no such launcher; choose {', '.join(_COMMANDS)}")
     return _COMMANDS[start_method](ranks)
+
+
+def launcher_name(command: list[str]) -> str | None:
+    """Returns what people call the launcher that this command starts; None where it starts the rank itself."""
+    words = {Path(command[0]).name, *command}
+    return next((name for word, name in _LAUNCHER_NAMES.items() if word in words), None)
 
 
 def engine_environment(ranks: Ranks) -> dict[str, str]:
@@ -197,6 +211,8 @@ def engine_environment(ranks: Ranks) -> dict[str, str]:
         # several on the one that leads to node 0.
         "GLOO_SOCKET_IFNAME": interface(ranks.nodes),
         "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(1, round(ranks.timeout_seconds))),
+        # Rank 0 may still save after another rank is lost; torchrun would end it after half a minute.
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(max(30, round(ranks.timeout_seconds))),
         "HF_HUB_DISABLE_TELEMETRY": "1",
     }
     if ranks.nodes.num_nodes > 1:

@@ -1,12 +1,14 @@
 """Where each rank is: written into a few bytes of shared memory by the rank, read by the launcher.
 
-It costs a rank a clock reading and a copy of 24 bytes each time it enters a phase; no system call,
-no lock, no message. A rank that is stopped, stuck or dead simply ceases to write.
+It costs a rank a clock reading and a copy of 24 bytes each time it enters a phase, and a look at how long its thread
+has waited for a processor where a phase of its own begins or ends; no lock, no message. A rank that is stopped, stuck
+or dead simply ceases to write.
 """
 
 from __future__ import annotations
 
 import mmap
+import os
 import struct
 import time
 from dataclasses import dataclass
@@ -40,14 +42,19 @@ class Heartbeat:
             path.write_bytes(bytes(_LAYOUT.size))
             with path.open("r+b") as file:
                 self._memory = mmap.mmap(file.fileno(), _LAYOUT.size)
-        self.seconds = dict.fromkeys(PHASES, 0.0)
+        self._queue = _RunQueue()
+        self._own_seconds = self._queued = 0.0
         self._step, self._phase, self._since = 0, "start", time.monotonic()
         self.enter("start")
 
     def enter(self, phase: str, step: int | None = None) -> None:
-        """Notes that a phase begins, and adds up how long the one before it took."""
+        """Notes that a phase begins, and adds up how long the one before it took, if that is one of its own."""
         now = time.monotonic()
-        self.seconds[self._phase] += now - self._since
+        if self._phase in OWN_PHASES or phase in OWN_PHASES:
+            queued = self._queue.seconds()
+            if self._phase in OWN_PHASES:
+                self._own_seconds += max(0.0, now - self._since - (queued - self._queued))
+            self._queued = queued
         self._phase, self._since = phase, now
         if step is not None:
             self._step = step
@@ -55,8 +62,27 @@ class Heartbeat:
 
     @property
     def own_seconds(self) -> float:
-        """Time spent so far in phases in which no other rank can delay this one."""
-        return sum(self.seconds[phase] for phase in OWN_PHASES)
+        """Time spent so far in phases in which no other rank can delay this one, nor another program.
+
+        Less what the calling thread waited for a processor, that is; its helpers' waiting is not seen.
+        """
+        return self._own_seconds
+
+
+class _RunQueue:
+    """How long the thread that makes this has waited for a processor, as far as the system counts that."""
+
+    def __init__(self) -> None:
+        try:
+            self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._file = -1
+
+    def seconds(self) -> float:
+        """Since the thread began; always 0 where nobody counts."""
+        if self._file < 0:
+            return 0.0
+        return int(os.pread(self._file, 64, 0).split()[1]) / 1e9
 
 
 def read_position(path: Path) -> Position | None:

@@ -20,6 +20,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from backends.interface import Backend
+from launch.agreement import Agreement
 from launch.checkpoint import (
     BestModel,
     Checkpoint,
@@ -86,6 +87,7 @@ class Trainer:
         heartbeat: Heartbeat | None = None,
         saver: CheckpointSaver | None = None,
         stop_request: StopRequest | None = None,
+        agreement: Agreement | None = None,
     ) -> None:
         self.config = config
         self.task = task
@@ -94,6 +96,7 @@ class Trainer:
         self.heartbeat = heartbeat or Heartbeat()
         self.saver = saver
         self.stop_request = stop_request
+        self.agreement = agreement
         self.plan = Plan(
             num_samples=task.num_samples("train"),
             global_batch_size=config.global_batch_size,
@@ -118,20 +121,19 @@ class Trainer:
         self.best: BestModel | None = None
         self.evaluations_since_best = 0
         self.was_stopped = False
+        self._is_save_agreed = False
         self._open_steps: list[_OpenStep] = []
         self._history = [_as_matrix([])]
 
     def train(self) -> Trajectory:
         """Trains to the last step, evaluating after every epoch and at the end, unless asked to stop before."""
-        try:
-            if self._evaluation_is_due:  # the run to go on from was stopped before it
-                self.evaluate((self.step - 1) // self.plan.steps_per_epoch)
-            while not (self._is_over or self.was_stopped):
-                self._train_epoch(*divmod(self.step, self.plan.steps_per_epoch))
-        except BaseException:
-            if self.saver is not None:
-                self.saver.leave()
-            raise
+        if self.agreement is not None:
+            self.agreement.begin(self.backend.unwrap(self.model))
+        if self._evaluation_is_due:  # the run to go on from was stopped before it
+            self._require_agreement()
+            self.evaluate((self.step - 1) // self.plan.steps_per_epoch)
+        while not (self._is_over or self.was_stopped):
+            self._train_epoch(*divmod(self.step, self.plan.steps_per_epoch))
         if self.saver is not None:
             self.heartbeat.enter("saving")
             self.saver.finish()
@@ -152,15 +154,17 @@ class Trainer:
                 self._close_steps()
             if self._is_first_step:
                 self.trajectory.first_step_at = time.time()
+                if self.agreement is not None:
+                    self.agreement.warn_of_changed_buffers(self.backend.unwrap(self.model))
             self.trajectory.own_seconds.append(self.heartbeat.own_seconds - own_before)
             step_ended = time.perf_counter()
             self.trajectory.step_seconds.append(step_ended - step_began)
             step_began = step_ended
             self.progress.beat(step=self.step, num_steps=self.num_steps, loss=self.trajectory.steps[-1].loss)
-            is_best = False
-            if self._evaluation_is_due and not self._stops_before_evaluation():
-                is_best = self.evaluate(epoch)
-            self._save_if_due(is_best)
+            evaluates = self._evaluation_is_due and not self._stops_before_evaluation()
+            if evaluates or self._save_is_due:
+                self._require_agreement(may_be_last=evaluates and self._may_be_over)
+            self._save_if_due(is_best=evaluates and self.evaluate(epoch))
             if self.was_stopped:
                 return
 
@@ -168,6 +172,18 @@ class Trainer:
     def _is_over(self) -> bool:
         patience = self.config.early_stopping_patience
         return self.step == self.num_steps or (patience is not None and self.evaluations_since_best >= patience)
+
+    @property
+    def _may_be_over(self) -> bool:
+        """Whether the evaluation that is due may be the last."""
+        patience = self.config.early_stopping_patience
+        return self.step == self.num_steps or (patience is not None and self.evaluations_since_best + 1 >= patience)
+
+    def _require_agreement(self, *, may_be_last: bool = False) -> None:
+        """Makes sure that what is about to be evaluated or saved is the same on all ranks."""
+        if self.agreement is not None:
+            self.heartbeat.enter("evaluation")
+            self.agreement.check(self.backend.unwrap(self.model), self.step, may_be_last=may_be_last)
 
     @property
     def _evaluation_is_due(self) -> bool:
@@ -200,12 +216,25 @@ class Trainer:
             self.was_stopped = bool(self.backend.all_reduce(asked, "max") > 0)
         return self.was_stopped
 
-    def _save_if_due(self, is_best: bool) -> None:
+    @property
+    def _save_is_due(self) -> bool:
+        """Whether a checkpoint is due after this step; all ranks know, since they compare their weights before it."""
+        interval = self.config.save_interval
+        if self.saver is None or interval is None:
+            return False
+        by_steps = interval.steps is not None and self.step % interval.steps == 0
+        is_due = not (self._open_steps or self._is_over) and (by_steps or self._is_save_agreed)
+        return is_due or self.was_stopped
+
+    def _save_if_due(self, *, is_best: bool) -> None:
         """Has rank 0 save, which needs no other rank: all have the same weights and the same optimizer state."""
-        if self.saver is None or not self.saver.is_on:
+        if self.saver is not None and self._is_over:
+            self.saver.note_end_of_training()
+        if self.agreement is not None and self.agreement.disagreement is not None:
+            if not self._is_over:
+                self.agreement.end_run()
             return
-        is_due = not (self._open_steps or self._is_over) and self.saver.is_due(self.step)
-        if is_due or is_best or self.was_stopped:
+        if self.saver is not None and self.saver.is_on and (is_best or self._save_is_due):
             self.heartbeat.enter("saving")
             self.saver.save(self.checkpoint, wait=self.was_stopped)
 
@@ -216,6 +245,7 @@ class Trainer:
         tensors = with_prefix("model", state["model"]) | with_prefix("optimizer", tensors)
         self._history = [torch.cat(self._history)]
         tensors["history"] = self._history[0]
+        tensors |= with_prefix("buffer", self._hidden_buffers(state["model"]))
         return Checkpoint(
             CheckpointState(
                 config=self.config,
@@ -233,6 +263,10 @@ class Trainer:
             # Contiguous, which is what a file can hold; a copy, since training goes on.
             {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()},
         )
+
+    def _hidden_buffers(self, weights: dict[str, Any]) -> dict[str, torch.Tensor]:
+        """The buffers that are in no state_dict."""
+        return {name: buffer for name, buffer in self.backend.unwrap(self.model).named_buffers() if name not in weights}
 
     def load_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Restores what `checkpoint` returned, on every rank.
@@ -259,6 +293,11 @@ class Trainer:
                     "num_updates": state.num_updates,
                 }
             )
+            buffers = dict(self.backend.unwrap(self.model).named_buffers())
+            for name, content in without_prefix("buffer", tensors).items():
+                # One that is in no state_dict may come and go, or grow, in training: a cache, filled as it is needed.
+                if name in buffers and buffers[name].shape == content.shape:
+                    buffers[name].copy_(content)
         except (RuntimeError, KeyError, ValueError, TypeError, AttributeError) as error:
             raise ValueError(f"the checkpoint is of another model ({' '.join(str(error).split())[:300]})") from error
         self.evaluated_step = state.evaluated_step
@@ -387,6 +426,7 @@ class Trainer:
             Whether it is the best so far, by the metric that was chosen.
         """
         began = time.perf_counter()
+        self.progress.write("evaluating", step=self.step, num_steps=self.num_steps)
         task, backend = self.task, self.backend
         num_samples = task.num_samples("validation")
         rows = torch.zeros(num_samples, task.num_evaluation_columns, dtype=torch.float64, device=backend.device)
@@ -422,10 +462,12 @@ class Trainer:
             return False
         if name not in metrics:
             raise ValueError(f"--metric-for-best-model {name}: the task computes {', '.join(metrics)}; choose one")
-        # Rank 0's word: elsewhere, on another processor, the last digit may differ.
-        mine = math.nan if metrics[name] is None else metrics[name]
-        word = torch.tensor([mine if self.backend.rank == 0 else 0.0], dtype=torch.float64, device=self.backend.device)
-        value = _finite(self.backend.all_reduce(word).item())
+        # Rank 0 decides: on another processor the last digit may differ.
+        of_rank_0 = torch.zeros(1, dtype=torch.float64, device=self.backend.device)
+        seen = metrics[name]
+        if self.backend.rank == 0:
+            of_rank_0[0] = math.nan if seen is None else seen
+        value = _finite(self.backend.all_reduce(of_rank_0).item())
         sign = metric_sign(name)
         is_best = value is not None and (self.best is None or sign * value > sign * self.best.value)
         if is_best:
@@ -474,10 +516,14 @@ class Trainer:
             FloatingPointError: A loss is not finite, and that is to end the run.
         """
         shares = torch.stack([step.loss_share for step in self._open_steps])
-        stop = self.stop_request
+        stop, saver = self.stop_request, self.saver
         if stop is not None and stop.travels_with_loss:
             shares = torch.cat([shares, shares.new_tensor([stop.is_asked()])])
+        # Only rank 0 knows when minutes have passed.
+        if saver is not None and saver.goes_by_clock:
+            shares = torch.cat([shares, shares.new_tensor([saver.minutes_have_passed()])])
         losses = self.backend.all_reduce(shares).tolist()
+        self._is_save_agreed = saver is not None and saver.goes_by_clock and losses.pop() > 0
         if stop is not None and stop.travels_with_loss:
             self.was_stopped = losses.pop() > 0 and self.step < self.num_steps
         norms = torch.stack([step.grad_norm.double() for step in self._open_steps])
@@ -542,7 +588,10 @@ class _MicroBatches(Dataset[Batch]):
 def _seed_all(*key: int) -> None:
     """Begins the random streams of torch, numpy and Python anew: none of them carries a state from step to step."""
     seed = random_seed(*key)
-    torch.manual_seed(seed)
+    # torch.manual_seed asks for more devices than there are, which takes milliseconds where there is no GPU.
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)
 

@@ -44,7 +44,9 @@ def settle_nodes(num_nodes: int, node_rank: int, master_addr: str | None) -> Nod
         )
     if num_nodes == 1:
         if master_addr is not None:
-            raise UsageError(f"--master-addr {master_addr}: one node meets with nobody; give --num-nodes, or drop it")
+            raise UsageError(
+                f"--master-addr {master_addr}: only several nodes need it; give --num-nodes as well, or leave it out"
+            )
         return ALONE
     if master_addr is None:
         raise UsageError(f"--num-nodes {num_nodes}: tell where they meet with --master-addr (an address of node 0)")

@@ -8,29 +8,60 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
 import reprlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn, get_args, get_origin
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from backends.interface import BackendSettings
+from launch.arguments import Once, Parser, from_home, is_writable_text, named_path
 from launch.config import RunOptions, UsageError
 from launch.resume import LATEST, Start, check_same_trajectory, find_start, inherited_options
 from tasks.interface import Task, TaskSettings
 from tasks.registry import TASKS, load_task
 
 _MAX_OPTION_FILE_BYTES = 1_000_000
+_NUMBERS = {
+    "tag:yaml.org,2002:int": r"[-+]?(?:0|[1-9][0-9]*)$",
+    "tag:yaml.org,2002:float": r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?$|[-+]?\.(?:inf|nan)$",
+}
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel = 2
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see --help")
+class _RepeatedKeyError(ValueError):
+    """A mapping has a key twice, of which YAML would take the last."""
+
+
+class _OptionLoader(yaml.SafeLoader):
+    """Reads YAML whose numbers mean what they mean on the command line, and refuses a key that comes twice.
+
+    YAML 1.1 takes 010 for 8 and 1:30 for 90.
+    """
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        first: dict[str, yaml.Mark] = {}
+        for key, _ in node.value:
+            # Dashes and underscores are the same to an option.
+            name = str(key.value).replace("-", "_")
+            if name in first and not key.tag.endswith(":merge"):
+                lines = f"line {first[name].line + 1} and line {key.start_mark.line + 1}"
+                raise _RepeatedKeyError(f"{key.value!r} is given twice, on {lines}; give it once")
+            first[name] = key.start_mark
+        return super().construct_mapping(node, deep)
+
+
+_OptionLoader.yaml_implicit_resolvers = {
+    character: [(tag, pattern) for tag, pattern in resolvers if tag not in _NUMBERS]
+    for character, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+for _tag, _pattern in _NUMBERS.items():
+    _OptionLoader.add_implicit_resolver(_tag, re.compile(_pattern), list("-+.0123456789"))
 
 
 class Options(NamedTuple):
@@ -51,11 +82,11 @@ def read_options(backend: str, backend_settings: type[BackendSettings], argument
     Raises:
         UsageError, UnsupportedError, TaskInputError: Something in them cannot be used.
     """
-    first_look = _Parser(add_help=False, allow_abbrev=False)
+    first_look = Parser(backend, add_help=False)
     first_look.add_argument("--task")
-    first_look.add_argument("--config", type=Path)
+    first_look.add_argument("--config", type=named_path, action=Once)
     first_look.add_argument("--resume", nargs="?", const=LATEST)
-    first_look.add_argument("--output-dir", type=Path)
+    first_look.add_argument("--output-dir", type=named_path)
     known, _ = first_look.parse_known_args(arguments)
     from_file = read_option_file(known.config) if known.config else {}
     start = _start(known, from_file)
@@ -123,8 +154,14 @@ def _start(known: argparse.Namespace, from_file: Mapping[str, Any]) -> Start | N
 
 def option_parser(command: str, models: Mapping[str, type[BaseModel]]) -> argparse.ArgumentParser:
     """Makes a parser of the fields of these models, by title; what is not given is not in its result."""
-    parser = _Parser(prog=f"launch/run.sh {command}", allow_abbrev=False, argument_default=argparse.SUPPRESS)
-    parser.add_argument("--config", type=Path, metavar="FILE", help="options as a YAML or JSON mapping; the line wins")
+    parser = Parser(command, argument_default=argparse.SUPPRESS)
+    parser.add_argument(
+        "--config",
+        type=named_path,
+        action=Once,
+        metavar="FILE",
+        help="options as a YAML or JSON mapping; the line wins",
+    )
     for title, model in models.items():
         if not model.model_fields:
             continue
@@ -155,27 +192,31 @@ def _help(field: FieldInfo) -> str:
     return text if default is None or field.default_factory else f"{text} (default: {default})"
 
 
-def read_option_file(path: Path) -> dict[str, Any]:
-    """Reads a configuration file into option names, with underscores, and values.
+def read_option_file(file: Path) -> dict[str, Any]:
+    """Reads a configuration file into option names, with underscores, and values; in paths, ~ is the home directory.
 
     Raises:
         UsageError: It cannot be read, or is no mapping of names to values.
     """
     try:
-        if path.exists() and not path.is_file():
-            raise UsageError(f"--config {path}: this is no file; name one with a YAML or JSON mapping")
-        if path.stat().st_size > _MAX_OPTION_FILE_BYTES:
-            raise UsageError(f"--config {path}: is larger than {_MAX_OPTION_FILE_BYTES} bytes; name a file of options")
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if file.exists() and not file.is_file():
+            raise UsageError(f"--config {file}: this is no file; name one with a YAML or JSON mapping")
+        if file.stat().st_size > _MAX_OPTION_FILE_BYTES:
+            raise UsageError(f"--config {file}: is larger than {_MAX_OPTION_FILE_BYTES} bytes; name a file of options")
+        content = yaml.load(file.read_text(encoding="utf-8"), _OptionLoader)
     except UsageError:
         raise
     except OSError as error:
-        raise UsageError(f"--config {path}: cannot be read ({error.strerror})") from error
+        raise UsageError(f"--config {file}: cannot be read ({error.strerror})") from error
+    except _RepeatedKeyError as error:
+        raise UsageError(f"--config {file}: {error}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UsageError(f"--config {path}: is not YAML or JSON ({' '.join(str(error).split())})") from error
+        raise UsageError(f"--config {file}: is not YAML or JSON ({' '.join(str(error).split())})") from error
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
-        raise UsageError(f"--config {path}: must be a mapping of option names to values")
-    return {name.replace("-", "_"): value for name, value in content.items()}
+        raise UsageError(f"--config {file}: must be a mapping of option names to values")
+    return {
+        name.replace("-", "_"): from_home(value) if isinstance(value, str) else value for name, value in content.items()
+    }
 
 
 def _option(name: str) -> str:
@@ -190,11 +231,16 @@ def validated(model: type[BaseModel], values: dict[str, Any]) -> Any:
     """
     values = {name: value for name, value in values.items() if name in model.model_fields}
     for name, value in values.items():
-        # YAML reads yes, no, on and off as truth values, which pydantic would take for the numbers 1 and 0.
-        if isinstance(value, str) and ("\0" in value or not _can_be_written(value)):
+        # YAML reads yes, no, on and off as booleans, which pydantic would take for the numbers 1 and 0.
+        annotation = model.model_fields[name].annotation
+        if isinstance(value, str) and not is_writable_text(value):
             raise UsageError(f"{_option(name)}: holds characters that no name can have; leave them out")
-        if isinstance(value, bool) and model.model_fields[name].annotation is not bool:
-            raise UsageError(f"{_option(name)} {value}: takes no truth value; give a number, or the word in quotes")
+        if value == "" and Path in (annotation, *get_args(annotation)):
+            raise UsageError(f"{_option(name)}: is empty; name a path")
+        if isinstance(value, bool) and annotation is not bool:
+            raise UsageError(
+                f"{_option(name)} {value}: YAML reads this word as a boolean; give a number, or the word in quotes"
+            )
     try:
         return model.model_validate(values)
     except ValidationError as error:
@@ -203,15 +249,6 @@ def validated(model: type[BaseModel], values: dict[str, Any]) -> Any:
         if not first["loc"]:  # about options that do not go together
             raise UsageError(reason) from error
         raise UsageError(f"{_option(str(first['loc'][0]))} {_shown(first['input'])}: {reason}") from error
-
-
-def _can_be_written(text: str) -> bool:
-    """Whether it is text at all; the bytes of a command line that are not become halves of surrogate pairs."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _shown(value: Any) -> str:

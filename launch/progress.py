@@ -24,6 +24,7 @@ class ProgressLog:
         self._file = (directory / PROGRESS_NAME).open("a", buffering=1, encoding="utf-8") if rank == 0 else None
         self._tracker = TRACKERS[tracker](directory / tracker) if rank == 0 and tracker in TRACKERS else None
         self._last_beat = 0.0
+        self.warnings: list[str] = []
 
     def write(self, event: str, **facts: Any) -> None:
         """Appends one piece of news. On a full disk it is lost, not the run."""
@@ -32,6 +33,11 @@ class ProgressLog:
                 self._file.write(json.dumps({"event": event, "time": time.time(), **facts}) + "\n")
             if self._tracker is not None:
                 self._tracker.write(event, facts)
+
+    def warn(self, text: str) -> None:
+        """Warns the user, on the terminal and in the record."""
+        self.warnings.append(text)
+        self.write("warning", text=text)
 
     def beat(self, **facts: Any) -> None:
         """Reports a finished step, unless one was reported a moment ago."""

@@ -6,13 +6,12 @@ there; a rank that fails writes its error beside it, for the launcher to name.
 
 from __future__ import annotations
 
+import contextlib
 import gc
-import os
 import resource
+import signal
 import socket
 import sys
-import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,18 +20,12 @@ from launch.heartbeat import Heartbeat
 from launch.rank_files import RankFiles, reporting
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from backends.interface import Backend
-    from launch.loop import Trainer, Trajectory
-    from launch.record import EvaluationRecord, RankRecord, Resumption
+    from launch.loop import Trainer
+    from launch.record import RankRecord, Resumption
     from tasks.interface import Task
 
 CONFIG_NAME = "run.json"
-
-# It can only be read by setting it, which is no thing to do while other threads make files.
-_UMASK = os.umask(0o022)
-os.umask(_UMASK)
 
 
 def main(run_directory: str) -> None:
@@ -50,13 +43,15 @@ def run(config: RunConfig, directory: Path, heartbeat: Heartbeat) -> None:
     gc.disable()
     import torch
 
+    from launch.agreement import Agreement
     from launch.diagnosis import DiagnosedTrainer
+    from launch.ending import Results, save_results
     from launch.loop import Trainer
+    from launch.notice import prepare_notice
     from launch.progress import ProgressLog
-    from launch.record import RankRecord
+    from launch.room import require_room
     from launch.saving import CheckpointSaver
     from launch.stopping import StopRequest
-    from launch.world import gather_facts
 
     torch.set_num_threads(config.threads_per_rank)
     task, backend = _join(config)
@@ -65,6 +60,7 @@ def run(config: RunConfig, directory: Path, heartbeat: Heartbeat) -> None:
     kind = DiagnosedTrainer if config.diagnose else Trainer
     with_loss = config.num_nodes > 1 or config.device == "cuda"
     stop_request = StopRequest(directory, rank=backend.rank, travels_with_loss=with_loss)
+    agreement = Agreement(backend, progress)
     trainer = kind(
         config,
         task,
@@ -73,33 +69,74 @@ def run(config: RunConfig, directory: Path, heartbeat: Heartbeat) -> None:
         heartbeat=heartbeat,
         saver=saver,
         stop_request=stop_request,
+        agreement=agreement,
     )
+    if backend.rank == 0:
+        prepare_notice(directory)
+        warning = require_room(config, directory, backend.unwrap(trainer.model), num_steps=trainer.num_steps)
+        if warning is not None:
+            progress.warn(warning)
     resumption = _resume(trainer, config)
     gc.enable()
     trajectory = trainer.train()
     heartbeat.enter("end")
-    if trainer.was_stopped and trainer.step in saver.failed_steps:
-        raise OSError(f"asked to stop, but the checkpoint of step {trainer.step} could not be saved")
     model, was_stopped = backend.unwrap(trainer.model), trainer.was_stopped
-    ranks: list[RankRecord] = []
-    if not was_stopped:
-        facts = gather_facts(backend, _rank_record(trainer).model_dump(mode="json"))
-        ranks = [RankRecord.model_validate(fact) for fact in facts]
-        for other in ranks:
-            if other.weights_sha256 != ranks[0].weights_sha256:
-                raise RuntimeError(f"the weights of rank {other.rank} differ from those of rank 0 after training")
+    if was_stopped and trainer.step in saver.failed_steps:
+        raise OSError(f"asked to stop, but the checkpoint of step {trainer.step} could not be saved")
+    if backend.rank == 0 and not was_stopped:
+        # Should another rank die now, its launcher ends this one, too: the model is saved before.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ranks = [] if was_stopped else _rank_records(trainer)
 
     # The wrappers must be gone before the group is. What follows needs no other rank: nobody
     # waits, within a timeout, for rank 0 to write to a slow disk.
     del trainer
     gc.collect()
-    backend.shutdown()
+    _leave(backend, must_succeed=was_stopped or backend.rank != 0)
     if was_stopped:
         stop_request.note_stopped()
     elif backend.rank == 0:
-        metric = config.metric_for_best_model
-        best_step = _load_best(model, directory, trajectory.evaluations, metric) if metric is not None else None
-        _save(config, directory, task, model, trajectory, ranks, resumption, best_step, saver.failed_steps)
+        results = Results(
+            config=config,
+            task=task,
+            model=model,
+            trajectory=trajectory,
+            ranks=ranks,
+            resumption=resumption,
+            failed_saves=saver.failed_steps,
+            warnings=progress.warnings,
+            disagreement=agreement.disagreement,
+            differing_buffers=agreement.differing_buffers,
+        )
+        save_results(results, directory, heartbeat)
+
+
+def _rank_records(trainer: Trainer) -> list[RankRecord]:
+    """What all ranks measured; on rank 0, what it measured itself if another one is lost."""
+    from launch.record import RankRecord
+    from launch.world import gather_facts
+
+    own = _rank_record(trainer)
+    try:
+        facts = gather_facts(trainer.backend, own.model_dump(mode="json"))
+    except Exception as error:  # each library has errors of its own
+        if trainer.backend.rank != 0:
+            raise
+        text = " ".join(str(error).split())[:300]
+        trainer.progress.warn(f"the record lacks the ranks that were lost after the last step ({text})")
+        return [own]
+    return [RankRecord.model_validate(fact) for fact in facts]
+
+
+def _leave(backend: Backend, *, must_succeed: bool) -> None:
+    """Leaves the group; where a model is still to be saved, whether or not another rank is lost."""
+    try:
+        backend.shutdown()
+    except Exception as error:
+        if must_succeed:
+            raise
+        with contextlib.suppress(OSError):  # the log may lie on a full disk
+            print(f"the group could not be left: {error}")
 
 
 def _join(config: RunConfig) -> tuple[Task, Backend]:
@@ -190,80 +227,6 @@ def _rank_record(trainer: Trainer) -> RankRecord:
         weights_sha256=weights_digest(backend.unwrap(trainer.model)),
         diagnosis=trainer.diagnosis() if isinstance(trainer, DiagnosedTrainer) else None,
     )
-
-
-def _load_best(model: nn.Module, directory: Path, evaluations: list[EvaluationRecord], metric: str) -> int | None:
-    """Puts the best weights that there are into the model, which has the last ones, and returns their step.
-
-    That may be the second best, where a disk was full or a file is damaged. None if no evaluation gave a value.
-    """
-    from launch.checkpoint import CheckpointError, checkpoint_path, read_checkpoint, without_prefix
-    from launch.record import by_merit
-
-    for evaluation in by_merit(evaluations, metric):
-        if evaluation.step == evaluations[-1].step:
-            return evaluation.step
-        try:
-            checkpoint = read_checkpoint(checkpoint_path(directory, evaluation.step))
-        except CheckpointError as error:
-            print(f"the next best weights are saved: {error}")
-            continue
-        model.load_state_dict(without_prefix("model", checkpoint.tensors))
-        return evaluation.step
-    return None
-
-
-def _save(
-    config: RunConfig,
-    directory: Path,
-    task: Task,
-    model: nn.Module,
-    trajectory: Trajectory,
-    ranks: list[RankRecord],
-    resumption: Resumption | None,
-    best_step: int | None,
-    failed_saves: list[int],
-) -> None:
-    """Saves the model and writes the record."""
-    from launch.record import RunRecord, describe_environment, write_record
-    from launch.stragglers import find_stragglers
-
-    quality = trajectory.evaluations[-1].metrics
-    if best_step is not None:
-        quality = next(one.metrics for one in trajectory.evaluations if one.step == best_step)
-    _save_model(task, model, directory)
-    first_step_at = trajectory.first_step_at
-    write_record(
-        RunRecord(
-            status="completed",
-            error=None,
-            config=config.model_dump(mode="json"),
-            gradient_accumulation_steps=config.gradient_accumulation_steps,
-            task=task.describe(),
-            environment=describe_environment(with_torch=True),
-            seconds_to_first_step=first_step_at - config.started_at if first_step_at else None,
-            seconds=time.time() - config.started_at,
-            steps=trajectory.steps,
-            evaluations=trajectory.evaluations,
-            quality=quality,
-            ranks=ranks,
-            resumed_from=resumption,
-            restarts=config.num_restarts,
-            best_step=best_step,
-            failed_saves=failed_saves,
-            stragglers=find_stragglers(ranks),
-        ),
-        directory,
-    )
-
-
-def _save_model(task: Task, model: nn.Module, directory: Path) -> None:
-    """Saves beside the target and moves file by file, so that no file is ever there by half."""
-    with tempfile.TemporaryDirectory(prefix=".model.", dir=directory) as unfinished:
-        task.save(model, Path(unfinished))
-        for file in Path(unfinished).iterdir():
-            file.chmod(0o666 & ~_UMASK)  # safetensors lets nobody else read its files
-            file.replace(directory / file.name)
 
 
 if __name__ == "__main__":

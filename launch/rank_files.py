@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,7 @@ from launch.heartbeat import Position, read_position
 from launch.record import write_atomically
 
 LOGS_NAME = "logs"
+_SECONDS_TO_WRITE = 5.0
 
 # Where the launchers that may start a rank tell it its number.
 _RANK_VARIABLES = ("RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK")
@@ -29,10 +31,15 @@ STACKS_SIGNAL = signal.SIGUSR1
 # What ranks say that end because all have agreed to, and another one knows why.
 PEER_STOPPED = "another rank ends the run"
 
+# How Python's faulthandler begins.
+_CRASH = re.compile(r"^Fatal Python error: (.{1,80})", re.MULTILINE)
+
 # How the survivors of a lost rank put it: their errors are consequences, not causes.
 _CONSEQUENCES = (
     "Connection closed by peer",
     "Connection reset by peer",
+    "Connection refused",
+    "connectFullMesh failed",
     "Broken pipe",
     "Horovod has been shut down",
     "HorovodInternalError",
@@ -132,6 +139,14 @@ class RankFiles:
         pid = self.running_pid()
         return (_process_state(pid) or [""])[0].upper() if pid is not None else ""
 
+    def queued_seconds(self) -> dict[str, float]:
+        """How long each of its threads has waited for a processor so far; empty where the system does not count."""
+        found = {}
+        for thread in Path(f"/proc/{self.running_pid()}/task").glob("*/schedstat"):
+            with contextlib.suppress(OSError):
+                found[thread.parent.name] = int(thread.read_text().split()[1]) / 1e9
+        return found
+
     def succeeded(self) -> bool:
         return self._success.exists()
 
@@ -139,6 +154,13 @@ class RankFiles:
         """Whether it started but left neither success, nor error, nor the trace of a SIGTERM."""
         terminated = self.sigterm.exists() and self.sigterm.stat().st_size > 0
         return self.started() and not (self.succeeded() or self._error.exists() or terminated)
+
+    def crash(self) -> str | None:
+        """What the interpreter wrote when a signal such as SIGBUS or SIGSEGV ended it: its name for that."""
+        if not self.log.exists():
+            return None
+        found: list[str] = _CRASH.findall(self.log.read_text(errors="replace"))
+        return found[-1] if found else None
 
     def failure(self) -> RankFailure | None:
         """The error this rank reported, if any."""
@@ -174,13 +196,23 @@ def reporting(run_directory: Path) -> Iterator[int]:
         os._exit(0)
     except BaseException as error:
         try:
-            traceback.print_exc()
+            with contextlib.suppress(OSError):  # the log may lie on a full disk
+                traceback.print_exc()
             files.report_error(error)
+            # First of all the error must be known: a launcher ends this rank as soon as it misses another one.
+            _wait_for_writers()
             sys.stdout.flush()
             sys.stderr.flush()
         finally:
             # Not a normal exit: with peers gone, tearing a process group down can wait for ever.
             os._exit(1)
+
+
+def _wait_for_writers() -> None:
+    """Gives the thread that writes a checkpoint a moment to end."""
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join(timeout=_SECONDS_TO_WRITE)
 
 
 def _start_time(pid: int) -> str | None:

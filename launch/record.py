@@ -123,8 +123,8 @@ class RankRecord(_Strict):
     )
     own_seconds: list[Seconds] = Field(
         default=[],
-        description="of that, spent where no other rank can delay this one: reading data and computing forward; "
-        "on a GPU, starting to compute it",
+        description="of that, spent where no other rank can delay this one: reading data and computing forward, "
+        "less the wait for a processor; on a GPU, starting to compute it",
     )
     samples: list[Count] = Field(description="samples of this rank")
     tokens: list[Count] = Field(description="real tokens of this rank")
@@ -171,12 +171,26 @@ class Straggler(_Strict):
     times_slower: float = Field(description="median own_seconds of its steps over the median of the other ranks'")
 
 
+class Disagreement(_Strict):
+    """Ranks whose parameters were not the same bits as those of rank 0."""
+
+    step: int = Field(description="after which this was found")
+    agreed_step: int | None = Field(
+        description="after which they were last found to agree; null: never compared before"
+    )
+    ranks: list[int] = Field(description="those that differ from rank 0")
+    parameters: list[str] = Field(description="names of the parameters that differ")
+    buffers: list[str] = Field(description="names of the buffers that differ, too")
+
+
 class RunRecord(_Strict):
     """Everything about one run; what happened before it was resumed belongs to it, but for the times."""
 
     schema_version: Literal[2] = 2
-    status: Literal["completed", "failed", "interrupted"]
-    error: str | None = Field(description="why the run failed, naming the rank, or who ended it")
+    status: Literal["completed", "diverged", "failed", "interrupted"] = Field(
+        description="diverged: trained to the end, but the parameters of the ranks differ; rank 0's were saved"
+    )
+    error: str | None = Field(description="why the run failed or diverged, naming the rank, or who ended it")
     config: dict[str, Any] = Field(description="the resolved configuration")
     gradient_accumulation_steps: int
     task: dict[str, Any] = Field(description="the task's facts about its data and model")
@@ -192,10 +206,18 @@ class RunRecord(_Strict):
     best_step: int | None = Field(default=None, description="whose weights were saved; null: those of the last step")
     failed_saves: list[int] = Field(default=[], description="steps whose checkpoint could not be written")
     stragglers: list[Straggler] = []
+    warnings: list[str] = Field(default=[], description="what the user was warned of")
+    disagreement: Disagreement | None = None
+    differing_buffers: list[str] = Field(
+        default=[], description="buffers that differed between ranks; those of rank 0 were evaluated with and saved"
+    )
+    model_directory: str | None = Field(
+        default=None, description="where the model was saved; null: in the output directory, as this record"
+    )
 
     @model_validator(mode="after")
     def _fits_together(self) -> RunRecord:
-        if self.status != "completed":
+        if self.status not in ("completed", "diverged"):
             return self
         num_steps = len(self.steps) - (self.resumed_from.step if self.resumed_from else 0)
         if not (self.ranks and self.steps and self.evaluations):

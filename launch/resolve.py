@@ -8,7 +8,7 @@ import shutil
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from backends.devices import count_gpus
 from backends.interface import UnsupportedError
@@ -26,14 +26,21 @@ from launch.config import (
 from launch.engines import ACROSS_NODES, Ranks, engine_command
 from launch.nodes import settle_nodes
 from launch.options import Options
-from launch.rank import CONFIG_NAME
 from launch.resume import Start, check_resumable, goes_on_in
-from tasks.interface import TaskSettings
+from launch.run_files import files_of_run, holds_run, refuse_collisions
+from tasks.interface import Task, TaskSettings
+
+
+class Resolved(NamedTuple):
+    """The configuration of a run that can start, and its task, prepared."""
+
+    config: RunConfig
+    task: Task
 
 
 def resolve(
     backend: str, row: BackendRow, asked: Options, *, started_at: float, race: RaceContext | None = None
-) -> RunConfig:
+) -> Resolved:
     """Turns options into the configuration of a run that can start.
 
     Raises:
@@ -57,11 +64,7 @@ def resolve(
         check_compiler(backend, row, device)
     if options.tracker != "none" and find_spec(options.tracker) is None:
         raise UsageError(f"--tracker {options.tracker}: needs the package; pip install {options.tracker}, or drop it")
-    metric = options.metric_for_best_model
-    if metric is not None and task_class.metric_names and metric not in task_class.metric_names:
-        raise UsageError(
-            f"--metric-for-best-model {metric}: the task computes {', '.join(task_class.metric_names)}; choose one"
-        )
+    _check_metric(options.metric_for_best_model, task_class.metric_names)
     start_methods = row.capabilities.start_methods
     if nodes.num_nodes > 1:
         start_methods = tuple(method for method in start_methods if method in ACROSS_NODES)
@@ -85,7 +88,7 @@ def resolve(
     ranks = Ranks(num_processes, (), device, 1, options.master_port, options.timeout, Path(), nodes)
     engine_command(start_method, ranks)
     micro_batch_size = settle_batch_sizes(options.global_batch_size, options.micro_batch_size, num_processes)
-    output_dir = _settle_output_dir(options, backend, settings, start)
+    output_dir = _settle_output_dir(options, backend, task_class, settings, start)
     if nodes.node_rank == 0 and (options.master_port is not None or nodes.num_nodes > 1):
         check_port(ranks.port, nodes.master_addr)
 
@@ -96,6 +99,13 @@ def resolve(
             f"--num-processes {num_processes}: there are only {task.num_samples('train')} training samples; "
             "use at most as many ranks"
         )
+    # The default may be larger than a small data set: each epoch is one step then.
+    if "global_batch_size" in options.model_fields_set and options.global_batch_size > task.num_samples("train"):
+        raise UsageError(
+            f"--global-batch-size {options.global_batch_size}: there are only {task.num_samples('train')} training "
+            "samples; choose at most as many"
+        )
+    _check_metric(options.metric_for_best_model, task.metric_names)
     settled = {
         "backend": backend,
         "backend_settings": backend_settings.model_dump(mode="json"),
@@ -103,7 +113,7 @@ def resolve(
         "num_processes": num_processes,
         "device": device,
         "start_method": start_method,
-        "threads_per_rank": options.threads_per_rank or max(1, _num_cpus() // num_local),
+        "threads_per_rank": options.threads_per_rank or max(1, num_cpus() // num_local),
         "micro_batch_size": micro_batch_size,
         "learning_rate": options.learning_rate or task.default_learning_rate,
         "output_dir": output_dir,
@@ -112,7 +122,12 @@ def resolve(
         "race": race,
         "resume_from": start.path if start else None,
     }
-    return RunConfig.model_validate(options.model_dump() | settled)
+    return Resolved(RunConfig.model_validate(options.model_dump() | settled), task)
+
+
+def _check_metric(name: str | None, computed: tuple[str, ...]) -> None:
+    if name is not None and computed and name not in computed:
+        raise UsageError(f"--metric-for-best-model {name}: the task computes {', '.join(computed)}; choose one")
 
 
 def check_compiler(backend: str, row: BackendRow, device: str) -> None:
@@ -146,16 +161,16 @@ def _default_num_processes(options: RunOptions, row: BackendRow, device: str) ->
     return max((number for number in numbers if options.global_batch_size % number == 0), default=options.num_nodes)
 
 
-def _settle_output_dir(options: RunOptions, backend: str, settings: TaskSettings, start: Start | None) -> Path:
+def _settle_output_dir(
+    options: RunOptions, backend: str, task_class: type[Task], settings: TaskSettings, start: Start | None
+) -> Path:
     chosen = options.output_dir or default_output_dir(backend)
     directory = chosen.absolute()
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"--output-dir {chosen}: this is a file; name a directory")
     if directory.exists() and any(directory.iterdir()):
-        if not _holds_run(directory):
+        if not holds_run(directory):
             raise UsageError(f"--output-dir {chosen}: not empty, and what it holds is no run; choose another directory")
-        if options.overwrite and start is not None and start.path.resolve().is_relative_to(directory.resolve()):
-            raise UsageError(f"--overwrite would remove the checkpoint that --resume names, {start.path}; drop one")
         if goes_on_in(directory, options.resume, start) and not options.overwrite:
             check_resumable(directory)
         elif not options.overwrite:
@@ -163,8 +178,11 @@ def _settle_output_dir(options: RunOptions, backend: str, settings: TaskSettings
                 f"--output-dir {chosen}: holds a run already; add --resume or --overwrite, or choose another directory"
             )
         else:
-            _check_inputs_survive(directory, settings)
-    parent = next(path for path in (directory, *directory.parents) if path.exists())
+            _check_inputs_survive(directory, settings, start)
+        refuse_collisions(str(chosen), directory, task_class.model_files)
+    parent = next(path for path in (directory, *directory.parents) if path.exists() or path.is_symlink())
+    if not parent.exists():
+        raise UsageError(f"--output-dir {chosen}: {parent} is a link that leads nowhere; choose another directory")
     if not parent.is_dir():
         raise UsageError(f"--output-dir {chosen}: {parent} is a file; choose another directory")
     if not os.access(parent, os.W_OK):
@@ -172,26 +190,22 @@ def _settle_output_dir(options: RunOptions, backend: str, settings: TaskSettings
     return directory
 
 
-def _holds_run(directory: Path) -> bool:
-    """Whether a run of ours wrote this directory; others, too, call a file run.json."""
-    try:
-        RunConfig.model_validate_json((directory / CONFIG_NAME).read_bytes())
-    except (OSError, ValueError):
-        return False
-    return True
-
-
-def _check_inputs_survive(directory: Path, settings: TaskSettings) -> None:
-    """Refuses to replace a run whose directory holds what the new run is to read."""
+def _check_inputs_survive(directory: Path, settings: TaskSettings, start: Start | None) -> None:
+    """Refuses to replace a run some of whose files the new run is to read; what no run wrote stays."""
+    removed = {path.resolve() for path in files_of_run(directory)}
+    if start is not None and start.path.resolve() in removed:
+        raise UsageError(f"--overwrite would remove the checkpoint that --resume names, {start.path}; drop one")
     for name, value in settings:
         if isinstance(value, (str, Path)):
             path = Path(value).resolve()
-            if path.exists() and path.is_relative_to(directory.resolve()):
+            is_inside = path.exists() and path.is_relative_to(directory.resolve())
+            if is_inside and any(file.is_relative_to(path) for file in removed):
                 raise UsageError(
                     f"--overwrite would remove --{name.replace('_', '-')} {value} with the run in {directory}; "
                     "choose another --output-dir"
                 )
 
 
-def _num_cpus() -> int:
+def num_cpus() -> int:
+    """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -22,14 +22,15 @@ from launch.checkpoint import (
     remove_unfinished,
 )
 from launch.config import RunConfig, RunOptions, UsageError
+from launch.notice import record_directory
 from launch.progress import PROGRESS_NAME
 from launch.rank import CONFIG_NAME
 from launch.rank_files import LOGS_NAME, started_ranks
 from launch.record import RECORD_NAME, read_record, write_atomically
+from launch.run_files import ATTEMPTS_NAME, remove_run
 from tasks.interface import TaskSettings
 
 LATEST = "latest"
-_ATTEMPTS_NAME = "attempts"
 
 # What decides the trajectory: a resumed run must have the same.
 _BINDING = (
@@ -66,15 +67,22 @@ class Start:
         return self.path.with_name(f"step-{best.step:08d}.safetensors")
 
 
+class Complete(Exception):
+    """The run to resume has come to its end; the text says so."""
+
+
 def find_start(resume: str, output_dir: Path | None) -> Start | None:
     """Finds the checkpoint that --resume names; None if there is nothing yet to go on from.
 
     Raises:
+        Complete: Nothing is left to do.
         UsageError: It cannot be used.
     """
     if resume == LATEST:
         if output_dir is None:
             raise UsageError(f"--resume {LATEST}: tell of which run, with --output-dir, or give its path")
+        if _is_complete(output_dir):
+            raise Complete(f"the run in {output_dir} is complete; there is nothing to resume")
         check_resumable(output_dir)
         return latest_start(output_dir)
     path = Path(resume)
@@ -140,7 +148,9 @@ def check_same_trajectory(start: Start, options: RunOptions, task_settings: Task
     binding = set(_BINDING)
     places = {name for name, value in task_settings if isinstance(value, Path)}
     asked = options.model_dump(mode="json", include=binding) | task_settings.model_dump(mode="json", exclude=places)
-    before = {**start.config.model_dump(mode="json", include=binding), **start.config.task_settings}
+    # An option that is newer than the checkpoint had its default.
+    defaults = type(task_settings).model_construct().model_dump(mode="json")
+    before = {**start.config.model_dump(mode="json", include=binding), **defaults, **start.config.task_settings}
     for name, value in asked.items():
         if before.get(name) != value:
             option = name.replace("_", "-")
@@ -168,12 +178,16 @@ def check_resumable(output_dir: Path) -> None:
             f"--output-dir {output_dir}: its run is still going on (rank {running[0].rank} is process "
             f"{running[0].running_pid()}); wait, or end it first"
         )
-    try:
-        is_complete = read_record(output_dir / RECORD_NAME).status == "completed"
-    except (OSError, ValueError):
-        is_complete = False
-    if is_complete:
+    if _is_complete(output_dir):
         raise UsageError(f"--output-dir {output_dir}: its run is complete; there is nothing to resume")
+
+
+def _is_complete(output_dir: Path) -> bool:
+    place = record_directory(output_dir)
+    try:
+        return place is not None and read_record(place / RECORD_NAME).status == "completed"
+    except (OSError, ValueError):
+        return False
 
 
 @contextlib.contextmanager
@@ -201,7 +215,7 @@ def locked(output_dir: Path) -> Iterator[None]:
 def prepare_directory(config: RunConfig, start: Start | None) -> RunConfig:
     """Makes a run's directory ready for its ranks; returns the configuration that is in force.
 
-    With --overwrite the run that was there is removed. A run that goes on in it stays: what its
+    With --overwrite the files of the run that was there are removed. A run that goes on in it stays: what its
     earlier starts left is set aside. Into a new directory the checkpoint is copied.
 
     Raises:
@@ -209,11 +223,10 @@ def prepare_directory(config: RunConfig, start: Start | None) -> RunConfig:
     """
     directory = config.output_dir
     if config.overwrite:
-        for path in directory.iterdir():
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        remove_run(directory)
     if goes_on_in(directory, config.resume, start):
         _set_aside(config)
-    elif any(directory.iterdir()):
+    elif any(directory.iterdir()) and not config.overwrite:
         raise _taken(directory)
     elif start is not None:
         config = config.model_copy(update={"resume_from": checkpoint_path(directory, start.state.step)})
@@ -221,7 +234,7 @@ def prepare_directory(config: RunConfig, start: Start | None) -> RunConfig:
     write_atomically(directory / CONFIG_NAME, config.model_dump_json(indent=1))
     if start is not None and config.resume_from != start.path:
         _take_checkpoints(start, directory)
-    (directory / LOGS_NAME).mkdir()
+    (directory / LOGS_NAME).mkdir(exist_ok=True)
     return config
 
 
@@ -254,7 +267,7 @@ def _set_aside(config: RunConfig) -> None:
     left += [path for path in list_checkpoints(directory) if checkpoint_step(path) > begin]
     if not left:
         return
-    attempts = directory / _ATTEMPTS_NAME
+    attempts = directory / ATTEMPTS_NAME
     attempt = attempts / str(
         1 + max((int(path.name) for path in attempts.glob("*") if path.name.isdecimal()), default=0)
     )

@@ -12,11 +12,9 @@ from launch.checkpoint import Checkpoint, checkpoint_path, prune, write_checkpoi
 from launch.config import RunConfig
 from launch.progress import ProgressLog
 
-_SECONDS_TO_LEAVE = 5.0
-
 
 class CheckpointSaver:
-    """Saves the checkpoints of a run, on rank 0; on other ranks nothing is ever due.
+    """Saves the checkpoints of a run, on rank 0.
 
     One checkpoint at a time is being written: the next one waits for it. Meanwhile the memory of the machine
     holds the training's state up to four times: itself, its copy, and the file, which safetensors builds in memory.
@@ -25,7 +23,8 @@ class CheckpointSaver:
     def __init__(self, config: RunConfig, directory: Path, progress: ProgressLog, *, rank: int) -> None:
         self._directory = directory
         self._progress = progress
-        self._every = config.save_interval if rank == 0 else None
+        self._interval = config.save_interval
+        self._is_rank_0 = rank == 0
         self._keep = config.keep
         self._stop_on_error = config.on_save_error == "stop"
         self._saved_at = time.monotonic()
@@ -37,15 +36,18 @@ class CheckpointSaver:
     @property
     def is_on(self) -> bool:
         """Whether this rank saves at all."""
-        return self._every is not None
+        return self._is_rank_0 and self._interval is not None
 
-    def is_due(self, step: int) -> bool:
-        """Whether the interval has passed with this step."""
-        if self._every is None:
+    @property
+    def goes_by_clock(self) -> bool:
+        """Whether the interval is one of minutes; the same on all ranks."""
+        return self._interval is not None and self._interval.steps is None
+
+    def minutes_have_passed(self) -> bool:
+        """Whether a checkpoint is due by the clock of rank 0; False on other ranks."""
+        if not self._is_rank_0 or self._interval is None:
             return False
-        if self._every.steps is not None:
-            return step % self._every.steps == 0
-        return time.monotonic() - self._saved_at >= self._every.seconds
+        return time.monotonic() - self._saved_at >= self._interval.seconds
 
     def save(self, checkpoint: Callable[[], Checkpoint], *, wait: bool = False) -> None:
         """Copies the state that `checkpoint` returns and has it written.
@@ -72,10 +74,9 @@ class CheckpointSaver:
         if self._error is not None and self._stop_on_error:
             raise self._error
 
-    def leave(self) -> None:
-        """Gives what is being written a moment to end, before a process that has failed does."""
-        if self._writer is not None:
-            self._writer.join(timeout=_SECONDS_TO_LEAVE)
+    def note_end_of_training(self) -> None:
+        """From now on a checkpoint that cannot be saved is only noted: ending the run would lose more than that."""
+        self._stop_on_error = False
 
     def _write(self, checkpoint: Checkpoint) -> None:
         # Only when no rank wants the core: on Linux a thread has a priority of its own, see setpriority(2).

@@ -2,7 +2,7 @@
 # Sourced by run.sh and tests/run.sh: makes a virtual environment hold what some extras of
 # pyproject.toml need. A stamp of all that the set-up depends on makes the next call immediate.
 
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+root=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." && pwd -P)
 
 fail() {
   echo "lockstep: $*" >&2
@@ -11,33 +11,67 @@ fail() {
 
 # set_up EXTRA...: installs the extras and sets `environment`.
 set_up() {
-  local extra stamp wanted missing=()
   find_environment
+  find_missing "$@"
+  ((${#missing[@]})) || return 0
+
+  check_python
+  mkdir -p "$environment/.lockstep" 2>/dev/null && [[ -w $environment/.lockstep ]] ||
+    fail "$environment: cannot be written; set LOCKSTEP_VENV to another directory"
+  # One set-up at a time; the second finds the work of the first done.
+  local lock log=$environment/.lockstep/setup.log
+  exec {lock}>"$environment/.lockstep/lock"
+  if command -v flock >/dev/null && ! flock --nonblock "$lock"; then
+    echo "lockstep: waiting for another set-up of $environment" >&2
+    flock "$lock"
+    find_missing "$@"
+  fi
+  if ((${#missing[@]})); then
+    echo "lockstep: setting up $environment for ${missing[*]} (minutes the first time; log: $log)" >&2
+    if ! apart install "${missing[@]}" {terminal}>&2 >"$log" 2>&1; then
+      tail -n 15 "$log" >&2
+      echo "lockstep: the set-up failed; the whole log is $log" >&2
+      exit 1
+    fi
+    mark_installed "${missing[@]}"
+  fi
+  exec {lock}>&-
+  LOCKSTEP_STARTED_AT=${EPOCHREALTIME/,/.} # a run's time does not include its set-up
+}
+
+# find_missing EXTRA...: sets `missing` to those that are not installed as they should be.
+find_missing() {
+  local extra stamp wanted
   wanted=$(setup_key)
+  missing=()
   for extra in "$@"; do
     stamp=$environment/.lockstep/$extra
     [[ -f $stamp && $(<"$stamp") == "$wanted" && -x $environment/bin/lockstep ]] || missing+=("$extra")
   done
-  ((${#missing[@]})) || return 0
+}
 
-  # One set-up at a time; the second finds the work of the first done.
-  if [[ -z ${LOCKSTEP_SETUP_LOCKED:-} ]] && command -v flock >/dev/null; then
-    exec {lock}>"${TMPDIR:-/tmp}/lockstep-$(id -u)-$(cksum <<<"$environment" | cut -d ' ' -f 1).lock"
-    flock "$lock"
-    LOCKSTEP_SETUP_LOCKED=1 set_up "$@"
-    exec {lock}>&-
-    return
-  fi
-  make_environment
-  local log=$environment/.lockstep/setup.log
-  echo "lockstep: setting up $environment for ${missing[*]} (minutes the first time; log: $log)" >&2
-  if ! install "${missing[@]}" >"$log" 2>&1; then
-    tail -n 15 "$log" >&2
-    echo "lockstep: the set-up failed; the whole log is $log" >&2
-    exit 1
-  fi
-  mark_installed "${missing[@]}"
-  LOCKSTEP_STARTED_AT=${EPOCHREALTIME/,/.} # a run's time does not include its set-up
+# apart COMMAND...: runs it in a process group of its own, all of which a signal to this script ends.
+apart() {
+  local status=0
+  # Before it begins: a signal right after would end this script alone.
+  trap 'interrupted 130' INT
+  trap 'interrupted 143' TERM
+  trap 'interrupted 129' HUP
+  set -m
+  "$@" </dev/null &
+  set +m
+  wait "$!" || status=$?
+  trap - INT TERM HUP
+  return "$status"
+}
+
+interrupted() {
+  trap '' INT TERM HUP
+  kill -TERM -- "-${!:-}" 2>/dev/null || true
+  wait "${!:-}" 2>/dev/null || true
+  # The output goes to the log here.
+  echo "lockstep: the set-up was interrupted; the same command goes on with it" >&"$terminal"
+  exit "$1"
 }
 
 # mark_installed EXTRA...: lets set_up find nothing to do for them.
@@ -55,8 +89,23 @@ find_environment() {
     [[ -n ${VIRTUAL_ENV:-} ]] || fail "LOCKSTEP_VENV=active, but no virtual environment is activated"
     environment=$VIRTUAL_ENV
   else
-    environment=${LOCKSTEP_VENV:-$root/.venv}
+    environment=$(absolute "${LOCKSTEP_VENV:-$root/.venv}")
   fi
+}
+
+# absolute PATH: with ~ as the home directory, which a shell leaves as it is inside quotes.
+absolute() {
+  local path=$1
+  [[ $path != "~/"* ]] || path=~/${path:2}
+  [[ $path == /* ]] || path=$PWD/$path
+  echo "$path"
+}
+
+# Where wheels and tokenised texts are kept, as tasks/prepared_text.py has it.
+cache_directory() {
+  local shared=${XDG_CACHE_HOME:-}
+  [[ $shared == /* ]] || shared=~/.cache
+  absolute "${LOCKSTEP_CACHE:-$shared/lockstep}"
 }
 
 # Of all that the result depends on.
@@ -64,15 +113,17 @@ setup_key() {
   cat "$root"/pyproject.toml "$root"/launch/{constraints.txt,setup.sh,build_horovod.sh} <(echo "$root" && command -v mpicxx nvcc) | cksum
 }
 
-make_environment() {
-  local python
-  if [[ ! -x $environment/bin/python ]]; then
+# Before anything is made: sets `python` to the environment's own, or else to the one that is to make it.
+check_python() {
+  python=$environment/bin/python
+  if [[ ! -x $python ]]; then
     python=$(find_python)
-    "$python" -m venv "$environment" || fail "$python cannot make a virtual environment (Debian: install python3-venv)"
+  elif ! supported "$python"; then
+    fail "$environment has $("$python" -V), Lockstep needs 3.10 to 3.13; remove it or set LOCKSTEP_VENV"
+  elif ! "$python" -c 'import pip' 2>/dev/null; then
+    [[ ${LOCKSTEP_VENV:-} != active ]] || fail "$environment has no pip; install it (python -m ensurepip)"
+    python=$(find_python) # its making was interrupted
   fi
-  supported "$environment/bin/python" ||
-    fail "$environment has $("$environment/bin/python" -V), Lockstep needs 3.10 to 3.13; remove it or set LOCKSTEP_VENV"
-  mkdir -p "$environment/.lockstep"
 }
 
 supported() {
@@ -97,6 +148,10 @@ find_python() {
 
 # Its failures are passed on by hand: bash ignores `set -e` in a function called from a condition.
 install() {
+  if [[ $python != "$environment/bin/python" ]] && ! "$python" -m venv "$environment"; then
+    echo "$python cannot make a virtual environment (Debian: install python3-venv)"
+    return 1
+  fi
   local pip=("$environment/bin/python" -m pip install --disable-pip-version-check)
   local constraints=$root/launch/constraints.txt options=() wheels list
   # An environment that came with its own torch, as vendors' images do, keeps it.
@@ -110,7 +165,7 @@ install() {
   # torch first and alone: whatever else asks for it must find the pinned build.
   "${pip[@]}" -c "$constraints" "torch>=2.7.0a0" || return
   if [[ " $* " == *" horovod "* ]]; then
-    wheels=$("$root/launch/build_horovod.sh" "$environment/bin/python") || return
+    wheels=$(LOCKSTEP_CACHE=$(cache_directory) "$root/launch/build_horovod.sh" "$environment/bin/python") || return
     options=(--find-links "$wheels" --only-binary horovod)
   fi
   list=$(IFS=, && echo "$*")

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from launch.rank_files import STACKS_SIGNAL, RankFiles
 
-_SECONDS_TO_WRITE = 2.0
+# Where many ranks share few cores, it takes a while until each has its turn.
+_SECONDS_TO_WRITE = 10.0
 
 # Where a rank is that waits for others: in a library's communication.
 _WAITING = re.compile(

@@ -3,7 +3,7 @@
 On one machine the launcher leaves a file when it is asked to stop. Rank 0 finds it at the end of some
 step and, before it begins the next, leaves another file with the number of that next one. Nobody finishes
 it without rank 0, so everybody finds the file at its end and stops there. Over several machines, and on GPUs,
-whose hosts run ahead of them, the wish travels with the loss, which is summed over all ranks every `logging_steps`.
+whose hosts run ahead of them, the request travels with the loss, which is summed over all ranks every `logging_steps`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def has_stopped(run_directory: Path) -> bool:
 
 
 class StopRequest:
-    """What a rank knows of the wish to stop."""
+    """What a rank knows of a request to stop."""
 
     def __init__(self, run_directory: Path, *, rank: int, travels_with_loss: bool) -> None:
         self._asked = run_directory / LOGS_NAME / "stop"
@@ -39,7 +39,7 @@ class StopRequest:
         return self._asked.exists()
 
     def is_agreed(self, step: int) -> bool:
-        """Whether all ranks stop after this step; asked at the end of each, unless the wish travels with the loss."""
+        """Whether all ranks stop after this step; called after each, unless the request travels with the loss."""
         try:
             return step >= int(self._agreed.read_text())
         except FileNotFoundError:
@@ -48,5 +48,5 @@ class StopRequest:
             return False
 
     def note_stopped(self) -> None:
-        """Lets the launcher know that the wish was granted."""
+        """Lets the launcher know that the ranks have stopped."""
         self._stopped.touch()

@@ -3,37 +3,38 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
+from launch import shared_memory
+from launch.engines import launcher_name
+from launch.guardian import guarded
 from launch.heartbeat import Position
 from launch.rank_files import LOGS_NAME, RankFailure, RankFiles, started_ranks
 from launch.watchdog import Hang, Watchdog
 
 _POLL_SECONDS = 0.1
 # How long a launcher may take to end the other ranks once one has failed, before we do it.
-_SECONDS_TO_END = 10.0
+_SECONDS_TO_END = 5.0
+# And how long it may take when it is asked to end itself.
+_SECONDS_TO_TERMINATE = 3.0
+# A process that is killed takes a while to be gone, and its children may notice before its parent does.
+_SECONDS_TO_DIE = 1.0
+# Where rank 0 may be while it saves what was trained.
+_PHASES_OF_SAVING = ("saving", "end")
 
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-# Marks every process of a job, also those that ranks start.
-_JOB_VARIABLE = "LOCKSTEP_JOB"
 
-_LIBC = ctypes.CDLL(None)
-_PR_SET_PDEATHSIG = 1
-
-
-class Interrupted(Exception):
-    """The user, or the system, asked the job to end."""
+class Interrupted(BaseException):
+    """The user, or the system, asked the job to end; like KeyboardInterrupt, no handler of errors may take it."""
 
     def __init__(self, signal_number: int) -> None:
         super().__init__(signal.Signals(signal_number).name)
@@ -71,9 +72,9 @@ def run_job(
 ) -> JobFailure | None:
     """Runs an engine's command to its end and returns None, or why it failed.
 
-    However it ends, no process of the job is left on this machine, whose `num_processes` ranks are
-    known by the files they write in `run_directory`. That a launcher ends with an error although all ranks succeeded
-    is only mentioned, unless `must_end_cleanly`.
+    However it ends, and even if this process is killed, no process of the job is left on this machine, whose
+    `num_processes` ranks are known by the files they write in `run_directory`. That a launcher ends with an error
+    although all ranks succeeded is only mentioned, unless `must_end_cleanly`.
 
     Raises:
         Interrupted: SIGINT, SIGTERM or SIGHUP arrived; the job has been ended. With `on_first_signal`, that is
@@ -81,18 +82,17 @@ def run_job(
     """
     engine_log = run_directory / LOGS_NAME / "engine.log"
     failed_at: float | None = None
-    job = f"{os.getpid()}-{time.time_ns()}"
+    outlived: set[int] = set()  # the ranks that were running when the first failure was seen
     hang: Hang | None = None
-    with engine_log.open("ab") as log, signals_raised(on_first_signal):
+    with engine_log.open("ab") as log, signals_raised(on_first_signal), guarded() as mark:
         engine = subprocess.Popen(
             command,
-            env={**environment, _JOB_VARIABLE: job},
+            env={**environment, **mark},
             cwd=working_directory,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=_end_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 (no threads here)
         )
         try:
             while engine.poll() is None:
@@ -102,12 +102,15 @@ def run_job(
                 if hang is not None:
                     break
                 if failed_at is None and any(_has_failed(rank) for rank in started_ranks(run_directory)):
-                    failed_at = time.monotonic()
+                    failed_at, outlived = time.monotonic(), _running(run_directory)
                 if failed_at is not None and time.monotonic() - failed_at > _SECONDS_TO_END:
                     break
+            is_first = failed_at is None or time.monotonic() - failed_at < _SECONDS_TO_DIE
+            killed_by = _killed_by(engine) if is_first else None
+            if watchdog is not None and hang is None:
+                _let_rank_0_save(run_directory, watchdog.long_seconds, on_poll)
         finally:
-            _end(engine, run_directory)
-            _sweep(job)
+            ended_by_us = _end(engine, run_directory)
     on_poll()
     ranks = started_ranks(run_directory)
     if hang is not None:
@@ -122,12 +125,29 @@ def run_job(
                 return JobFailure(None, message, engine_log)
             print(f"lockstep: {message}; see {engine_log}")
         return None
-    return _explain(ranks, engine.returncode, engine_log, num_processes=num_processes, spans_nodes=spans_nodes)
+    launcher = launcher_name(command)
+    if killed_by is not None and launcher is not None:
+        return JobFailure(None, f"the launcher ({launcher}) was killed ({killed_by})", engine_log)
+    # A launcher, too, may have killed a rank that did not heed it; the one that went first is the one to name.
+    silent_ranks = [rank for rank in ranks if rank.ended_silently() and rank.rank not in ended_by_us]
+    silent = min(silent_ranks, key=lambda rank: rank.rank in outlived, default=None)
+    failure = _explain(
+        ranks, silent, engine.returncode, engine_log, num_processes=num_processes, spans_nodes=spans_nodes
+    )
+    advice = shared_memory.advice(
+        failure.message,
+        engine_log.read_text(errors="replace"),
+        ended_silently=silent is not None and silent.rank == failure.rank,
+    )
+    return replace(failure, message=failure.message + advice)
 
 
-def _end_with_parent() -> None:
-    """Asks Linux to send this process a SIGTERM when the launcher dies, even by SIGKILL: prctl(2)."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def _killed_by(engine: subprocess.Popen[bytes]) -> str | None:
+    """Names the signal that has ended the engine, if one has."""
+    code = engine.poll()
+    if code is None or code >= 0:
+        return None
+    return next((number.name for number in signal.Signals if number == -code), f"signal {-code}")
 
 
 def _has_failed(rank: RankFiles) -> bool:
@@ -138,12 +158,30 @@ def _has_failed(rank: RankFiles) -> bool:
     return has_ended and not rank.succeeded()
 
 
-def _end(engine: subprocess.Popen[bytes], run_directory: Path) -> None:
-    """Ends the engine, politely first, then every rank that outlived it."""
+def _running(run_directory: Path) -> set[int]:
+    return {rank.rank for rank in started_ranks(run_directory) if rank.running_pid() is not None}
+
+
+def _let_rank_0_save(run_directory: Path, most_seconds: float, on_poll: Callable[[], None]) -> None:
+    """Waits while rank 0 has left the training and saves: until it ends, or is silent for too long."""
+    while True:
+        rank = next((one for one in started_ranks(run_directory) if one.rank == 0), None)
+        position = rank.position() if rank is not None and rank.running_pid() is not None else None
+        if position is None or position.phase not in _PHASES_OF_SAVING:
+            return
+        if time.monotonic() - position.time > most_seconds:
+            return
+        time.sleep(_POLL_SECONDS)
+        on_poll()
+
+
+def _end(engine: subprocess.Popen[bytes], run_directory: Path) -> set[int]:
+    """Ends the engine, politely first, then every rank that outlived it; returns the ranks that were still running."""
+    running = _running(run_directory)
     if engine.poll() is None:
         engine.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            engine.wait(timeout=5)
+            engine.wait(timeout=_SECONDS_TO_TERMINATE)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(engine.pid, signal.SIGKILL)
     engine.wait()
@@ -152,15 +190,22 @@ def _end(engine: subprocess.Popen[bytes], run_directory: Path) -> None:
         if pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+    return running
 
 
 def _explain(
-    ranks: list[RankFiles], return_code: int, engine_log: Path, *, num_processes: int, spans_nodes: bool
+    ranks: list[RankFiles],
+    silent: RankFiles | None,
+    return_code: int,
+    engine_log: Path,
+    *,
+    num_processes: int,
+    spans_nodes: bool,
 ) -> JobFailure:
     """Finds the failure that the others follow from.
 
     An error that a rank reported comes first, unless it only tells that a peer has gone or does not
-    answer: then the rank to name is the one that ended without a word, or else never complained.
+    answer: then the rank to name is the one that ended without a word (`silent`), or else never complained.
     """
     failed = sorted(((failure, rank) for rank in ranks if (failure := rank.failure())), key=lambda pair: pair[0].time)
     causes = [(failure, rank) for failure, rank in failed if not failure.is_consequence]
@@ -168,10 +213,11 @@ def _explain(
         failure, rank = causes[0]
         return _failure_of(rank, failure.message, rank.log)
     missing = sorted(set(range(num_processes)) - {rank.rank for rank in ranks}) if not spans_nodes else []
-    for rank in ranks:
-        if rank.ended_silently():
-            others = f"; rank {missing[0]} had not begun" if missing else ""
-            return _failure_of(rank, f"ended without a word: killed, crashed or out of memory{others}", rank.log)
+    if silent is not None:
+        others = f"; rank {missing[0]} had not begun" if missing else ""
+        crash = silent.crash()
+        how = f"crashed ({crash})" if crash else "ended without a word: killed, crashed or out of memory"
+        return _failure_of(silent, how + others, silent.log)
     if failed and spans_nodes:
         # Whoever went first is not here: a rank that says nothing was ended by its launcher.
         failure, rank = failed[0]
@@ -196,24 +242,18 @@ def _explain_wait(
     return _failure_of(rank, failure.message, rank.log)
 
 
-def _sweep(job: str) -> None:
-    """Ends what the ranks have started and left behind, such as workers that load data: proc_pid_environ(5)."""
-    mark = f"{_JOB_VARIABLE}={job}".encode()
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            if mark in path.read_bytes().split(b"\0"):
-                os.kill(int(path.parent.name), signal.SIGKILL)
-
-
 def _failure_of(rank: RankFiles, message: str, log: Path) -> JobFailure:
     return JobFailure(rank.rank, message, log, rank.position())
 
 
 @contextlib.contextmanager
-def signals_raised(on_first: Callable[[signal.Signals], None] | None = None) -> Iterator[None]:
+def signals_raised(
+    on_first: Callable[[signal.Signals], None] | None = None, *, repeatedly: bool = False
+) -> Iterator[None]:
     """Turns SIGINT, SIGTERM and SIGHUP into Interrupted, so that what was started is ended on the way out.
 
-    With `on_first`, the first of them only calls it.
+    With `on_first`, the first of them only calls it. With `repeatedly`, each raises, for where a library
+    that is being loaded may swallow the first; otherwise those after the raised one are ignored.
     """
     is_first = on_first is not None
 
@@ -223,11 +263,13 @@ def signals_raised(on_first: Callable[[signal.Signals], None] | None = None) -> 
             is_first = False
             on_first(signal.Signals(signal_number))
             return
-        for number in before:
+        for number in () if repeatedly else before:
             signal.signal(number, signal.SIG_IGN)  # a second one must not stop us from ending the ranks
         raise Interrupted(signal_number)
 
-    before = {number: signal.signal(number, stop) for number in _INTERRUPTS}
+    # Under nohup(1), the end of a session is no reason to end.
+    numbers = [one for one in _INTERRUPTS if one != signal.SIGHUP or signal.getsignal(one) != signal.SIG_IGN]
+    before = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield
     finally:

@@ -3,7 +3,8 @@
 Libraries do not: Horovod's stall check does nothing over Gloo, and the usual timeouts of torch are
 minutes long and name whoever waited. Here every rank leaves a sign of life at each phase of a step
 (launch/heartbeat.py). When all are silent for too long, their positions and stacks tell the rank
-that the others wait for.
+that the others wait for. Time in which a rank could have gone on, but waited for a processor, is no silence:
+where many ranks share few cores, or other programs take them, all limits are longer.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class Watchdog:
         run_directory: Where they leave their files.
         num_ranks: How many they are.
         seconds: How long all may be silent within a step or an evaluation; 0: for ever.
-        long_seconds: The same for start, saving and end, and while a rank keeps its processor busy computing.
+        long_seconds: The same for start, saving and end, and while a rank keeps its processor busy computing, or
+            waits for one.
         slow_computing: Whether computing may always take that long, as where a model is compiled.
         spans_nodes: Whether there are others.
     """
@@ -61,9 +63,11 @@ class Watchdog:
         spans_nodes: bool,
     ) -> None:
         self._run_directory, self._num_ranks = run_directory, num_ranks
-        self._seconds, self._long_seconds = seconds, max(seconds, long_seconds)
+        self._seconds, self.long_seconds = seconds, max(seconds, long_seconds)
         self._long_phases = (*_LONG_PHASES, *(_COMPUTING_PHASES if slow_computing else ()))
         self._states: list[dict[int, str]] = []  # of all ranks, at each look since they fell silent
+        self._queued: dict[int, dict[str, float]] = {}  # of all ranks' threads, soon after they fell silent
+        self._counted_since = 0.0
         self._spans_nodes = spans_nodes
         self._looked_at = self._awake_since = self._judged_at = time.monotonic()
 
@@ -85,19 +89,34 @@ class Watchdog:
         silence = now - max(self._awake_since, *(position.time for position in positions.values()))
         if silence < _SECONDS_BETWEEN_LOOKS:
             self._states.clear()
+        if silence < self._seconds / 4:
+            self._queued.clear()
+        elif not self._queued:
+            self._queued, self._counted_since = {rank.rank: rank.queued_seconds() for rank in ranks}, now
         self._states.append({rank.rank: rank.state() for rank in ranks})
-        is_patient = silence < self._long_seconds and "T" not in self._states[-1].values()
+        is_patient = silence < self.long_seconds and "T" not in self._states[-1].values()
         last = positions[_least_advanced(positions)]
-        if silence < self._seconds or (last.phase in self._long_phases and is_patient):
-            return None
-        if now - self._judged_at < self._seconds / 4:  # each judgement interrupts all ranks for their stacks
+        has_just_judged = now - self._judged_at < self._seconds / 4  # it interrupts all ranks for their stacks
+        if silence < self._seconds or has_just_judged or (last.phase in self._long_phases and is_patient):
             return None
         self._judged_at = now
+        if is_patient and silence * (1 - self._queued_share(ranks, now)) < self._seconds:
+            return None
         return self._judge(ranks, positions, silence)
+
+    def _queued_share(self, ranks: list[RankFiles], now: float) -> float:
+        """For how much of the last time the thread that was hindered most has waited for a processor."""
+        waits = [
+            seconds - self._queued[rank.rank][thread]
+            for rank in ranks
+            for thread, seconds in rank.queued_seconds().items()
+            if thread in self._queued.get(rank.rank, {})
+        ]
+        return min(1.0, max(waits, default=0.0) / max(now - self._counted_since, _SECONDS_BETWEEN_LOOKS))
 
     def _judge_start(self, begun: set[int], seconds: float) -> Hang | None:
         """Says which rank has not begun; launchers that wait for other nodes have a limit of their own for that."""
-        if self._spans_nodes or seconds < max(self._long_seconds, _SECONDS_TO_START):
+        if self._spans_nodes or seconds < max(self.long_seconds, _SECONDS_TO_START):
             return None
         missing = min(set(range(self._num_ranks)) - begun)
         return Hang(missing, f"has not begun within {seconds:.0f} s, as {len(begun)} of {self._num_ranks} ranks have")
@@ -105,6 +124,7 @@ class Watchdog:
     def _judge(self, ranks: list[RankFiles], positions: dict[int, Position], silence: float) -> Hang | None:
         stopped = {rank for rank, state in self._states[-1].items() if state == "T"}
         stacks = take_stacks(ranks)
+        self._looked_at = time.monotonic()  # this may have taken long
         # A rank that went on after all, or has ended meanwhile, is a matter for others.
         went_on = any(rank.position() != positions[rank.rank] for rank in ranks)
         if set(stacks) != set(positions) or (went_on and not stopped):
@@ -118,7 +138,7 @@ class Watchdog:
             rank = min(stopped)
             message = f"hangs: no sign of life for {seconds}, it is stopped (SIGSTOP) ({where})"
             return Hang(rank, message, positions[rank])
-        if computing and silence < self._long_seconds:
+        if computing and silence < self.long_seconds:
             return None
         if suspects or computing:
             rank = _least_advanced(suspects or {rank: positions[rank] for rank in computing})

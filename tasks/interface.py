@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
 
@@ -33,6 +33,24 @@ class TaskSettings(BaseModel):
     def fetched(self) -> tuple[str, ...]:
         """The options whose values would be fetched from the network: a checkpoint's word is not enough for that."""
         return ()
+
+
+# Metrics that count one class only, the positive one.
+CLASS_METRICS = ("f1", "precision", "recall", "roc_auc")
+_LONGEST_LABEL = 30
+
+
+@dataclass(frozen=True)
+class Overview:
+    """What a task's data are, to be shown before anything is trained on them.
+
+    Attributes:
+        rows: A heading and a line of text each; an empty heading continues the row before.
+        warnings: What a user should know before the training takes its time, a sentence each.
+    """
+
+    rows: tuple[tuple[str, str], ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,12 +82,20 @@ class Task(ABC):
 
     Constructing it only stores the settings. `prepare` then validates the input and builds what
     can be built once; the remaining methods need it to have returned.
+
+    With --dataloader-num-workers, the task and its attributes are pickled to each worker at the start of each epoch.
+    What is large, or consists of many tensors, should be left out by `__getstate__` and made again when it is missing,
+    or read from files: each tensor takes one of the at most 256 file descriptors that a worker can be sent.
     """
 
     name: ClassVar[str]
     Settings: ClassVar[type[TaskSettings]]
-    metric_names: ClassVar[tuple[str, ...]] = ()
-    """What `metrics` computes, so that another name is refused before any work; empty where that is not known."""
+    metric_names: tuple[str, ...] = ()
+    """What `metrics` computes, so that another name is refused before any work; empty where that is not known.
+    Where it depends on the data, the class names all and `prepare` sets it to those that will be computed."""
+
+    model_files: ClassVar[tuple[str, ...]] = ("model.safetensors",)
+    """What `save` writes, as names or patterns, so that a user's file in its place is noticed before any work."""
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings
@@ -128,8 +154,30 @@ class Task(ABC):
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """Facts about data and model for the run record: sizes, labels, balance."""
+        """Facts about data and model for the run record: sizes, labels, balance.
+
+        Two of them are shown where there are metrics: `positive_label`, the class that CLASS_METRICS are about, and
+        `baseline`, of which `answer` says what a trivial model answers and `metrics` what that is worth.
+        """
+
+    def overview(self) -> Overview:
+        """Says what the data are; the launcher shows it before any rank starts."""
+        counts = [f"{self.num_samples(split):,} {split}" for split in get_args(Split)]
+        return Overview(rows=(("samples", ", ".join(counts)),))
 
     @abstractmethod
     def save(self, model: nn.Module, directory: Path) -> None:
         """Writes the trained model into an existing directory, in a format that others can load."""
+
+
+def metric_title(name: str, positive_label: str | None) -> str:
+    """Names a metric for people, with the class that it is about."""
+    if positive_label is None or name not in CLASS_METRICS:
+        return name
+    return f"{name} (positive: {shown_label(positive_label)})"
+
+
+def shown_label(label: str) -> str:
+    """Shows a label as it is, or in quotes where blanks or control characters would mislead; long ones are cut."""
+    short = label if len(label) <= _LONGEST_LABEL else f"{label[: _LONGEST_LABEL - 3]}..."
+    return short if short and short.isprintable() and short == short.strip() else repr(short)

@@ -17,6 +17,7 @@ from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 from tasks.interface import Split, TaskInputError
+from tasks.text_facts import text_facts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from transformers import PreTrainedTokenizerBase
 
-_FORMAT = 4
+_FORMAT = 5
 _SPECIAL_TOKENS = {
     "pad_token": "[PAD]",
     "unk_token": "[UNK]",
@@ -45,6 +46,9 @@ class PreparedText:
         num_samples: Samples of each split.
         label_counts: Samples of each label, for each split.
         num_tokens: Tokens of each split, special ones included.
+        lengths: Tokens of a text before it was cut, for each split: the median as `p50`, `p95`, `max`, and how many
+            texts were `cut`.
+        texts: What `text_facts` counts.
         digest: Start of a SHA-256 of all texts and labels.
     """
 
@@ -54,6 +58,8 @@ class PreparedText:
     num_samples: dict[str, int]
     label_counts: dict[str, list[int]]
     num_tokens: dict[str, int]
+    lengths: dict[str, dict[str, int]]
+    texts: dict[str, Any]
     digest: str
 
     def open(self, split: Split) -> TokenTable:
@@ -90,10 +96,19 @@ class TokenTable:
 
 
 def cache_directory() -> Path:
-    """Returns LOCKSTEP_CACHE, else lockstep/ in XDG_CACHE_HOME or ~/.cache."""
-    if "LOCKSTEP_CACHE" in os.environ:
-        return Path(os.environ["LOCKSTEP_CACHE"])
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lockstep"
+    """Returns LOCKSTEP_CACHE, else lockstep/ in XDG_CACHE_HOME or ~/.cache; what is empty counts as not set.
+
+    Raises:
+        TaskInputError: The user has no home directory.
+    """
+    if chosen := os.environ.get("LOCKSTEP_CACHE"):
+        return Path(os.path.expanduser(chosen)).absolute()  # noqa: PTH111 (~ may be nobody's)
+    shared = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    try:
+        # The XDG specification ignores a relative path.
+        return (shared if shared.is_absolute() else Path.home() / ".cache").absolute() / "lockstep"
+    except RuntimeError as error:
+        raise TaskInputError(f"no home directory to keep tokenised texts in ({error}); set LOCKSTEP_CACHE") from error
 
 
 def fingerprint(path: Path) -> list[list[Any]]:
@@ -153,12 +168,21 @@ def write_prepared(
     index = {label: number for number, label in enumerate(labels)}
 
     def encode(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        encoded = tokenizer(rows["text"], truncation=True, max_length=max_seq_length)
-        return {"input_ids": encoded["input_ids"], "label": [index[label] for label in rows["label"]]}
+        ids = tokenizer(rows["text"], truncation=True, max_length=max_seq_length)["input_ids"]
+        # Only a text that fills its room can have been cut.
+        full = [number for number, tokens in enumerate(ids) if len(tokens) == max_seq_length]
+        lengths = [len(tokens) for tokens in ids]
+        if full:
+            whole = tokenizer([rows["text"][number] for number in full], verbose=False)["input_ids"]
+            for number, tokens in zip(full, whole, strict=True):
+                lengths[number] = len(tokens)
+        return {"input_ids": ids, "label": [index[label] for label in rows["label"]], "length": lengths}
 
     columns = datasets.Features({"input_ids": datasets.List(datasets.Value("int32")), "label": datasets.Value("int64")})
+    columns["length"] = datasets.Value("int64")
     facts: dict[str, Any] = {"labels": labels, "pad_token_id": tokenizer.pad_token_id}
-    facts |= {"num_samples": {}, "label_counts": {}, "num_tokens": {}}
+    facts |= {"num_samples": {}, "label_counts": {}, "num_tokens": {}, "lengths": {}}
+    facts["texts"] = text_facts(tables, labels)
     digest = hashlib.sha256()
     for split, table in tables.items():
         # In pieces of one size, whatever those in which it was read.
@@ -175,6 +199,8 @@ def write_prepared(
         )
         # In one piece, so that a sample is found by its offset alone.
         tokenised = encoded.data.table.combine_chunks()
+        facts["lengths"][split] = _describe_lengths(tokenised["length"], max_seq_length)
+        tokenised = tokenised.drop_columns(["length"])
         with pa.ipc.new_file(str(directory / f"{split}.arrow"), tokenised.schema) as file:
             file.write_table(tokenised)
         cache_file.unlink()
@@ -185,6 +211,14 @@ def write_prepared(
     facts["digest"] = digest.hexdigest()[:16]
     tokenizer.save_pretrained(directory / "tokenizer")
     (directory / "facts.json").write_text(json.dumps(facts))
+
+
+def _describe_lengths(lengths: pa.ChunkedArray, max_seq_length: int) -> dict[str, int]:
+    import pyarrow.compute as pc
+
+    half, most, longest = pc.quantile(lengths, q=[0.5, 0.95, 1.0], interpolation="lower").to_pylist()
+    cut = pc.sum(pc.greater(lengths, max_seq_length)).as_py()
+    return {"p50": half, "p95": most, "max": longest, "cut": cut}
 
 
 def train_wordpiece(texts: list[str], *, vocab_size: int, max_length: int) -> PreTrainedTokenizerBase:

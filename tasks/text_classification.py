@@ -10,8 +10,9 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from tasks import bert_models, grammar, prepared_text, text_sources
-from tasks.interface import Batch, Split, Task, TaskInputError, TaskSettings
+from tasks import bert_models, grammar, labels, prepared_text, text_sources
+from tasks.interface import Batch, Overview, Split, Task, TaskInputError, TaskSettings
+from tasks.text_overview import text_overview
 
 
 class TextClassificationSettings(TaskSettings):
@@ -27,6 +28,14 @@ class TextClassificationSettings(TaskSettings):
     validation_file: Path | None = Field(None, description="validation rows, in the same columns")
     text_column: str = Field("text", description="the column that holds the text")
     label_column: str = Field("label", description="the column that holds the label, a string or a number")
+    keep_labels: bool = Field(
+        False, description="take every label for a class, also labels that look alike, like missing values, or are many"
+    )
+    positive_label: str | None = Field(
+        None,
+        min_length=1,
+        description="of two labels, the one whose F1 is told (default: the larger number, or the rarer label)",
+    )
     dataset: str | None = Field(
         None, min_length=1, description="a data set of the hub (NAME or NAME:CONFIG), or its directory"
     )
@@ -63,7 +72,8 @@ class TextClassification(Task):
     name = "text-classification"
     Settings = TextClassificationSettings
     settings: TextClassificationSettings
-    metric_names = ("loss", "accuracy", "f1", "roc_auc")
+    metric_names: tuple[str, ...] = ("loss", "accuracy", "f1", "macro_f1", "roc_auc")
+    model_files = ("config.json", "model*.safetensors", "model.safetensors.index.json", "*token*.json", "vocab.txt")
 
     def prepare(self) -> None:
         self._check_sources()
@@ -74,13 +84,23 @@ class TextClassification(Task):
         self._check_length()
         key = {"source": self._source_key(), "max_seq_length": settings.max_seq_length}
         key["columns"] = [settings.text_column, settings.label_column]
+        key["keep_labels"] = settings.keep_labels
         key["tokenizer"] = "wordpiece trained on the texts"
         if self._pretrained:
             files = sorted(file for pattern in ("*token*", "vocab*") for file in self._pretrained.glob(pattern))
             key["tokenizer"] = [prepared_text.fingerprint(file) for file in files]
             key["labels"] = bert_models.own_labels(self._pretrained)
         self._data = prepared_text.find_or_prepare(key, self._build)
+        # The embedded data say themselves which of their labels is meant.
+        asked = settings.positive_label or (grammar.LABELS[True] if self._is_embedded else None)
+        self._positive = labels.positive_label(self._data.labels, self._data.label_counts["train"], asked=asked)
+        if self._positive is None:
+            self.metric_names = tuple(name for name in self.metric_names if name != "f1")
         self._tables: dict[Split, prepared_text.TokenTable] = {}
+
+    @property
+    def _is_embedded(self) -> bool:
+        return self.settings.dataset is None and self.settings.train_file is None
 
     def _check_sources(self) -> None:
         settings = self.settings
@@ -137,19 +157,19 @@ class TextClassification(Task):
         else:
             sources = dict.fromkeys(("train", "validation"), "the embedded data")
             tables = text_sources.embedded_tables()
-        labels = text_sources.label_names(tables, sources)
+        names = labels.label_names(labels.count_labels(tables), sources, keep_labels=settings.keep_labels)
         if self._pretrained:
             tokenizer = prepared_text.load_tokenizer(self._pretrained)
             known = bert_models.own_labels(self._pretrained)
             # Its classifier's rows are in this order.
-            labels = known if sorted(known) == sorted(labels) else labels
+            names = known if sorted(known) == sorted(names) else names
         else:
             tokenizer = prepared_text.train_wordpiece(
                 tables["train"]["text"].to_pylist(),
                 vocab_size=bert_models.VOCAB_SIZE,
                 max_length=bert_models.MAX_POSITIONS,
             )
-        prepared_text.write_prepared(directory, tables, labels, tokenizer, settings.max_seq_length)
+        prepared_text.write_prepared(directory, tables, names, tokenizer, settings.max_seq_length)
 
     def num_samples(self, split: Split) -> int:
         return self._data.num_samples[split]
@@ -159,11 +179,11 @@ class TextClassification(Task):
         return 5e-4 if self._pretrained is None else 5e-5
 
     def build_model(self) -> Any:
-        labels, dropout = self._data.labels, self.settings.dropout
+        names, dropout = self._data.labels, self.settings.dropout
         if self._pretrained:
-            return bert_models.load_pretrained(self._pretrained, labels=labels, dropout=dropout)
+            return bert_models.load_pretrained(self._pretrained, labels=names, dropout=dropout)
         return bert_models.build_preset(
-            self.settings.model, labels=labels, pad_token_id=self._data.pad_token_id, dropout=dropout or 0.0
+            self.settings.model, labels=names, pad_token_id=self._data.pad_token_id, dropout=dropout or 0.0
         )
 
     def collate(self, split: Split, sample_ids: Sequence[int]) -> Batch:
@@ -208,41 +228,69 @@ class TextClassification(Task):
         return 2 + len(self._data.labels)
 
     def metrics(self, rows: Any) -> dict[str, float | None]:
-        """Loss, accuracy, F1 (binary: of the second label; else macro) and ROC AUC (else macro, one-vs-rest)."""
+        """Loss, accuracy, macro F1 and ROC AUC; of two labels F1 and ROC AUC are those of the positive one."""
         from torchmetrics.functional import classification as scores
 
-        losses, labels, probabilities = rows[:, 0], rows[:, 1].long(), rows[:, 2:]
+        losses, targets, probabilities = rows[:, 0], rows[:, 1].long(), rows[:, 2:]
         predicted, num_labels = probabilities.argmax(dim=1), probabilities.shape[1]
         # The area is undefined as soon as some label does not occur among the samples.
-        defined = len(labels.unique()) == num_labels
-        if num_labels == 2:
-            f1 = scores.binary_f1_score(predicted, labels)
-            area = scores.binary_auroc(probabilities[:, 1], labels) if defined else None
-        else:
-            f1 = scores.multiclass_f1_score(predicted, labels, num_classes=num_labels, average="macro")
-            area = scores.multiclass_auroc(probabilities, labels, num_classes=num_labels) if defined else None
-        return {
+        defined, area = len(targets.unique()) == num_labels, None
+        macro_f1 = scores.multiclass_f1_score(predicted, targets, num_classes=num_labels, average="macro")
+        metrics = {
             "loss": losses.mean().item(),
-            "accuracy": (predicted == labels).double().mean().item(),
-            "f1": f1.item(),
-            "roc_auc": None if area is None else area.item(),
+            "accuracy": (predicted == targets).double().mean().item(),
+            "macro_f1": macro_f1.item(),
         }
+        if self._positive is not None:
+            number = self._data.labels.index(self._positive)
+            is_positive = (targets == number).long()
+            metrics["f1"] = scores.binary_f1_score((predicted == number).long(), is_positive).item()
+            area = scores.binary_auroc(probabilities[:, number], is_positive) if defined else None
+        elif defined:
+            area = scores.multiclass_auroc(probabilities, targets, num_classes=num_labels)
+        return {**metrics, "roc_auc": None if area is None else area.item()}
 
     def describe(self) -> dict[str, Any]:
         data = self._data
+        answer, values = self._baseline()
         return {
-            "data": self.settings.dataset or str(self.settings.train_file or "embedded"),
+            "data": self._origin,
             "data_digest": data.digest,
             "model": self.settings.model,
             "model_shape": bert_models.encoder_shape(self.settings.model, self._pretrained),
             "dropout": bert_models.dropout_in_force(self.settings.dropout, self._pretrained),
             "labels": data.labels,
+            "label_counts": data.label_counts,
+            "positive_label": self._positive,
             "num_samples": data.num_samples,
+            "lengths": data.lengths,
+            "texts": data.texts,
             "num_tokens": data.num_tokens,
             "majority_share": {
                 split: max(counts) / data.num_samples[split] for split, counts in data.label_counts.items()
             },
+            "baseline": {"answer": answer, "metrics": values},
         }
+
+    @property
+    def _origin(self) -> str:
+        return self.settings.dataset or str(self.settings.train_file or "embedded")
+
+    def _baseline(self) -> tuple[str, dict[str, float]]:
+        data = self._data
+        answer = data.labels[labels.majority(data.label_counts["train"])]
+        return answer, labels.baseline(data.labels, data.label_counts, self._positive)
+
+    def overview(self) -> Overview:
+        files = self.settings.train_file, self.settings.validation_file
+        return text_overview(
+            self._data,
+            origin=self._origin,
+            max_seq_length=self.settings.max_seq_length,
+            positive=self._positive,
+            baseline=self._baseline(),
+            is_same_file=files[0] is not None and files[1] is not None and files[0].samefile(files[1]),
+        )
 
     def save(self, model: Any, directory: Path) -> None:
         model.save_pretrained(directory)

@@ -5,6 +5,8 @@ Every source ends as an Arrow table with the string columns "text" and "label", 
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 from codecs import getincrementaldecoder
@@ -12,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tasks.interface import Split, TaskInputError
+from tasks.interface import Split, TaskInputError, shown_label
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,9 +28,10 @@ FILE_TYPES = {
 }
 NUM_EMBEDDED = {"train": 8000, "validation": 1000}
 
-# What a row of JSON may take: more is no row.
-_MAX_JSON_ROW_BYTES = 64 * 1024 * 1024
+# What a row may take: more is no row.
+_MAX_ROW_BYTES = 64 * 1024 * 1024
 _MAX_HEADER_BYTES = 1024 * 1024
+_NUL_REMEDY = "holds a NUL character, which no text has; is the file damaged, or not UTF-8?"
 # An offset, or a number.
 _BYTES_OF_A_VALUE = 8
 # What is unpacked before it is read, to a size that nobody knows before, by its first bytes: gzip, zip, bzip2, xz,
@@ -69,8 +72,13 @@ def read_file(path: Path, *, option: str, text_column: str, label_column: str) -
     try:
         if path.suffix != ".parquet":
             with path.open("rb") as file:
+                start = file.readline(_MAX_HEADER_BYTES)
+                if start.startswith(_PACKED):
+                    raise TaskInputError(f"{source}: unpack it first; what is packed is not opened")
                 # The readers do not tell UTF-16, as spreadsheets save, from damage.
-                getincrementaldecoder("utf-8")().decode(file.readline(_MAX_HEADER_BYTES))
+                getincrementaldecoder("utf-8")().decode(start)
+                if b"\0" in start:
+                    raise TaskInputError(f"{source}: the first line {_NUL_REMEDY}")
         table = readers[path.suffix](path, (text_column, label_column), source)
         return _checked(table, text_column, label_column, source)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -139,9 +147,10 @@ def hub_tables(name: str, *, text_column: str, label_column: str) -> dict[Split,
     for split, wanted in (("train", "train"), ("validation", held_out)):
         dataset = splits[wanted]
         source = f"--dataset {name} ({wanted})"
-        _require_columns(dataset.column_names, (text_column, label_column), source)
-        labels = dataset.features[label_column]
-        table = dataset.select_columns([text_column, label_column]).with_format("arrow")[:]
+        columns = (text_column, label_column)
+        found = _find_columns(dataset.column_names, columns, source)
+        labels = dataset.features[found[1]]
+        table = dataset.select_columns(list(found)).with_format("arrow")[:].rename_columns(list(columns))
         if isinstance(labels, datasets.ClassLabel):
             # -1 is how the hub's data sets mark a withheld label.
             numbers = table[label_column].to_pylist()
@@ -169,40 +178,73 @@ def _check_directory(directory: Path, source: str) -> None:
     _require_room(_unpacked_bytes([file for file in files if file.suffix == ".parquet"], None), source)
 
 
-def label_names(tables: dict[Split, pa.Table], sources: dict[Split, str]) -> list[str]:
-    """Returns the labels of the training split in order: by value when all are whole numbers, else by name.
-
-    Args:
-        tables: Both splits.
-        sources: How to name the origin of each in a message.
-
-    Raises:
-        TaskInputError: There is one label only, or the validation split has one that training lacks.
-    """
-    labels = set(tables["train"]["label"].unique().to_pylist())
-    if len(labels) < 2:
-        raise TaskInputError(
-            f"{sources['train']}: all training rows have the label {labels.pop()!r}; two or more labels are needed"
-        )
-    unseen = set(tables["validation"]["label"].unique().to_pylist()) - labels
-    if unseen:
-        raise TaskInputError(
-            f"{sources['validation']}: the validation label {sorted(unseen)[0]!r} does not occur in training "
-            f"(there: {', '.join(sorted(labels)[:10])})"
-        )
-    whole_numbers = all(label.removeprefix("-").isdecimal() for label in labels)
-    return sorted(labels, key=int) if whole_numbers else sorted(labels)
-
-
 def _read_delimited(path: Path, columns: tuple[str, str], source: str) -> pa.Table:
     import pyarrow as pa
-    from pyarrow import csv
+    from pyarrow import csv as arrow
 
-    parse = csv.ParseOptions(delimiter="\t" if path.suffix == ".tsv" else ",", newlines_in_values=True)
-    with csv.open_csv(path, parse_options=parse) as reader:
-        _require_columns(reader.schema.names, columns, source)
-    convert = csv.ConvertOptions(include_columns=list(columns), column_types={name: pa.string() for name in columns})
-    return csv.read_csv(path, parse_options=parse, convert_options=convert)
+    delimiter = "\t" if path.suffix == ".tsv" else ","
+    header = _read_header(path, delimiter)
+    if len(header) == 1 and (other := next((one for one in ";\t|," if one != delimiter and one in header[0]), None)):
+        raise TaskInputError(
+            f"{source}: the first line, {header[0][:80]!r}, has no {delimiter!r} but {other!r}; "
+            f"write a file of {FILE_TYPES[path.suffix]}"
+        )
+    found = _find_columns(header, columns, source) if header else columns
+    parse = arrow.ParseOptions(delimiter=delimiter, newlines_in_values=True)
+    convert = arrow.ConvertOptions(include_columns=list(found), column_types={name: pa.string() for name in found})
+    size = path.stat().st_size
+    # A row must fit a block of the reader, which becomes slow and hungry with large ones.
+    block_sizes = [block_size for block_size in (2**20, _MAX_ROW_BYTES) if block_size < size] or [size + 1]
+    while True:
+        read = arrow.ReadOptions(block_size=block_sizes.pop(0))
+        try:
+            table = arrow.read_csv(path, read_options=read, parse_options=parse, convert_options=convert)
+            return table.rename_columns(list(columns))
+        except pa.ArrowInvalid as error:
+            if "straddling" not in str(error) or not block_sizes:
+                _name_bad_row(path, delimiter, source)
+                if "straddling" in str(error):
+                    raise TaskInputError(
+                        f"{source}: a row is longer than {_MAX_ROW_BYTES} bytes; shorten it, or close its quote"
+                    ) from error
+                raise
+
+
+def _read_header(path: Path, delimiter: str) -> list[str]:
+    """Returns the names of the columns; none where the reader will say what is wrong with the file."""
+    with path.open("rb") as file:
+        start = file.read(_MAX_HEADER_BYTES).decode("utf-8-sig", errors="ignore")
+    try:
+        rows = csv.reader(io.StringIO(start, newline=""), delimiter=delimiter)
+        return next((row for row in rows if row), [])
+    except csv.Error:
+        return []
+
+
+def _name_bad_row(path: Path, delimiter: str, source: str) -> None:
+    """Raises TaskInputError that names the first row with another number of fields than the header has."""
+    limit = csv.field_size_limit(_MAX_ROW_BYTES)
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            # Longer lines are cut, and then refused as fields that are too large.
+            rows = csv.reader(iter(lambda: file.readline(_MAX_ROW_BYTES + 2), ""), delimiter=delimiter)
+            header = next((row for row in rows if row), [])
+            number, began = 0, rows.line_num + 1
+            for row in rows:
+                number += bool(row)
+                if row and len(row) != len(header):
+                    lines, quote = f"line {began}", ""
+                    if rows.line_num > began:
+                        lines, quote = f"lines {began} to {rows.line_num}", "; is a quote in it not closed?"
+                    raise TaskInputError(
+                        f"{source}: cannot be read as {FILE_TYPES[path.suffix]}: row {number} ({lines}) has "
+                        f"{len(row)} field(s), where the header has {len(header)}{quote}"
+                    )
+                began = rows.line_num + 1
+    except (csv.Error, UnicodeDecodeError):
+        return  # the reader's own words must do
+    finally:
+        csv.field_size_limit(limit)
 
 
 def _read_jsonl(path: Path, columns: tuple[str, str], source: str) -> pa.Table:
@@ -212,14 +254,14 @@ def _read_jsonl(path: Path, columns: tuple[str, str], source: str) -> pa.Table:
     values: dict[str, list[Any]] = {column: [] for column in columns}
     present: dict[str, None] = {}
     with path.open("rb") as file:
-        for number, line in enumerate(iter(lambda: file.readline(_MAX_JSON_ROW_BYTES), b""), start=1):
-            if len(line) == _MAX_JSON_ROW_BYTES:
-                raise _no_json(source, number, f"it is longer than {_MAX_JSON_ROW_BYTES} bytes")
-            text = line.decode()
+        for number, line in enumerate(iter(lambda: file.readline(_MAX_ROW_BYTES), b""), start=1):
+            if len(line) == _MAX_ROW_BYTES:
+                raise _no_json(source, number, f"it is longer than {_MAX_ROW_BYTES} bytes")
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
             if not text.strip():
                 continue
             try:
-                row = json.loads(text, parse_constant=_refuse_constant)
+                row = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique_keys)
             except (ValueError, RecursionError) as error:
                 raise _no_json(source, number, str(error)) from error
             if not isinstance(row, dict):
@@ -227,8 +269,8 @@ def _read_jsonl(path: Path, columns: tuple[str, str], source: str) -> pa.Table:
             present |= dict.fromkeys(row)
             for column in columns:
                 values[column].append(row.get(column))
-    if present:
-        _require_columns(list(present), columns, source)
+    if present and (found := _find_columns(list(present), columns, source)) != columns:
+        return _read_jsonl(path, found, source).rename_columns(list(columns))
     table = {}
     for column in columns:
         try:
@@ -245,6 +287,14 @@ def _no_json(source: str, row: int, reason: str) -> TaskInputError:
     return TaskInputError(f"{source}: cannot be read as {FILE_TYPES['.jsonl']}: row {row}: {reason[:300]}")
 
 
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(name for name in row if names.count(name) > 1)!r} occurs twice")
+    return row
+
+
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
 
@@ -252,9 +302,9 @@ def _refuse_constant(name: str) -> NoReturn:
 def _read_parquet(path: Path, columns: tuple[str, str], source: str) -> pa.Table:
     from pyarrow import parquet
 
-    _require_columns(parquet.read_schema(path).names, columns, source)
-    _require_room(_unpacked_bytes([path], columns), source)
-    return parquet.read_table(path, columns=list(columns))
+    found = _find_columns(parquet.read_schema(path).names, columns, source)
+    _require_room(_unpacked_bytes([path], found), source)
+    return parquet.read_table(path, columns=list(found)).rename_columns(list(columns))
 
 
 def _unpacked_bytes(paths: Iterable[Path], columns: tuple[str, str] | None) -> int:
@@ -283,14 +333,20 @@ def _unpacked_bytes(paths: Iterable[Path], columns: tuple[str, str] | None) -> i
     return total
 
 
-def _require_columns(present: list[str], wanted: tuple[str, str], source: str) -> None:
+def _find_columns(present: list[str], wanted: tuple[str, str], source: str) -> tuple[str, str]:
+    """Returns the two columns' names as the source has them, where they may have blanks around them."""
+    found = []
     for column, option in zip(wanted, ("--text-column", "--label-column"), strict=True):
-        if column not in present:
-            raise TaskInputError(
-                f"{source}: there is no column {column!r}; choose {option} from {', '.join(present[:20])}"
-            )
-        if present.count(column) > 1:
-            raise TaskInputError(f"{source}: there are {present.count(column)} columns {column!r}; rename all but one")
+        exact = [name for name in present if name == column]
+        same = exact or [name for name in present if name.strip() == column.strip()]
+        if not same:
+            names = ", ".join(shown_label(name) for name in present[:20])
+            raise TaskInputError(f"{source}: there is no column {column!r}; choose {option} from {names}")
+        if len(same) > 1:
+            spelt = "" if exact else f" ({', '.join(map(repr, same))})"
+            raise TaskInputError(f"{source}: there are {len(same)} columns {column!r}{spelt}; rename all but one")
+        found += same
+    return found[0], found[1]
 
 
 def _checked(table: pa.Table, text_column: str, label_column: str, source: str) -> pa.Table:
@@ -299,25 +355,29 @@ def _checked(table: pa.Table, text_column: str, label_column: str, source: str) 
 
     if table.num_rows == 0:
         raise TaskInputError(f"{source}: there are no rows")
-    if not (
-        pa.types.is_string(table.schema.field(text_column).type)
-        or pa.types.is_large_string(table.schema.field(text_column).type)
-    ):
-        kind = table.schema.field(text_column).type
+    kind = table.schema.field(text_column).type
+    value_kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if str(value_kind) not in ("string", "large_string", "string_view"):
         raise TaskInputError(f"{source}: column {text_column!r} holds {kind}, not text; choose another --text-column")
+    labels = table[label_column]
+    if pa.types.is_floating(labels.type):
+        labels = pc.if_else(pc.is_nan(labels), None, labels)
     try:
-        labels = pc.cast(table[label_column], pa.string())
+        labels = pc.cast(labels, pa.string())
     except pa.ArrowException as error:
-        kind = table.schema.field(label_column).type
         raise TaskInputError(
-            f"{source}: column {label_column!r} holds {kind}, not labels; choose another --label-column"
+            f"{source}: column {label_column!r} holds {labels.type}, not labels; choose another --label-column"
         ) from error
     texts = pc.cast(table[text_column], pa.string())
     for what, values in (("text", texts), ("label", labels)):
+        values.validate(full=True)
         missing = pc.fill_null(pc.equal(pc.utf8_trim_whitespace(values), ""), True)
         first = pc.index(missing, True).as_py()
         if first >= 0:
             raise TaskInputError(
                 f"{source}: row {first + 1} of {table.num_rows} has no {what}; remove or complete such rows"
             )
+        first = pc.index(pc.match_substring(values, "\0"), True).as_py()
+        if first >= 0:
+            raise TaskInputError(f"{source}: row {first + 1} of {table.num_rows}: the {what} {_NUL_REMEDY}")
     return pa.table({"text": texts, "label": labels})

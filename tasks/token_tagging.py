@@ -55,6 +55,10 @@ class TokenTagging(Task):
             "validation": sentences(self.settings.num_validation_samples, seed=2),
         }
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves out the samples, which a worker draws again: each tensor sent to it would take a file descriptor."""
+        return {name: value for name, value in self.__dict__.items() if name != "_samples"}
+
     def num_samples(self, split: Split) -> int:
         return self.settings.num_train_samples if split == "train" else self.settings.num_validation_samples
 

@@ -1,20 +1,61 @@
-"""One cache for the whole session, apart from the user's; the tests importable in whatever it starts."""
+"""What all tests share: a cache of their own, the server of forked processes, groups, failures told at once."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
 from launch.engines import PROJECT_DIRECTORY
+from tests import launching
+from tests.forked.client import SESSION_VARIABLE, session
+
+_SESSION = pytest.StashKey[ExitStack]()
+
+
+class _FailuresAtOnce:
+    """Prints the name of a test that fails, and why, when it fails instead of at the end."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+            crash = getattr(report.longrepr, "reprcrash", None)
+            reason = crash.message if crash is not None else report.longreprtext
+            terminal.ensure_newline()
+            terminal.write_line(f"FAILED {report.nodeid} ({report.when}): {' '.join(reason.split())[:1000]}", red=True)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.stash[_SESSION] = ExitStack()
+        config.stash[_SESSION].enter_context(session())
+        config.pluginmanager.register(_FailuresAtOnce(config))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if _SESSION in config.stash:
+        config.stash[_SESSION].close()
 
 
 @pytest.fixture(autouse=True, scope="session")
-def cache_directory(tmp_path_factory: pytest.TempPathFactory) -> None:
-    os.environ["LOCKSTEP_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+def cache_directory() -> None:
+    os.environ["LOCKSTEP_CACHE"] = str(Path(os.environ[SESSION_VARIABLE]) / "cache")
     os.environ["PYTHONPATH"] = str(PROJECT_DIRECTORY)
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["HF_DATASETS_OFFLINE"] = "1"
+
+
+@pytest.fixture(autouse=True)
+def way_of_starting(request: pytest.FixtureRequest) -> Iterator[None]:
+    ways = [way for way in ("processes", "launchers") if request.node.get_closest_marker(way) is not None]
+    with launching.starting(*ways[:1] or ["forked"]):
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -24,6 +65,19 @@ def hidden_gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
 
+# Files that take long: begun last, one of them would keep one worker busy while the other has nothing left to do.
+_FIRST = (
+    *("test_contract", "test_contract_jobs", "test_mutants", "test_resume", "test_lifetimes", "test_watchdog"),
+    *("test_nodes", "test_race", "test_processors", "test_parity", "test_failures", "test_campaign", "test_main_job"),
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What needs images comes last: they may be in the making."""
-    items.sort(key=lambda item: item.get_closest_marker("docker") is not None)
+    """What takes long comes first; then what needs images, which are being made meanwhile; what is short comes last."""
+
+    def place(item: pytest.Item) -> int:
+        if item.get_closest_marker("docker") is not None:
+            return 1
+        return 0 if item.path.stem in _FIRST else 2
+
+    items.sort(key=place)

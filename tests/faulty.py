@@ -20,6 +20,18 @@ if TYPE_CHECKING:
     import torch
 
 
+def hindered_seconds() -> float:
+    """For how long, since it was started, some task of this machine has waited for a processor; 0 if it does not say.
+
+    See https://docs.kernel.org/accounting/psi.html.
+    """
+    pressure = Path("/proc/pressure/cpu")
+    try:
+        return int(pressure.read_text().split("total=")[1].split()[0]) / 1e6
+    except OSError:
+        return 0.0
+
+
 class SlowSettings(TokenTaggingSettings):
     seconds: float = Field(0.3, description="what each batch takes")
     slow_rank: int = Field(-1, description="the only rank that is slow (-1: all)")
@@ -35,6 +47,15 @@ class SlowTask(TokenTagging):
         if split == "train" and self.settings.slow_rank in (-1, rank_from_environment(os.environ)):
             time.sleep(self.settings.seconds)
         return super().collate(split, sample_ids)
+
+
+class BulkyTask(TokenTagging):
+    """Carries 8 MiB to each worker that loads data, through shared memory."""
+
+    def prepare(self) -> None:
+        import torch
+
+        self._burden = torch.zeros(2**20, dtype=torch.float64)
 
 
 class DyingTask(TokenTagging):
@@ -71,7 +92,7 @@ class HangingTask(TokenTagging):
         return super().collate(split, sample_ids)
 
     def _hang(self) -> None:
-        print(f"fault at {time.time()}", flush=True)
+        print(f"fault at {time.time()} with {hindered_seconds()}", flush=True)
         if self.settings.fault == "is-stopped":
             os.kill(os.getpid(), signal.SIGSTOP)
         while self.settings.fault == "loops":
@@ -122,4 +143,12 @@ class UnsavableTask(TokenTagging):
 
     def save(self, model: torch.nn.Module, directory: Path) -> None:
         (directory / "model.safetensors").write_bytes(b"half")
-        raise OSError("no space left on device")
+        raise ValueError("no such format")
+
+
+class SlowlySavedTask(TokenTagging):
+    """Takes longer to write its model than a launcher has patience with a job that has failed."""
+
+    def save(self, model: torch.nn.Module, directory: Path) -> None:
+        time.sleep(10)
+        super().save(model, directory)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import weakref
 
 import torch
+from pydantic import Field
 
 from backends.ddp import DDPBackend
-from backends.interface import StepResult
+from backends.interface import BackendSettings, StepResult
 
 
 class WatchedBackend(DDPBackend):
@@ -28,14 +31,32 @@ class WatchedBackend(DDPBackend):
         super().leave_group()
 
 
-class DivergingBackend(DDPBackend):
-    """Lets rank 1 go its own way."""
+class DriftSettings(BackendSettings):
+    drift_step: int = Field(1, description="the optimizer step after which rank 1 goes its own way")
 
-    name = "diverging"
+
+class DriftingBackend(DDPBackend):
+    """Rank 1 changes one parameter after one step."""
+
+    name = "drifting"
+    Settings = DriftSettings
+    _num_steps = 0
 
     def step(self, max_grad_norm: float) -> StepResult:
         result = super().step(max_grad_norm)
-        if self.rank == 1:
+        self._num_steps += 1
+        if self.rank == 1 and self._num_steps == self.options.settings.drift_step:  # type: ignore[attr-defined]
             with torch.no_grad():
-                next(self.model.parameters()).add_(1e-6)
+                self.unwrap(self.model).get_parameter("embedding.weight")[0, 0] += 1e-6
         return result
+
+
+class LostAtTheEndBackend(DDPBackend):
+    """Rank 1 dies when training is over."""
+
+    name = "lost-at-the-end"
+
+    def leave_group(self) -> None:
+        if self.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().leave_group()

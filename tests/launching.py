@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import psutil
 import pytest
@@ -17,6 +23,7 @@ import pytest
 from backends.registry import BACKENDS, find_backend
 from launch.config import RunConfig
 from launch.engines import PROJECT_DIRECTORY
+from tests.forked.client import SESSION_VARIABLE, ForkedJob
 
 # Every backend of ours that can run several ranks on a CPU.
 DISTRIBUTED = [
@@ -25,7 +32,13 @@ DISTRIBUTED = [
     if row.capabilities.max_world_size is None and "cpu" in row.capabilities.precisions
 ]
 
+# Variables that Python and the libraries read once, when they are loaded.
+_FOR_NEW_PROCESSES = ("PYTHON", "OMP_", "MKL_", "ATEN_", "ONEDNN_", "LD_", "TORCH_", "HF_", "TMPDIR")
+
 LOCKSTEP = Path(sys.executable).with_name("lockstep")
+
+_Found = TypeVar("_Found")
+_Job = TypeVar("_Job", subprocess.Popen[str], subprocess.Popen[bytes], ForkedJob)
 
 
 def require_backend(name: str) -> None:
@@ -48,11 +61,54 @@ def require_start_method(name: str) -> None:
         pytest.skip("no mpirun, or a Horovod built without MPI")
 
 
-def lockstep(*arguments: str | Path, timeout: float = 600, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Runs the command line to its end, with the tests importable, as a user's own adapter would be."""
-    environment = {**os.environ, "PYTHONPATH": str(PROJECT_DIRECTORY), **options.pop("env", {})}
-    command = [str(LOCKSTEP), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment, **options)
+# How the present test has things started: see `starting`.
+_WAYS = ["forked"]
+
+
+@contextmanager
+def starting(way: str) -> Iterator[None]:
+    """Decides how the command line and its ranks are started inside.
+
+    Args:
+        way: "forked": both are forks of a process that has loaded all libraries, without any launcher.
+            "launchers": so is each library's own launcher, which then starts the ranks.
+            "processes": all are new processes, as for a user.
+    """
+    _WAYS.append(way)
+    try:
+        yield
+    finally:
+        _WAYS.pop()
+
+
+def lockstep(
+    *arguments: str | Path, timeout: float = 600, env: Mapping[str, str] = MappingProxyType({}), cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs the command line to its end, with the tests importable, as a user's own adapter would be.
+
+    In a test session the command and its ranks are forked from a process that has loaded all libraries, unless
+    the test has the marker "launchers" or "processes", or `env` has variables that only new processes heed.
+    """
+    job = start_lockstep(*arguments, env=env, cwd=cwd)
+    try:
+        output, errors = job.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        job.kill()
+        raise
+    return subprocess.CompletedProcess(job.args, job.returncode, output, errors)
+
+
+def start_lockstep(
+    *arguments: str | Path, env: Mapping[str, str] = MappingProxyType({}), cwd: Path | None = None
+) -> subprocess.Popen[str] | ForkedJob:
+    """Starts the command line in the same way and does not wait."""
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT_DIRECTORY), **env}
+    words = [str(argument) for argument in arguments]
+    needs_new_processes = _WAYS[-1] == "processes" or any(name.startswith(_FOR_NEW_PROCESSES) for name in env)
+    if SESSION_VARIABLE in os.environ and not needs_new_processes:
+        return ForkedJob(words, environment=environment, directory=cwd, forked_ranks=_WAYS[-1] == "forked")
+    command, pipe = [str(LOCKSTEP), *words], subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment, cwd=cwd)
 
 
 def in_a_network_of_its_own(*command: str) -> list[str]:
@@ -77,12 +133,87 @@ def processes_of(directory: Path) -> list[psutil.Process]:
     return found
 
 
-def wait_for_steps(run: Path) -> None:
+def processes_with(mark: str | Path) -> dict[int, str]:
+    """The command lines, by number, of all processes with this on them or in the environment that they began with."""
+    found = {}
+    for directory in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            line = (directory / "cmdline").read_bytes()
+            if str(mark).encode() in line + (directory / "environ").read_bytes():
+                found[int(directory.name)] = line.replace(b"\0", b" ").decode()
+    return found
+
+
+@contextmanager
+def ending_processes_with(mark: str | Path) -> Iterator[None]:
+    """Kills at the end whatever still has this on its command line or in its environment."""
+    try:
+        yield
+    finally:
+        for pid in processes_with(mark):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+@contextmanager
+def ending(job: _Job) -> Iterator[_Job]:
+    """Kills a job that a test has not waited for, since it failed; the job's guardian then ends its ranks."""
+    try:
+        yield job
+    finally:
+        if job.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                job.kill()
+            job.wait(timeout=60)
+
+
+def wait_until(
+    find: Callable[[], _Found | None], what: str, *, job: subprocess.Popen[Any] | None = None, seconds: float = 60
+) -> _Found:
+    """Returns what is found once it is there; fails when the time is up, or the job has ended without it."""
+    deadline = time.monotonic() + seconds
+    while not (found := find()):
+        assert job is None or job.poll() is None, f"{what}: the job has ended with {job and job.returncode}"
+        assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
+        time.sleep(0.05)
+    return found
+
+
+def wait_for_steps(run: Path, *, job: subprocess.Popen[Any] | None = None, seconds: float = 60) -> None:
     """Returns once a run that was started has reported a step."""
-    deadline = time.monotonic() + 60
-    while not (run / "progress.jsonl").exists() or not (run / "progress.jsonl").stat().st_size:
-        assert time.monotonic() < deadline, "the run took no step"
-        time.sleep(0.1)
+    news = run / "progress.jsonl"
+    wait_until(lambda: news.exists() and news.stat().st_size, "a step of the run", job=job, seconds=seconds)
+
+
+@contextlib.contextmanager
+def small_disk(place: Path, size: str) -> Iterator[Path]:
+    """Mounts a file system of this size; skips where that cannot be done, unless LOCKSTEP_REQUIRE lists mount."""
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", place]
+    mounted = subprocess.run(command, capture_output=True, text=True)
+    if mounted.returncode:
+        if "mount" in os.environ.get("LOCKSTEP_REQUIRE", "").split(","):
+            pytest.fail(f"a small disk is required here: {mounted.stderr.strip()}")
+        pytest.skip(f"a small disk cannot be had here: {mounted.stderr.strip()}")
+    try:
+        yield place
+    finally:
+        # Lazily: a job that a failing test leaves for a moment would keep it busy, and that error would hide the first.
+        subprocess.run(["umount", "--lazy", place], check=True)
+
+
+@contextlib.contextmanager
+def lasting_directory() -> Iterator[Path]:
+    """A directory that does not lie in memory, as that for temporary files may."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
+        yield Path(name)
+
+
+def fill(disk: Path) -> None:
+    """Leaves no byte of a small disk."""
+    with contextlib.suppress(OSError), (disk / "rest").open("wb", buffering=0) as rest:
+        while True:
+            rest.write(bytes(4096))
 
 
 def run_config(backend: str, world_size: int, output_dir: Path, **options: Any) -> RunConfig:

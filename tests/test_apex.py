@@ -19,7 +19,7 @@ from backends.apex_settings import ApexSettings
 from backends.interface import BackendOptions, Capabilities, UnsupportedError
 from contract.check import State
 from contract.suite import Suite
-from launch.doctor import examine
+from launch.doctor import run as doctor
 from tests import apex_double
 from tests.apex_double import CALLS
 from tests.launching import lockstep
@@ -51,7 +51,7 @@ def test_each_wrong_apex_has_its_own_line(
     if not packages and find_spec("apex"):
         pytest.skip("some apex is installed here")
     _install(tmp_path, monkeypatch, packages, num_gpus)
-    examine()
+    doctor([])
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("apex:")]
     assert len(lines) == 1
     assert words in lines[0]
@@ -64,7 +64,7 @@ def test_apex_without_its_kernels_is_remarked_on(
     _install(tmp_path, monkeypatch, _HERE, num_gpus=1)
     if with_kernels:
         (tmp_path / "amp_C.py").touch()
-    examine()
+    doctor([])
     out = capsys.readouterr().out
     assert ("apex: apex runs without its compiled kernels" in out) == (not with_kernels)
     (row,) = [line for line in out.splitlines() if line.startswith("apex ")]

@@ -6,6 +6,7 @@ where there is one, the way out.
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import shlex
@@ -25,6 +26,7 @@ from safetensors.numpy import save_file
 
 from backends.registry import BACKENDS
 from launch.cli import main
+from tests.forked.client import ForkedJob
 from tests.launching import run_config
 
 LOCKSTEP = Path(sys.executable).with_name("lockstep")
@@ -68,6 +70,21 @@ TEXT_FILES: dict[str, str | bytes] = {
     "numbers.jsonl": '{"text": 1, "label": 1}\n{"text": 2, "label": 0}\n',
     "list-labels.jsonl": '{"text": "a", "label": [1]}\n{"text": "b", "label": [0]}\n',
     "object-labels.jsonl": '{"text": "a", "label": {"x": 1}}\n{"text": "b", "label": {"x": 2}}\n',
+    "look-alikes.csv": "text,label\na,pos\nb, pos\nc,POS\nd,neg\n",
+    "number-spellings.csv": "text,label\na,1\nb,1.0\nc,0\n",
+    "normal-forms.csv": "text,label\na,caf\u00e9\nb,cafe\u0301\nc,tea\n",
+    "missing-labels.csv": "text,label\na,1\nb,NaN\nc,0\n",
+    "number-each.csv": "text,label\n" + "".join(f"text {n},{n * 0.37:.2f}\n" for n in range(300)),
+    "label-each.csv": "text,label\n" + "".join(f"{n % 2},text {n}\n" for n in range(300)),
+    "swallowing-quote.csv": "text,label\n" + 300_000 * "a,1\n" + '"b,0\n' + 300_000 * "c,0\n",
+    "semicolons.csv": "text;label\ngood;1\nbad;0\n",
+    "tabs.csv": "text\tlabel\ngood\t1\nbad\t0\n",
+    "same-name.csv": "text , label,label \ngood,1,1\nbad,0,0\n",
+    "packed.csv": gzip.compress(ROWS.encode()),
+    "nul.csv": "text,label\ngo\0od,1\nbad,0\n",
+    "nul-header.csv": ROWS.encode("utf-16-le"),
+    "key-twice.jsonl": '{"text": "a", "text": "b", "label": 1}\n{"text": "b", "label": 0}\n',
+    "three-labels.csv": "text,label\na,x\nb,y\nc,z\n",
     "rows.txt": ROWS,
     "rows.CSV": ROWS,
     "directory.csv/rows.csv": ROWS,
@@ -79,6 +96,8 @@ TEXT_FILES: dict[str, str | bytes] = {
     "no-data/README": "nothing here",
     "complete/train.csv": ROWS,
     "complete/test.csv": ROWS,
+    "mixed/config.json": "{}",
+    "mixed/run.json": run_config("single", 1, Path("mixed"), micro_batch_size=32).model_dump_json(),
     "run/run.json": run_config("single", 1, Path("run"), micro_batch_size=32).model_dump_json(),
     "run/record.json": "{}",
     "not-ours/run.json": "{}",
@@ -105,6 +124,26 @@ TEXT_FILES: dict[str, str | bytes] = {
     "config/latin1.yaml": "model: é\n".encode("latin-1"),
     "config/python.yaml": "seed: !!python/object/apply:os.getpid []\n",
     "config/deep.yaml": "[" * 500,
+    "config/twice.yaml": "seed: 1\nnum_processes: 2\nseed: 1\n",
+    "config/twice.json": '{"seed": 1,\n "num_processes": 2,\n "seed": 1}',
+    "config/dash-and-underscore.yaml": "num-processes: 2\nnum_processes: 2\n",
+    "config/twice-deeper.yaml": "model: {a: 1,\n a: 2}\n",
+    "config/octal.yaml": "num_train_epochs: 010\nnum_processes: 3\n",
+    "config/sexagesimal.yaml": "num_train_epochs: 1:30\n",
+    "config/hexadecimal.yaml": "num_train_epochs: 0x10\n",
+    "config/underscore.yaml": "num_train_epochs: 1_\n",
+    "config/two-documents.yaml": "seed: 1\n---\nseed: 2\n",
+    "config/tab.yaml": "seed:\n\t1\n",
+    "config/comments.json": '// a comment\n{"seed": 1}',
+    "config/utf16.yaml": "seed: 1\n".encode("utf-16"),
+    "config/nested.yaml": "run:\n  seed: 1\n",
+    "config/empty-path.yaml": 'output_dir: ""\n',
+    "config/home.yaml": "train_file: ~/nowhere.csv\nvalidation_file: ~/nowhere.csv\n",
+    "config/home-model.yaml": "model: ~/nowhere\n",
+    "config/home-resume.yaml": "resume: ~/nowhere\n",
+    "config/home-output.yaml": "output_dir: ~/foreign\n",
+    "config/first.yaml": "seed: 1\n",
+    "config/marked.yaml": b"\xef\xbb\xbfnum_processes: 3\r\n",
 }
 
 # What to put into a model's directory, or to leave out (None), other than in a complete one.
@@ -213,6 +252,7 @@ def _write_parquet(directory: Path) -> None:
     tables = {
         "numbers": {"text": [1, 2], "label": [1, 0]},
         "list-labels": {"text": ["a", "b"], "label": [[1], [0]]},
+        "not-a-number": {"text": ["a", "b", "c"], "label": [1.0, 0.0, float("nan")]},
         "no-rows": {"text": pa.array([], pa.string()), "label": pa.array([], pa.string())},
     }
     for name, columns in tables.items():
@@ -237,6 +277,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
         _write(packages / name, content)
     _write_models(work)
     _write_parquet(work)
+    for name, target in {"dangling": "nowhere-at-all", "circle": "circle"}.items():
+        (work / name).symlink_to(target)
     (cache / "text").mkdir(parents=True)
     inherited = {
         name: value
@@ -245,6 +287,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     }
     own = {
         "LOCKSTEP_CACHE": str(cache),
+        "HOME": str(work),
         "HF_HOME": str(root / "hub"),
         "HF_HUB_OFFLINE": "1",
         "HF_DATASETS_OFFLINE": "1",
@@ -264,6 +307,13 @@ def run(place: Place, *command: str | Path, **environment: str) -> Outcome:
         check=False,
     )
     return Outcome(done.returncode, done.stdout, done.stderr)
+
+
+def run_forked(place: Place, *arguments: str) -> Outcome:
+    """The command line in a process that has loaded all libraries already."""
+    job = ForkedJob(list(arguments), environment=place.environment, directory=place.work)
+    output, errors = job.communicate(timeout=120)
+    return Outcome(job.returncode, output, errors)
 
 
 @pytest.fixture
@@ -311,7 +361,7 @@ OPTION_CASES: dict[str, tuple[str, ...]] = {
     "backend-module-relative": ("..up:Adapter", "'..up:Adapter'", "cannot be imported"),
     "backend-no-subclass": ("pathlib:Path", "'pathlib:Path'", "not a subclass of backends.interface.Backend"),
     "backend-no-class": ("os:getcwd", "'os:getcwd'", "not a subclass of backends.interface.Backend"),
-    "doctor-with-option": ("doctor --device cpu", "doctor takes no options", "--device"),
+    "doctor-with-option": ("doctor --device cpu", "unrecognized arguments: --device cpu", "doctor --help"),
     "option-unknown": ("ddp --quux 1", "unknown option --quux", "launch/run.sh ddp --help"),
     "option-misspelt": ("ddp --num-proceses 2", "--num-proceses", "did you mean --num-processes?"),
     "option-misspelt-with-value": ("ddp --presicion=fp16", "--presicion;", "did you mean --precision?"),
@@ -362,14 +412,19 @@ OPTION_CASES: dict[str, tuple[str, ...]] = {
     "overwrite-but-option-is-bad": ("ddp --output-dir run --overwrite --seed x", "--seed x", "valid integer"),
     "overwrite-but-data-are-bad": (f"{_train_on('no-text.csv')} --output-dir run --overwrite", "has no text"),
     "overwrite-would-remove-model": (
-        "ddp --output-dir run --overwrite --model run/model",
+        "ddp --output-dir run --overwrite --model run",
         "--overwrite would remove --model",
         "choose another --output-dir",
     ),
     "overwrite-would-remove-data": (
-        f"{_validate_on('run/rows.csv')} --output-dir run --overwrite",
+        f"{_validate_on('run/run.json')} --output-dir run --overwrite",
         "--overwrite would remove --validation-file",
         "choose another --output-dir",
+    ),
+    "output-holds-file-in-the-way": (
+        "ddp --output-dir mixed --overwrite",
+        "--output-dir mixed: holds config.json, which no run wrote",
+        "move it away",
     ),
     "port-of-single": ("single --master-port 29511", "--master-port 29511", "leave it out"),
     "config-missing": ("ddp --config nowhere.yaml", "--config nowhere.yaml", "No such file"),
@@ -382,7 +437,7 @@ OPTION_CASES: dict[str, tuple[str, ...]] = {
     "config-names-config": ("ddp --config config/itself.yaml", "config/itself.yaml", "there is no option 'config'"),
     "config-word-for-number": ("ddp --config config/word-for-number.yaml", "--num-processes many", "valid integer"),
     "config-list-for-number": ("ddp --config config/list-for-number.yaml", "--num-processes [1, 2]", "valid integer"),
-    "config-yes-for-number": ("ddp --config config/yes-for-number.yaml", "--num-processes True", "no truth value"),
+    "config-yes-for-number": ("ddp --config config/yes-for-number.yaml", "--num-processes True", "as a boolean"),
     "config-null-for-number": ("ddp --config config/null-for-number.yaml", "--seed None", "valid integer"),
     "config-number-for-name": ("ddp --config config/number-for-name.yaml", "--text-column 5", "valid string"),
     "config-choice": ("ddp --config config/choice.json", "--precision int4", "'fp32', 'bf16' or 'fp16'"),
@@ -391,6 +446,56 @@ OPTION_CASES: dict[str, tuple[str, ...]] = {
     "config-impossible-date": ("ddp --config config/impossible-date.yaml", "impossible-date.yaml", "not YAML or JSON"),
     "config-encoding": ("ddp --config config/latin1.yaml", "config/latin1.yaml", "utf-8"),
     "config-python-object": ("ddp --config config/python.yaml", "config/python.yaml", "not YAML or JSON"),
+    "config-key-twice": ("ddp --config config/twice.yaml", "'seed' is given twice", "on line 1 and line 3"),
+    "config-key-twice-json": ("ddp --config config/twice.json", "'seed' is given twice", "on line 1 and line 3"),
+    "config-key-twice-spelt": ("ddp --config config/dash-and-underscore.yaml", "given twice", "line 1 and line 2"),
+    "config-key-twice-deeper": ("ddp --config config/twice-deeper.yaml", "'a' is given twice"),
+    "config-key-twice-race": ("compare --config config/twice.yaml", "'seed' is given twice"),
+    "config-twice": ("ddp --config config/first.yaml --config config/choice.json", "--config: is given twice"),
+    "config-twice-race": ("compare --config config/first.yaml --config config/first.yaml", "--config: is given twice"),
+    "config-empty-name": ("ddp --config=", "--config: is empty", "name a path"),
+    "config-sexagesimal": ("ddp --config config/sexagesimal.yaml", "--num-train-epochs 1:30", "valid integer"),
+    "config-hexadecimal": ("ddp --config config/hexadecimal.yaml", "--num-train-epochs 0x10", "valid integer"),
+    "config-octal": ("single --config config/octal.yaml", "--num-processes 3", "at most 1"),
+    "config-half-number": ("ddp --config config/underscore.yaml", "--num-train-epochs 1_", "valid integer"),
+    "config-two-documents": ("ddp --config config/two-documents.yaml", "is not YAML or JSON"),
+    "config-tab": ("ddp --config config/tab.yaml", "is not YAML or JSON"),
+    "config-json-comments": ("ddp --config config/comments.json", "is not YAML or JSON"),
+    "config-utf16": ("ddp --config config/utf16.yaml", "utf-8"),
+    "config-nested": ("ddp --config config/nested.yaml", "there is no option 'run'"),
+    "config-byte-order-mark": ("single --config config/marked.yaml", "--num-processes 3", "at most 1"),
+    "config-empty-path": ("ddp --config config/empty-path.yaml", "--output-dir: is empty", "name a path"),
+    "config-home-data": ("single --config config/home.yaml", "{home}/nowhere.csv", "no such file"),
+    "config-home-model": ("single --config config/home-model.yaml", "{home}/nowhere", "no such directory"),
+    "config-home-resume": ("single --config config/home-resume.yaml", "{home}/nowhere", "no such file"),
+    "config-home-output": ("single --config config/home-output.yaml", "{home}/foreign", "no run"),
+    "home-of-config": ("ddp --config=~/nowhere.yaml", "{home}/nowhere.yaml", "No such file"),
+    "home-of-output": ("ddp --output-dir=~/foreign", "{home}/foreign", "no run; choose another"),
+    "home-of-data": ("single --train-file=~/no.csv --validation-file=~/no.csv", "{home}/no.csv", "no such file"),
+    "home-of-resume": ("ddp --resume=~/nowhere", "{home}/nowhere", "no such file"),
+    "home-of-report": ("report '~/nowhere.json'", "{home}/nowhere.json", "cannot be read"),
+    "home-of-race": ("compare --config=~/nowhere.yaml", "{home}/nowhere.yaml", "No such file"),
+    "home-of-collectives": ("allreduce --output=~/rows.csv", "{home}/rows.csv", "exists already"),
+    "home-of-contract": ("contract ddp --json=~/rows.csv", "{home}/rows.csv", "exists already"),
+    "output-empty": ("ddp --output-dir=", "--output-dir: is empty", "name a path"),
+    "output-empty-race": ("compare --output-dir=", "--output-dir: is empty", "name a path"),
+    "output-empty-report": ("report rows.csv --output-dir=", "--output-dir: is empty", "name a path"),
+    "output-empty-collectives": ("allreduce --output=", "--output: is empty", "name a path"),
+    "output-empty-contract": ("contract ddp --json=", "--json: is empty", "name a path"),
+    "output-too-long-contract": (f"contract ddp --json {LONG_NAME}", LONG_NAME, "name too long"),
+    "output-not-text": ("ddp --output-dir=a\udcff", "holds characters that no name can have"),
+    "output-is-link-to-nowhere": ("ddp --output-dir dangling", "--output-dir dangling", "leads nowhere"),
+    "output-is-circle-of-links": ("ddp --output-dir circle", "--output-dir circle", "leads nowhere"),
+    "output-below-circle": ("ddp --output-dir circle/a", "circle", "is a link that leads nowhere"),
+    "config-is-circle": ("ddp --config circle", "--config circle", "Too many levels of symbolic links"),
+    "config-is-device": ("ddp --config /dev/zero", "--config /dev/zero", "this is no file"),
+    "output-in-proc": ("single --task token-tagging --output-dir /proc/run", "/proc/run", "choose another path"),
+    "record-name-too-long": (f"report {LONG_NAME}", LONG_NAME, "name too long"),
+    "report-name-too-long": (f"report rows.csv --output-dir {LONG_NAME}", LONG_NAME, "name too long"),
+    "report-target-nan": ("report rows.csv --target-accuracy nan", "--target-accuracy nan", "above 0"),
+    "report-target-percent": ("report rows.csv --target-accuracy 90", "--target-accuracy 90", "at most 1"),
+    "record-not-text": ("report 'a\udcff'", "holds characters that no name can have"),
+    "option-after-dashes": ("ddp -- --seed 1", "unknown option --;", "--help"),
     "config-too-deep": ("ddp --config config/deep.yaml", "config/deep.yaml", "not YAML or JSON"),
 }
 
@@ -399,7 +504,8 @@ OPTION_CASES: dict[str, tuple[str, ...]] = {
 def test_option_is_refused(place: Place, lockstep: Callable[..., Outcome], case: str) -> None:
     arguments, *fragments = OPTION_CASES[case]
     with place.untouched():
-        lockstep(*shlex.split(arguments)).assert_refused(*fragments)
+        outcome = lockstep(*shlex.split(arguments))
+        outcome.assert_refused(*(fragment.replace("{home}", str(place.work)) for fragment in fragments))
 
 
 # id -> (arguments of lockstep, what the message must contain...): bad data and models.
@@ -410,7 +516,7 @@ DATA_CASES: dict[str, tuple[str, ...]] = {
     "train-file-alone": ("single --train-file rows.csv", "--validation-file is missing", "a file each"),
     "validation-file-alone": ("single --validation-file rows.csv", "--train-file is missing", "a file each"),
     "file-is-directory": (_train_on("directory.csv"), "directory.csv", "not a file; name one"),
-    "file-name-empty": (_train_on("''"), "--train-file", "not a file; name one"),
+    "file-name-empty": (_train_on("''"), "--train-file: is empty", "name a path"),
     "file-name-too-long": (_train_on(LONG_NAME), LONG_NAME, "name too long"),
     "file-ending": (_train_on("rows.txt"), "rows.txt", "must be one of .csv, .tsv, .jsonl, .parquet"),
     "file-ending-in-capitals": (_validate_on("rows.CSV"), "--validation-file", "rows.CSV", "must be one of .csv"),
@@ -452,6 +558,21 @@ DATA_CASES: dict[str, tuple[str, ...]] = {
     "label-objects": (_train_on("object-labels.jsonl"), "'label' holds struct", "choose another --label-column"),
     "label-mixed": (_train_on("mixed-labels.jsonl"), "mixed-labels.jsonl", "column 'label'", "do not go together"),
     "label-only-one": (_train_on("one-label.csv"), "one-label.csv", "the label '1'", "two or more labels are needed"),
+    "label-look-alikes": (
+        _train_on("look-alikes.csv"),
+        "' pos' (1 row), 'POS' (1 row), 'pos' (1 row) differ only in blanks, case",
+        "make them one, or add --keep-labels",
+    ),
+    "label-number-spellings": (_train_on("number-spellings.csv"), "'1' (3 rows), '1.0' (1 row)", "--keep-labels"),
+    "label-normal-forms": (_train_on("normal-forms.csv"), r"'cafe\u0301' (1 row), 'caf\xe9' (1 row)", "--keep-labels"),
+    "label-missing": (_train_on("missing-labels.csv"), "'NaN' (1 row)", "a missing value", "--keep-labels"),
+    "label-not-a-number": (_train_on("not-a-number.parquet"), "row 3 of 3 has no label"),
+    "label-numbers-to-predict": (
+        _train_on("number-each.csv"),
+        "300 different labels in 300",
+        "numbers to be predicted",
+    ),
+    "label-of-each-row": (_train_on("label-each.csv"), "300 different labels in 300", "names of rows", "--keep-labels"),
     "label-unseen": (_validate_on("unseen-label.csv"), "unseen-label.csv", "label '7' does not occur", "there: 0, 1"),
     "label-with-two-dashes": (_train_on("dashed-labels.csv"), "rows.csv", "label '0'", "there: --5, 5"),
     "encoding-csv": (_train_on("latin1.csv"), "latin1.csv", "not UTF-8", "iconv"),
@@ -460,12 +581,24 @@ DATA_CASES: dict[str, tuple[str, ...]] = {
     "encoding-of-header": (_train_on("latin1-header.csv"), "latin1-header.csv", "not UTF-8", "iconv"),
     "encoding-utf16-csv": (_train_on("utf16.csv"), "utf16.csv", "not UTF-8", "iconv"),
     "encoding-utf16-jsonl": (_train_on("utf16.jsonl"), "utf16.jsonl", "not UTF-8", "iconv"),
-    "broken-csv-long-row": (_train_on("too-many-fields.csv"), "too-many-fields.csv", "Expected 2 columns, got 3"),
-    "broken-tsv-short-row": (_train_on("too-few-fields.tsv"), "too-few-fields.tsv", "tab", "got 1"),
+    "broken-csv-long-row": (_train_on("too-many-fields.csv"), "row 2 (line 3) has 3 field(s)", "the header has 2"),
+    "broken-tsv-short-row": (_train_on("too-few-fields.tsv"), "tab", "row 2 (line 3) has 1 field(s)"),
     "broken-csv-open-quote": (_train_on("open-quote.csv"), "open-quote.csv", "comma-separated"),
+    "broken-csv-quote-that-swallows": (
+        _train_on("swallowing-quote.csv"),
+        "row 300001 (lines 300002 to 600002)",
+        "is a quote in it not closed?",
+    ),
+    "broken-csv-semicolons": (_train_on("semicolons.csv"), "'text;label'", "has no ',' but ';'"),
+    "broken-csv-tabs": (_train_on("tabs.csv"), "has no ',' but '\\t'"),
+    "broken-csv-packed": (_train_on("packed.csv"), "packed.csv", "unpack it first"),
+    "broken-csv-nul": (_train_on("nul.csv"), "row 1 of 2", "NUL character"),
+    "broken-csv-utf16-without-mark": (_train_on("nul-header.csv"), "the first line holds a NUL", "not UTF-8?"),
+    "broken-jsonl-key-twice": (_train_on("key-twice.jsonl"), "row 1", "'text' occurs twice"),
     "broken-jsonl-cut-off": (_train_on("cut-off.jsonl"), "cut-off.jsonl", "one JSON object in each line", "row 2"),
     "broken-jsonl-array": (_train_on("array.jsonl"), "array.jsonl", "one JSON object in each line"),
     "broken-parquet": (_validate_on("fake.parquet"), "--validation-file", "fake.parquet", "not a parquet file"),
+    "column-twice-but-for-blanks": (_train_on("same-name.csv"), "2 columns 'label' (' label', 'label ')", "rename"),
     "dataset-and-files": (f"{_train_on('rows.csv')} --dataset complete", "complete", "not both"),
     "dataset-and-one-file": ("single --validation-file rows.csv --dataset complete", "complete", "not both"),
     "dataset-offline": ("single --dataset nowhere", "--dataset nowhere", "reach 'nowhere'", "or a directory"),
@@ -514,7 +647,7 @@ DATA_CASES: dict[str, tuple[str, ...]] = {
 def test_data_are_refused(place: Place, case: str) -> None:
     arguments, *fragments = DATA_CASES[case]
     with place.untouched():
-        run(place, LOCKSTEP, *shlex.split(arguments)).assert_refused(*fragments)
+        run_forked(place, *shlex.split(arguments)).assert_refused(*fragments)
 
 
 # id -> (what is on PYTHONPATH, arguments of lockstep, what the message must contain...)
@@ -643,6 +776,21 @@ def test_more_ranks_than_samples(place: Place) -> None:
     with place.untouched():
         outcome = run(place, *command)
         outcome.assert_refused("--num-processes 5", "only 4 training samples", "at most as many ranks")
+
+
+def test_what_does_not_suit_the_data(place: Place, lockstep: Callable[..., Outcome]) -> None:
+    """What only the prepared data can tell; they may stay in the cache."""
+    two = "single --train-file rows.csv --validation-file rows.csv"
+    three = "single --train-file three-labels.csv --validation-file three-labels.csv"
+    before = _content(place.work)
+    for arguments, fragments in (
+        (f"{two} --global-batch-size 100000", ("--global-batch-size 100000", "only 4 training samples")),
+        (f"{two} --positive-label 7", ("--positive-label 7", "no such label", "0, 1")),
+        (f"{three} --positive-label x", ("--positive-label x", "3 labels", "macro_f1")),
+        (f"{three} --metric-for-best-model f1", ("--metric-for-best-model f1", "loss, accuracy, macro_f1, roc_auc")),
+    ):
+        lockstep(*shlex.split(arguments)).assert_refused(*fragments)
+    assert _content(place.work) == before
 
 
 def test_cache_that_cannot_be_written(place: Place) -> None:

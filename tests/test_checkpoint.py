@@ -206,6 +206,7 @@ def _save_for_ever(directory: Path, first: int) -> None:
         step += 1
 
 
+@pytest.mark.slow
 def test_killed_while_saving_at_a_hundred_moments(tmp_path: Path) -> None:
     """What is newest is whole after every SIGKILL, and never older than what a finished save had left."""
     draw = random.Random(int.from_bytes(os.urandom(4), "little"))

@@ -13,6 +13,8 @@ from launch.config import UsageError
 from launch.resolve import check_compiler
 from tests.launching import DISTRIBUTED, lockstep, require_backend, train
 
+pytestmark = pytest.mark.slow
+
 # The second step is shorter than the first: the graph is made again, for any size.
 OPTIONS = ("--task", "token-tagging", "--max-steps", "2", "--logging-steps", "1")
 

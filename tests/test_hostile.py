@@ -10,6 +10,8 @@ from tests.hostile.families import FAMILIES
 from tests.hostile.special import SPECIAL
 from tests.hostile.victim import Victim, victim
 
+pytestmark = pytest.mark.slow
+
 NUM_EXAMPLES = 40
 
 

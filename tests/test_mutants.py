@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,9 +16,12 @@ from backends.registry import find_backend
 from contract.alone import train_alone
 from contract.check import Evidence, State, Violation, all_checks
 from contract.groups import Breakdown, GroupKey, Outcome, run_group
-from contract.suite import Suite
+from contract.suite import Result, Suite
+from tests.forked.client import forked_command
 from tests.launching import DISTRIBUTED, require_backend
 from tests.mutants import ADAPTERS, MUTANTS, Mutant
+
+pytestmark = pytest.mark.slow
 
 BY_HAND = "tests.by_hand:ByHandBackend"
 TWO_RANKS = 2
@@ -60,63 +66,104 @@ def groups() -> dict[tuple[str, GroupKey], Outcomes]:
     return {}
 
 
-def _outcome(
+def _outcomes(
     groups: dict[tuple[str, GroupKey], Outcomes], factory: pytest.TempPathFactory, adapter: str, mutant: Mutant
-) -> Outcome:
+) -> Outcomes:
     key = _key(mutant)
     if (adapter, key) not in groups:
         mine = [other for other in MUTANTS.values() if _key(other) == key and _short(adapter) not in other.harmless_on]
+        controls = {other.case.name: other.case for other in mine}
         directory = factory.mktemp("mutants")
         files = {}
-        for case in {other.case.name: other.case for other in mine}.values():
+        for case in controls.values():
             if any(training.resume == "single" for training in case.trainings):
                 files[case.name] = directory / f"{case.name}.pt"
                 torch.save(train_alone(case, TWO_RANKS, device="cpu")["state"], files[case.name])
+        # What leaves a training half done comes after what does not, and last of all what ends the group.
+        mutated = {other.mutated_case_name: other for other in mine}
+        cases = [*controls.values(), *(dataclasses.replace(one.case, name=name) for name, one in mutated.items())]
+        cases.sort(key=lambda case: case.scene == "refused_training")
+        cases.sort(key=lambda case: case.name in mutated and bool(mutated[case.name].words_of_stop(_short(adapter))))
         groups[adapter, key] = run_group(
             adapter,
             find_backend(adapter),
             key,
-            [dataclasses.replace(other.case, name=other.mutated_case_name) for other in mine],
+            cases,
             directory / "group",
             device="cpu",
             single_states=files,
             module="tests.mutant_rank",
+            command=forked_command,
         )
-    return groups[adapter, key][mutant.mutated_case_name]
+    return groups[adapter, key]
+
+
+def _verify(adapter: str, mutant: Mutant, outcome: Outcome) -> None:
+    """Holds what a case showed, mutated or not, to the mutant's check.
+
+    Raises:
+        Violation: It does not hold.
+    """
+    if isinstance(outcome, Breakdown):
+        raise Violation("the case to go through", outcome.message, outcome.rank)
+    memory = {}
+    if any(training.resume == "single" for training in mutant.case.trainings):
+        memory["single"] = train_alone(mutant.case, TWO_RANKS, device="cpu")
+    all_checks()[mutant.check_id].verify(Evidence(adapter, mutant.case, TWO_RANKS, "cpu", outcome, memory))
 
 
 @pytest.mark.parametrize(("adapter", "name"), PAIRS)
 def test_a_mutant_is_caught_by_its_check(
     groups: dict[tuple[str, GroupKey], Outcomes], tmp_path_factory: pytest.TempPathFactory, adapter: str, name: str
 ) -> None:
+    """The same check passes on the same case of the same ranks without the fault, and fails with it as announced."""
     require_backend(adapter)
     mutant = MUTANTS[name]
-    outcome = _outcome(groups, tmp_path_factory, adapter, mutant)
-    expected = mutant.stops.get(_short(adapter), mutant.stops.get("*"))
-    if isinstance(outcome, Breakdown):
-        # The fault stopped the training, in the way it was expected to: the check has no evidence and fails.
-        assert expected is not None, outcome.message
-        assert expected in outcome.message
-        return
-    assert expected is None, "it was expected to stop the training"
-    memory = {}
-    if any(training.resume == "single" for training in mutant.case.trainings):
-        memory["single"] = train_alone(mutant.case, TWO_RANKS, device="cpu")
-    evidence = Evidence(adapter, mutant.case, TWO_RANKS, "cpu", outcome, memory)
-    with pytest.raises(Violation):
-        all_checks()[mutant.check_id].verify(evidence)
+    outcomes = _outcomes(groups, tmp_path_factory, adapter, mutant)
+    _verify(adapter, mutant, outcomes[mutant.case.name])
+    mutated = outcomes[mutant.mutated_case_name]
+    # A fault that stops the training leaves the check without evidence, so that it fails.
+    assert isinstance(mutated, Breakdown) == (mutant.words_of_stop(_short(adapter)) is not None), mutated
+    assert mutant.words_of(_short(adapter)), "it must say with which words its check fails"
+    with pytest.raises(Violation, match=re.escape(mutant.words_of(_short(adapter)))):
+        _verify(adapter, mutant, mutated)
 
 
-@pytest.mark.parametrize(("name", "check_id"), ADAPTERS.items())
-def test_a_broken_adapter_is_caught_by_its_check(tmp_path: Path, name: str, check_id: str) -> None:
-    adapter = f"tests.mutants:{name}"
-    suite = Suite(adapter, tmp_path, world_sizes=[2, 1], precisions=["fp32"], check_ids=[check_id])
-    assert any(result.state is State.FAILED for result in suite.results())
+def _results(adapter: str, directory: Path, check_id: str) -> list[Result]:
+    suite = Suite(
+        adapter, directory, world_sizes=[2, 1], precisions=["fp32"], check_ids=[check_id], command=forked_command
+    )
+    # A job takes long, and each of them shows the fault.
+    instances = suite.instances[:1] if suite.instances[0].case.is_job else suite.instances
+    return [suite.judge(instance) for instance in instances]
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[Result]]:
+    """What the adapter that all the broken ones are made from shows of a check."""
+
+    @functools.cache
+    def results(check_id: str) -> list[Result]:
+        return _results(BY_HAND, tmp_path_factory.mktemp("sound"), check_id)
+
+    return results
+
+
+@pytest.mark.parametrize(("name", "check_id", "words"), [(name, *facts) for name, facts in ADAPTERS.items()])
+def test_a_broken_adapter_is_caught_by_its_check(
+    sound: Callable[[str], list[Result]], tmp_path: Path, name: str, check_id: str, words: str
+) -> None:
+    assert {result.state for result in sound(check_id)} == {State.PASSED}, sound(check_id)
+    broken = [
+        result for result in _results(f"tests.mutants:{name}", tmp_path, check_id) if result.state is State.FAILED
+    ]
+    assert broken
+    assert all(words in result.reason for result in broken), [result.reason for result in broken]
 
 
 def test_every_check_has_a_mutant() -> None:
     """Deleting a check leaves a mutant uncaught, or the check's docstring says why none is possible."""
-    named = {mutant.check_id for mutant in MUTANTS.values()} | set(ADAPTERS.values())
+    named = {mutant.check_id for mutant in MUTANTS.values()} | {check_id for check_id, _ in ADAPTERS.values()}
     without = [check for check in all_checks().values() if check.id not in named]
     assert all("No mutant:" in check.explanation for check in without), [check.id for check in without]
     assert named <= set(all_checks())

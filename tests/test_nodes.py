@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import socket
-import threading
-import time
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
 
 from launch.config import UsageError
 from launch.nodes import ALONE, Nodes, interface, own_address, settle_nodes
 from launch.rank_files import started_ranks
-from tests.launching import DISTRIBUTED, lockstep, processes_of, require_backend, train
+from tests.forked.client import ForkedJob
+from tests.launching import (
+    DISTRIBUTED,
+    ending,
+    lockstep,
+    processes_of,
+    require_backend,
+    start_lockstep,
+    train,
+    wait_until,
+)
+
+pytestmark = [pytest.mark.launchers, pytest.mark.slow]
 
 OPTIONS = ("--task", "token-tagging", "--max-steps", "10", "--threads-per-rank", "1", "--num-processes", "2")
 
@@ -27,24 +38,39 @@ def _free_port() -> str:
         return str(probe.getsockname()[1])
 
 
-def _run_nodes(backend: str, place: Path, *options: str, of_last: tuple[str, ...] = ()) -> list[Any]:
-    """Starts two nodes at once, the last with some options more, and returns how each ended."""
-    outcomes: list[Any] = [None, None]
+def _run_nodes(
+    backend: str, place: Path, *options: str, of_last: tuple[str, ...] = (), asked_to_stop: bool = False
+) -> list[subprocess.CompletedProcess[str]]:
+    """Starts two nodes at once, the last with some options more, and returns how each ended.
+
+    With `asked_to_stop`, the command line of the last one is sent SIGTERM once its rank is training.
+    """
     place_of_meeting = ("--num-nodes", "2", "--master-addr", "127.0.0.1", "--master-port", _free_port())
 
-    def run(node_rank: int) -> None:
+    def start(node_rank: int) -> subprocess.Popen[str] | ForkedJob:
         where = ("--node-rank", str(node_rank), "--output-dir", str(place / f"node{node_rank}"))
-        more = of_last if node_rank == 1 else ()
-        outcomes[node_rank] = lockstep(backend, *options, *place_of_meeting, *where, *more)
+        return start_lockstep(backend, *options, *place_of_meeting, *where, *(of_last if node_rank == 1 else ()))
 
-    threads = [threading.Thread(target=run, args=(node_rank,)) for node_rank in (1, 0)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return outcomes
+    with ending(start(1)) as last, ending(start(0)) as first:
+        if asked_to_stop:
+            wait_until(lambda: _trains(place / "node1"), "a rank of the last node in training")
+            last.send_signal(signal.SIGTERM)
+        # At once, since one would wait for somebody to read what it prints.
+        with ThreadPoolExecutor(2) as readers:
+            outputs = [*readers.map(lambda job: job.communicate(timeout=600), (first, last))]
+        codes = [first.returncode, last.returncode]
+    return [
+        subprocess.CompletedProcess([], -1 if code is None else code, *output)
+        for code, output in zip(codes, outputs, strict=True)
+    ]
 
 
+def _trains(node: Path) -> bool:
+    positions = [rank.position() for rank in started_ranks(node)] if (node / "logs").exists() else []
+    return any(position is not None and position.step > 2 for position in positions)
+
+
+@pytest.mark.processes
 @pytest.mark.parametrize("backend", DISTRIBUTED)
 def test_two_nodes_compute_what_one_does(tmp_path: Path, backend: str) -> None:
     require_backend(backend)
@@ -83,7 +109,7 @@ def test_a_node_that_nobody_joins_gives_up(tmp_path: Path, backend: str) -> None
 REFUSALS = {
     "no-address": ("ddp --num-nodes 2", "--num-nodes 2", "--master-addr"),
     "address-unknown": ("ddp --num-nodes 2 --master-addr nowhere.invalid", "nowhere.invalid", "cannot be resolved"),
-    "address-of-another": ("ddp --num-nodes 2 --master-addr 192.0.2.1", "--master-addr 192.0.2.1", "node 0 must have"),
+    "address-of-another": ("ddp --num-nodes 2 --master-addr 192.0.2.1", "192.0.2.1", "does not have this address"),
     "node-too-high": ("ddp --num-nodes 2 --node-rank 2 --master-addr 127.0.0.1", "--node-rank 2", "--num-nodes"),
     "address-alone": ("ddp --master-addr 127.0.0.1", "--master-addr 127.0.0.1", "--num-nodes"),
     "uneven": (
@@ -154,10 +180,7 @@ def test_nodes_start_again_together(tmp_path: Path, backend: str) -> None:
 def test_one_node_is_asked_to_stop_and_both_do(tmp_path: Path, backend: str) -> None:
     require_backend(backend)
     options = (*OPTIONS, "--task", "tests.faulty:SlowTask", "--max-steps", "50", "--logging-steps", "5")
-    asked = threading.Thread(target=_ask_to_stop, args=(tmp_path / "node1",))
-    asked.start()
-    done = _run_nodes(backend, tmp_path, *options)
-    asked.join()
+    done = _run_nodes(backend, tmp_path, *options, asked_to_stop=True)
     assert [outcome.returncode for outcome in done] == [75, 75], done[0].stderr + done[1].stderr
     assert len(list(tmp_path.glob("node*/checkpoints/*"))) == 1
     done = _run_nodes(backend, tmp_path, *options, "--resume", "latest")
@@ -173,17 +196,3 @@ def test_a_hang_is_named_on_its_node_and_ends_both(tmp_path: Path, backend: str)
     named = rf"lockstep: {backend} failed: rank 1 \(\S+, step 5, data\): hangs: .* neither goes on nor waits for others"
     assert sum(bool(re.match(named, outcome.stderr)) for outcome in done) == 1, done[0].stderr + done[1].stderr
     assert not [process for node in (0, 1) for process in processes_of(tmp_path / f"node{node}")]
-
-
-def _ask_to_stop(node: Path) -> None:
-    """Sends SIGTERM to the launcher of a node once its rank is training."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        positions = [rank.position() for rank in started_ranks(node)] if (node / "logs").exists() else []
-        if any(position is not None and position.step > 2 for position in positions):
-            break
-        time.sleep(0.1)
-    for process in psutil.process_iter(["cmdline"]):
-        line = process.info["cmdline"] or []
-        if str(node) in line and any(word.endswith("/lockstep") for word in line):
-            process.terminate()

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tasks.grammar import generate
 from tests.launching import DISTRIBUTED, lockstep, require_backend, require_start_method, train
 
 TWENTY_STEPS = ("--num-processes", "2", "--max-steps", "20", "--dropout", "0.1", "--micro-batch-size", "8")
@@ -44,7 +45,7 @@ def _digest(record: dict[str, Any]) -> str:
     return str(digest)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_weights_are_bitwise_equal_after_twenty_steps(run_once: Runs, precision: str) -> None:
     records = [run_once(backend, *TWENTY_STEPS, "--precision", precision) for backend in DISTRIBUTED]
     assert len({_digest(record) for record in records}) == 1
@@ -63,8 +64,17 @@ def test_two_ranks_follow_one_process_to_rounding(run_once: Runs) -> None:
         assert two["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-2)
 
 
-def test_all_ranks_skip_together_while_the_fp16_scale_settles(run_once: Runs) -> None:
-    options = ("--precision", "fp16", "--init-loss-scale", str(2**40), "--max-steps", "30")
+@pytest.mark.slow
+def test_all_ranks_skip_together_while_the_fp16_scale_settles(tmp_path: Path, run_once: Runs) -> None:
+    # Few and short texts: what no kernel of a CPU is made for takes a hundred times as long.
+    files = {split: tmp_path / f"{split}.jsonl" for split in ("train", "validation")}
+    for seed, file in enumerate(files.values()):
+        reviews = sorted(generate(400, seed=seed), key=lambda review: len(review["text"]))[:64]
+        file.write_text("".join(f"{json.dumps(review)}\n" for review in reviews))
+    options = ("--train-file", str(files["train"]), "--validation-file", str(files["validation"]))
+    options = (*options, "--model", "bert-tiny", "--global-batch-size", "16", "--micro-batch-size", "4")
+    options = (*options, "--max-steps", "16", "--num-train-epochs", "4")
+    options = (*options, "--precision", "fp16", "--init-loss-scale", str(2**30))
     records = {backend: run_once(backend, *options) for backend in ("single", "ddp", "horovod")}
     for record in records.values():
         skipped = [step["skipped"] for step in record["steps"]]
@@ -79,6 +89,8 @@ def test_all_ranks_skip_together_while_the_fp16_scale_settles(run_once: Runs) ->
     assert _trajectory(records["ddp"]) == _trajectory(records["horovod"])
 
 
+@pytest.mark.slow
+@pytest.mark.launchers
 @pytest.mark.parametrize(
     ("backend", "start_method"),
     [("ddp", "spawn"), ("horovod", "mpirun"), ("horovod", "horovod-node"), ("accelerate", "torchrun")],
@@ -92,17 +104,20 @@ def test_other_start_methods_compute_the_same(run_once: Runs, backend: str, star
     assert _digest(usual) == _digest(other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [("--dataloader-num-workers", "1"), ("--eval-batch-size", "33"), ()], ids=str)
 def test_runs_repeat_whatever_prepares_the_batches(run_once: Runs, options: tuple[str, ...]) -> None:
     usual = run_once("ddp", *TWENTY_STEPS, "--precision", "fp32")
     assert _trajectory(run_once("ddp", *TWENTY_STEPS, *options)) == _trajectory(usual)
 
 
+@pytest.mark.slow
 def test_the_seed_decides(run_once: Runs) -> None:
     usual = run_once("ddp", *TWENTY_STEPS, "--precision", "fp32")
     assert _trajectory(run_once("ddp", *TWENTY_STEPS, "--seed", "1")) != _trajectory(usual)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", DISTRIBUTED)
 def test_hostile_environment_changes_nothing(tmp_path: Path, run_once: Runs, backend: str) -> None:
     """Variables and files that libraries obey, and a working directory with impostors of libraries."""

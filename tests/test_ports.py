@@ -12,6 +12,8 @@ import pytest
 from launch.engines import PROJECT_DIRECTORY
 from tests.launching import LOCKSTEP, require_backend, wait_for_steps
 
+pytestmark = [pytest.mark.launchers, pytest.mark.slow]
+
 # mpirun opens one port more, on all interfaces, whatever it is told.
 WAYS = [("ddp", "torchrun"), ("ddp", "spawn"), ("accelerate", "accelerate"), ("horovod", "horovodrun")]
 

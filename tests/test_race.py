@@ -6,17 +6,22 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from compare.race import RaceDirectory, RacePlan
 from compare.race_plan import Entrant, RaceOptions, draw_plan
 from compare.results import Results
+from launch.config import RaceContext, UsageError
 from launch.engines import PROJECT_DIRECTORY
 from launch.record import read_record
-from tests.launching import LOCKSTEP, lockstep, require_backend
+from launch.resume import locked
+from tests.launching import LOCKSTEP, lockstep, require_backend, wait_until
+from tests.test_lifetimes import wait_until_gone
 
 STRAYING, FAILING = "tests.variants_of_ddp:StrayingDDP", "tests.variants_of_ddp:FailingDDP"
 SHORT = ["--task", "token-tagging", "--timed-steps", "12", "--diagnosis-steps", "10", "--no-collectives"]
@@ -153,6 +158,63 @@ def test_an_interrupted_race_ends_at_once_and_says_how_to_go_on(tmp_path: Path) 
     assert list(directory.glob("records/*.json"))
     assert not (directory / "running").exists()
     assert not (directory / "results.json").exists()
+
+
+@pytest.mark.slow
+def test_a_killed_race_leaves_nothing_to_its_resume(tmp_path: Path) -> None:
+    """Killed in the middle of a run and called again at once: no record but of runs that the second call started."""
+    directory = tmp_path / "race"
+    options = ["compare", "--backends", "ddp", "--num-processes", "2", "--repeats", "1", *SHORT]
+    command = [str(LOCKSTEP), *options, "--output-dir", str(directory)]
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not list(directory.glob("running/*/logs/rank1.pid")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    (orphan,) = directory.glob("running/*")
+    finished = set(directory.glob("records/*.json"))
+    first.kill()
+    first.wait()
+    killed_at = time.time()
+    second = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    wait_until_gone(orphan)
+    _, errors = second.communicate(timeout=200)
+    assert second.returncode == 0, errors
+    records = [read_record(path) for path in set(directory.glob("records/*.json")) - finished]
+    plan = RacePlan.model_validate_json((directory / "plan.json").read_bytes())
+    assert 0 < len(records) == len(plan.runs()) - len(finished)
+    assert all(record.config["started_at"] > killed_at for record in records)
+    attempts = {record.config["race"]["attempt"] for record in records}
+    assert len(attempts) == len(records)
+    assert orphan.name not in attempts
+    assert not (directory / "running").exists()
+
+
+def test_a_race_waits_for_what_an_earlier_call_left_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the directory of a run that is locked nor that of one whose rank lives is touched."""
+    monkeypatch.setattr("compare.race._SECONDS_FOR_ORPHANS", 0.3)
+    directory = RaceDirectory(tmp_path)
+    run = directory.running("1234")
+    directory.await_orphans()
+    with locked(run), pytest.raises(UsageError, match=f"still going on .process {os.getpid()}.; end that process"):
+        directory.await_orphans()
+    directory.await_orphans()
+    (run / "logs").mkdir()
+    code = "import sys, time; from pathlib import Path; from launch.rank_files import RankFiles\n"
+    code += "RankFiles(Path(sys.argv[1]), 0).announce(); time.sleep(600)"
+    rank = subprocess.Popen([sys.executable, "-c", code, str(run)], cwd=PROJECT_DIRECTORY)
+    try:
+        wait_until(lambda: (run / "logs" / "rank0.pid").exists(), "a rank", job=rank)
+        with pytest.raises(UsageError, match=f"process {rank.pid}"):
+            directory.await_orphans()
+    finally:
+        rank.kill()
+        rank.wait()
+    directory.await_orphans()
+
+
+def test_records_of_races_before_attempts_had_tokens_are_still_read() -> None:
+    before = {"race": "r", "purpose": "timed", "block": 1, "position": 0, "busy_share": 0.0, "gpu_processes": 0}
+    assert RaceContext.model_validate(before).attempt == ""
 
 
 @pytest.mark.slow

@@ -13,6 +13,8 @@ from contract.awkward_tasks import FAULT_VARIABLE
 from tests.faults.kills import campaign
 from tests.launching import DISTRIBUTED, lockstep, require_backend
 
+pytestmark = [pytest.mark.launchers, pytest.mark.slow]
+
 
 def _kill(tmp_path: Path, num_kills: int) -> None:
     for backend in DISTRIBUTED:

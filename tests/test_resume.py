@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +15,26 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from launch.checkpoint import checkpoint_path, checkpoint_step, list_checkpoints, read_checkpoint
+from launch.checkpoint import CheckpointState, checkpoint_path, checkpoint_step, list_checkpoints, read_checkpoint
+from launch.config import RunOptions, UsageError
 from launch.record import EvaluationRecord, by_merit
-from tests.launching import DISTRIBUTED, LOCKSTEP, lockstep, require_backend, train, wait_for_steps
+from launch.resume import Complete, Start, check_same_trajectory, find_start
+from tasks.token_tagging import TokenTaggingSettings
+from tests.launching import (
+    DISTRIBUTED,
+    LOCKSTEP,
+    ending,
+    fill,
+    lasting_directory,
+    lockstep,
+    require_backend,
+    run_config,
+    small_disk,
+    start_lockstep,
+    train,
+    wait_for_steps,
+    wait_until,
+)
 
 # Two steps an epoch, the second one short; every step is saved.
 RUN = ("--task", "token-tagging", "--num-train-epochs", "3", "--save-every", "1", "--keep", "100")
@@ -76,6 +91,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "precision"), STOP_POINTS, ids=lambda value: value)
 def test_every_stop_point(tmp_path: Path, unbroken: Any, backend: str, precision: str) -> None:
     options = [o for o in SAME_BITS[precision] if backend != "single" or o not in ("--num-processes", "2")]
@@ -91,6 +107,7 @@ def test_every_stop_point(tmp_path: Path, unbroken: Any, backend: str, precision
         _assert_same_run(run, whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["ddp", "accelerate"])
 def test_four_ranks(tmp_path: Path, unbroken: Any, backend: str) -> None:
     """Where the order of a sum matters, and with it how a library lays out what it reduces."""
@@ -111,6 +128,7 @@ def test_from_any_backend_to_any(tmp_path: Path, unbroken: Any, saved_by: str, r
     _assert_same_run(tmp_path / "run", whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "options"),
     [
@@ -143,6 +161,7 @@ def test_in_another_world_or_split(tmp_path: Path, unbroken: Any, backend: str, 
         torch.testing.assert_close(weight, _weights(whole)[name], rtol=1e-11, atol=1e-13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", DISTRIBUTED)
 def test_bert(tmp_path: Path, backend: str) -> None:
     """The real model, with dropout and accumulation."""
@@ -155,7 +174,9 @@ def test_bert(tmp_path: Path, backend: str) -> None:
     _assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM], ids=lambda number: number.name
+)
 @pytest.mark.parametrize("backend", ["single", *DISTRIBUTED])
 def test_asked_to_stop_it_saves_and_goes_on(
     tmp_path: Path, unbroken: Any, backend: str, number: signal.Signals
@@ -163,9 +184,7 @@ def test_asked_to_stop_it_saves_and_goes_on(
     require_backend(backend)
     run = tmp_path / "run"
     options = ("--task", "tests.faulty:SlowTask", "--max-steps", "12", "--dropout", "0.1", "--keep", "100")
-    job = subprocess.Popen(
-        [str(LOCKSTEP), backend, *options, "--output-dir", str(run)], stderr=subprocess.PIPE, text=True
-    )
+    job = start_lockstep(backend, *options, "--output-dir", run)
     wait_for_steps(run)
     job.send_signal(number)
     _, stderr = job.communicate(timeout=60)
@@ -188,19 +207,22 @@ def test_asked_to_stop_it_saves_and_goes_on(
     _assert_same_run(run, unbroken(backend, *options), stopped_after=step)
 
 
+@pytest.mark.slow
+@pytest.mark.launchers
 @pytest.mark.parametrize("save_every", ["500", "never"])
 def test_asked_twice_it_ends_at_once(tmp_path: Path, save_every: str) -> None:
     """And the first time, where it is not to save anything."""
     run = tmp_path / "run"
     command = [str(LOCKSTEP), "ddp", "--task", "tests.faulty:SlowTask", "--seconds", "5", "--output-dir", str(run)]
-    job = subprocess.Popen([*command, "--save-every", save_every], stderr=subprocess.PIPE, text=True)
-    wait_for_steps(run)
-    if save_every != "never":
+    command += ["--save-every", save_every]
+    with ending(subprocess.Popen(command, stderr=subprocess.PIPE, text=True)) as job:
+        wait_for_steps(run, job=job)
+        if save_every != "never":
+            job.send_signal(signal.SIGTERM)
+            time.sleep(0.5)
         job.send_signal(signal.SIGTERM)
-        time.sleep(0.5)
-    job.send_signal(signal.SIGTERM)
-    began = time.monotonic()
-    _, stderr = job.communicate(timeout=60)
+        began = time.monotonic()
+        _, stderr = job.communicate(timeout=60)
     assert time.monotonic() - began < 12
     assert job.returncode == 128 + signal.SIGTERM
     assert stderr.splitlines()[-1] == "lockstep: interrupted by SIGTERM; all ranks have been ended"
@@ -249,7 +271,7 @@ def test_what_cannot_be_resumed(tmp_path: Path, interrupted: Path, unbroken: Any
         ("--resume", empty): "holds no checkpoint",
         ("--resume", whole / "model.safetensors"): "is a safetensors file, but no checkpoint",
         ("--resume", whole / "record.json"): "is torn or no safetensors file",
-        ("--resume", "--output-dir", whole): "its run is complete; there is nothing to resume",
+        ("--resume", checkpoint_path(whole, 3), "--output-dir", whole): "its run is complete; there is nothing to",
         ("--resume", start, "--seed", "7"): "--seed 7: the run to resume has 42",
         ("--resume", start, "--dropout", "0.2"): "--dropout 0.2: the run to resume has 0.1",
         ("--resume", start, "--task", "text-classification"): "--task text-classification: the run to resume has",
@@ -269,6 +291,18 @@ def test_what_cannot_be_resumed(tmp_path: Path, interrupted: Path, unbroken: Any
     assert {path: path.stat().st_mtime_ns for path in interrupted.rglob("*")} == before
 
 
+def test_an_option_that_is_newer_than_the_checkpoint_had_its_default(tmp_path: Path) -> None:
+    config = run_config("ddp", 2, tmp_path, micro_batch_size=16, task_settings={"dropout": 0.1})
+    options = RunOptions.model_validate(config.model_dump(include={*RunOptions.model_fields}))
+    start = Start(tmp_path, CheckpointState.model_construct(config=config))
+    check_same_trajectory(start, options, TokenTaggingSettings(dropout=0.1))
+    with pytest.raises(UsageError, match="--hidden-size 13: the run to resume has 12"):
+        check_same_trajectory(start, options, TokenTaggingSettings(dropout=0.1, hidden_size=13))
+    with pytest.raises(UsageError, match=r"--dropout 0.0: the run to resume has 0.1"):
+        check_same_trajectory(start, options, TokenTaggingSettings())
+
+
+@pytest.mark.slow
 def test_other_data_are_noticed(tmp_path: Path) -> None:
     """The file that was trained on has changed."""
     rows, run = tmp_path / "rows.csv", tmp_path / "run"
@@ -282,16 +316,27 @@ def test_other_data_are_noticed(tmp_path: Path) -> None:
     assert "the data or the model is not that of the checkpoint" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_run_that_is_going_on_is_left_alone(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    command = [str(LOCKSTEP), "ddp", "--task", "tests.faulty:SlowTask", "--save-every", "1", "--output-dir", str(run)]
-    job = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    job = start_lockstep("ddp", "--task", "tests.faulty:SlowTask", "--save-every", "1", "--output-dir", run)
     wait_for_steps(run)
     done = lockstep("ddp", "--resume", "--output-dir", run)
     assert done.returncode == 2
     assert "its run is still going on (rank 0 is process" in done.stderr
     job.terminate()
     assert job.wait(timeout=60) == 75
+
+
+@pytest.mark.slow
+def test_latest_of_a_complete_run_is_done(unbroken: Any) -> None:
+    """A queue that starts the same command once more wants no error."""
+    whole = unbroken("ddp", *EXACT)
+    before = {path: path.stat().st_mtime_ns for path in whole.rglob("*")}
+    done = lockstep("ddp", *RUN, "--resume", "latest", "--output-dir", whole)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"the run in {whole} is complete; there is nothing to resume\n"
+    assert {path: path.stat().st_mtime_ns for path in whole.rglob("*")} == before
 
 
 def test_latest_of_nothing_begins(tmp_path: Path) -> None:
@@ -302,6 +347,7 @@ def test_latest_of_nothing_begins(tmp_path: Path) -> None:
     assert "no checkpoint yet: starting from the beginning" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", ["accuracy", "loss"])
 def test_the_best_model_is_kept_and_patience_ends(tmp_path: Path, unbroken: Any, metric: str) -> None:
     """With a run that is broken after the best evaluation and before the end."""
@@ -328,6 +374,7 @@ def test_the_best_model_is_kept_and_patience_ends(tmp_path: Path, unbroken: Any,
     assert (on / "model.safetensors").read_bytes() == (run / "model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_the_best_model_is_lost(tmp_path: Path) -> None:
     """The next best is kept, and the summary says so; a lone checkpoint can be gone on from, too."""
     run = tmp_path / "run"
@@ -353,13 +400,14 @@ def test_the_best_model_is_lost(tmp_path: Path) -> None:
         assert went_on["quality"] == rated["metrics"]
 
 
+@pytest.mark.slow
 def test_the_record_of_a_run_stopped_twice_has_its_past(tmp_path: Path) -> None:
     run, last = tmp_path / "run", 0
     options = ("--task", "tests.faulty:SlowTask", "--max-steps", "60", "--output-dir", str(run))
     for more in ((), ("--resume",)):
-        job = subprocess.Popen([str(LOCKSTEP), "ddp", *options, *more], stderr=subprocess.DEVNULL)
-        while more and not (run / "attempts").exists():
-            time.sleep(0.1)
+        job = start_lockstep("ddp", *options, *more)
+        if more:
+            wait_until((run / "attempts").exists, "the start that goes on")
         wait_for_steps(run)
         job.send_signal(signal.SIGTERM)
         assert job.wait(timeout=60) == 75
@@ -370,6 +418,7 @@ def test_the_record_of_a_run_stopped_twice_has_its_past(tmp_path: Path) -> None:
         last = len(record["steps"])
 
 
+@pytest.mark.slow
 def test_threads_are_kept(tmp_path: Path) -> None:
     """The order of sums depends on them."""
     run = tmp_path / "run"
@@ -382,6 +431,7 @@ def test_threads_are_kept(tmp_path: Path) -> None:
     assert "--threads-per-rank 2, where it had 1: the same to rounding, not to the last bit" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["logs/rank0.pid", "logs/rankx.pid", "attempts/1-old/record.json"])
 def test_odd_things_in_a_directory_are_no_matter(tmp_path: Path, interrupted: Path, name: str) -> None:
     path = interrupted / name
@@ -391,6 +441,7 @@ def test_odd_things_in_a_directory_are_no_matter(tmp_path: Path, interrupted: Pa
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_metric_that_is_not_computed(tmp_path: Path) -> None:
     done = lockstep("single", *RUN, "--metric-for-best-model", "bleu", "--output-dir", tmp_path / "run")
     assert done.returncode == 2
@@ -398,6 +449,7 @@ def test_a_metric_that_is_not_computed(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_saving_by_minutes(tmp_path: Path) -> None:
     """Every three seconds of a run that takes at least seven."""
     options = (
@@ -417,26 +469,12 @@ def test_saving_by_minutes(tmp_path: Path) -> None:
     assert 1 <= len(steps) <= 3
 
 
-@contextlib.contextmanager
-def _small_disk(place: Path, size: str) -> Iterator[Path]:
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", place]
-    mounted = subprocess.run(command, capture_output=True, text=True)
-    if mounted.returncode:
-        if "mount" in os.environ.get("LOCKSTEP_REQUIRE", "").split(","):
-            pytest.fail(f"a small disk is required here: {mounted.stderr.strip()}")
-        pytest.skip(f"a small disk cannot be had here: {mounted.stderr.strip()}")
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", place], check=True)
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("answer", ["continue", "stop"])
 def test_a_full_disk(tmp_path: Path, answer: str) -> None:
     """What fitted stays whole; the run says what did not, and goes on or ends, as asked."""
     # Room for three checkpoints of 2 MB, and for a model of a third of that.
-    with _small_disk(tmp_path / "disk", "7400k") as disk:
+    with small_disk(tmp_path / "disk", "7400k") as disk:
         run = disk / "run"
         options = ("--task", "token-tagging", "--hidden-size", "200", "--max-steps", "8", "--save-every", "1")
         done = lockstep("ddp", *options, "--keep", "100", "--on-save-error", answer, "--output-dir", run)
@@ -458,36 +496,65 @@ def test_a_full_disk(tmp_path: Path, answer: str) -> None:
             assert record["status"] == "failed"
 
 
-def test_a_disk_without_a_byte_left(tmp_path: Path) -> None:
-    """The training goes on to its end; that its results have no place is said, in one line, by name."""
-    with _small_disk(tmp_path / "disk", "8m") as disk:
+@pytest.mark.slow
+def test_on_a_disk_without_a_byte_left_checkpoints_make_room(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "8m") as disk:
         run = disk / "run"
-        options = ("--task", "tests.faulty:SlowTask", "--hidden-size", "200", "--max-steps", "30", "--save-every", "2")
-        job = subprocess.Popen(
-            [str(LOCKSTEP), "ddp", *options, "--output-dir", str(run)], stderr=subprocess.PIPE, text=True
-        )
-        wait_for_steps(run)
-        with contextlib.suppress(OSError), (disk / "rest").open("wb", buffering=0) as rest:
-            while True:
-                rest.write(bytes(4096))
-        _, stderr = job.communicate(timeout=120)
-        assert job.returncode == 1
-        assert "Traceback" not in stderr
-        assert stderr.startswith("lockstep: ddp failed: ")
-        assert not list(run.glob(".record*"))
-        assert not (run / "model.safetensors").exists()
+        options = ("--task", "tests.faulty:SlowTask", "--hidden-size", "200", "--max-steps", "16", "--save-every", "2")
+        command = [str(LOCKSTEP), "ddp", *options, "--output-dir", str(run)]
+        with ending(subprocess.Popen(command, stderr=subprocess.PIPE, text=True)) as job:
+            wait_until(lambda: len(list_checkpoints(run)) > 1, "two checkpoints", job=job)  # the newest one stays
+            fill(disk)
+            _, stderr = job.communicate(timeout=120)
+        assert job.returncode == 0, stderr
+        assert _weights(run)
         for path in list_checkpoints(run):
             read_checkpoint(path)
+        assert not list(run.glob(".record*"))
+        record = json.loads((run / "record.json").read_text())
+        assert record["failed_saves"]
+        assert any("removed to make room for the model" in warning for warning in record["warnings"])
 
 
+@pytest.mark.slow
+def test_a_model_without_any_room_goes_elsewhere(tmp_path: Path) -> None:
+    """And the record with it; the exit code and the summary say so."""
+    with small_disk(tmp_path / "disk", "6m") as disk, lasting_directory() as cache:
+        run = disk / "run"
+        environment = {**os.environ, "LOCKSTEP_CACHE": str(cache)}
+        options = ("--task", "tests.faulty:SlowTask", "--hidden-size", "200", "--max-steps", "8")
+        command = [str(LOCKSTEP), "ddp", *options, "--save-every", "never", "--output-dir", str(run)]
+        with ending(
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        ) as job:
+            wait_for_steps(run, job=job)
+            fill(disk)
+            printed, errors = job.communicate(timeout=120)
+        assert job.returncode == 4, printed
+        (place,) = (cache / "rescued").iterdir()
+        assert f"lockstep: not all results could be saved in {run}; the others are in {place}\n" in errors
+        assert "MODEL IN" in printed
+        assert f"could NOT be saved in {run} (" in printed
+        assert f"it is in {place}\n" in printed
+        record = json.loads((place / "record.json").read_text())
+        assert record["status"] == "completed"
+        assert record["model_directory"] == str(place)
+        assert _weights(place)
+        assert not (run / "record.json").exists()
+        with pytest.raises(Complete, match="there is nothing to resume"):
+            find_start("latest", run)
+        assert not [*run.glob(".record*"), *place.glob(".record*")]
+
+
+@pytest.mark.slow
 def test_nobody_reads_what_is_printed(tmp_path: Path) -> None:
     """Ctrl-C ends the other end of a pipe, too; the run still saves."""
     run = tmp_path / "run"
     command = [str(LOCKSTEP), "ddp", "--task", "tests.faulty:SlowTask", "--max-steps", "60", "--output-dir", str(run)]
-    job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    wait_for_steps(run)
-    assert job.stdout is not None
-    job.stdout.close()
-    job.send_signal(signal.SIGINT)
-    assert job.wait(timeout=60) == 75
+    with ending(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)) as job:
+        wait_for_steps(run, job=job)
+        assert job.stdout is not None
+        job.stdout.close()
+        job.send_signal(signal.SIGINT)
+        assert job.wait(timeout=60) == 75
     assert list_checkpoints(run)

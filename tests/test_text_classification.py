@@ -14,7 +14,10 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from tasks import labels, text_sources
 from tasks.bert_models import PRESETS, VOCAB_SIZE, build_preset, load_pretrained
+from tasks.interface import Split, TaskInputError
+from tasks.labels import baseline, positive_label
 from tasks.prepared_text import train_wordpiece
 from tasks.text_classification import TextClassification, TextClassificationSettings
 from tests.launching import lockstep, require_backend, train
@@ -87,6 +90,72 @@ def test_numeric_labels_are_ordered_as_numbers(tmp_path: Path) -> None:
     assert task.describe()["labels"] == ["-1", "0", "2", "10"]
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        "review, verdict \nfine,yes\nsad,no\n",
+        "\ufeffreview,verdict\nfine,yes\nsad,no\n",
+        "review,verdict\r\nfine,yes\r\n\r\nsad,no\r\n\r\n",
+        'review,verdict\n"fine' + 2_000_000 * " " + '",yes\nsad,no\n',
+    ],
+    ids=["blanks around names", "byte order mark", "blank lines", "a field larger than a block"],
+)
+def test_odd_but_sound_files_are_read(tmp_path: Path, content: str) -> None:
+    (tmp_path / "rows.csv").write_bytes(content.encode())
+    columns = {"text_column": "review", "label_column": "verdict"}
+    table = text_sources.read_file(tmp_path / "rows.csv", option="--train-file", **columns)
+    assert [text.strip() for text in table["text"].to_pylist()] == ["fine", "sad"]
+    assert table["label"].to_pylist() == ["yes", "no"]
+
+
+def test_columns_of_categories_and_jsonl_with_a_mark_are_read(tmp_path: Path) -> None:
+    column = pa.array(["fine", "sad"]).dictionary_encode()
+    pyarrow.parquet.write_table(pa.table({"review ": column, "verdict": pa.array([1.0, 0.0])}), tmp_path / "a.parquet")
+    (tmp_path / "a.jsonl").write_text('\ufeff{"review": "fine", "verdict": 1}\n{"review": "sad", "verdict": 0}\n')
+    for name in ("a.parquet", "a.jsonl"):
+        columns = {"text_column": "review", "label_column": "verdict"}
+        table = text_sources.read_file(tmp_path / name, option="--train-file", **columns)
+        assert table.to_pydict() == {"text": ["fine", "sad"], "label": ["1", "0"]}
+
+
+def test_many_labels_of_few_rows_may_be_meant() -> None:
+    once = {f"label {number:02}": 1 for number in range(30)}
+    counts: dict[Split, dict[str, int]] = {"train": once, "validation": {"label 07": 1}}
+    sources: dict[Split, str] = {"train": "train.csv", "validation": "held.csv"}
+    assert labels.label_names(counts, sources, keep_labels=True) == sorted(once)
+    with pytest.raises(TaskInputError, match=r"30 different labels in 30 .* or add --keep-labels if all are classes"):
+        labels.label_names(counts, sources, keep_labels=False)
+
+
+def test_data_are_described_with_what_is_doubtful(tmp_path: Path) -> None:
+    train = [(f"number {n} of many", "ok") for n in range(40)] + [("a case of fraud", "fraud"), ("...", "none")]
+    held_out = [("number 1 of many", "ok"), (" number 2 of many ", "fraud"), ("one two three four five six", "ok")]
+    files = {split: _write(tmp_path / f"{split}.csv", rows) for split, rows in (("train", train), ("held", held_out))}
+    options: dict[str, Any] = {"train_file": files["train"], "validation_file": files["held"], "max_seq_length": 6}
+    options |= {"text_column": "review", "label_column": "verdict", "keep_labels": True}
+    for _ in range(2):  # prepared, then from the cache
+        task = _task(**options)
+        facts = task.describe()
+        assert facts["label_counts"] == {"train": [1, 1, 40], "validation": [1, 0, 2]}
+        assert facts["texts"]["in_both"] == 2
+        assert facts["texts"]["in_both_otherwise"] == 1
+        assert facts["texts"]["without_words"] == {"train": 1, "validation": 0}
+        assert facts["lengths"]["validation"]["cut"] == 1
+        assert facts["lengths"]["validation"]["max"] >= 8
+        assert facts["baseline"]["answer"] == "ok"
+        said = "\n".join(task.overview().warnings)
+        for warning in (
+            "2 of 3 validation texts occur in training",
+            "1 of these have another label",
+            "2 classes (fraud, none) have fewer than 5",
+            "the class none has no validation row",
+            "1 training texts hold no",
+        ):
+            assert warning in said
+    options["validation_file"] = tmp_path / ".." / tmp_path.name / "train.csv"
+    assert "are the same file" in _task(**options).overview().warnings[0]
+
+
 def test_a_directory_serves_as_a_data_set(tmp_path: Path) -> None:
     for split in ("train", "test"):
         _write(tmp_path / f"{split}.jsonl", ROWS)
@@ -148,6 +217,41 @@ def test_metrics_are_those_of_the_definitions() -> None:
     assert metrics["roc_auc"] == pytest.approx(sum(pairs) / len(pairs))
 
 
+def test_f1_is_that_of_the_positive_label() -> None:
+    rows = torch.tensor([[0.1, 0, 0.9, 0.1], [0.1, 0, 0.2, 0.8], [0.1, 1, 0.3, 0.7]], dtype=torch.float64)
+    of_each = {label: _task(positive_label=label).metrics(rows) for label in ("negative", "positive")}
+    assert {label: metrics["f1"] for label, metrics in of_each.items()} == pytest.approx(
+        {"negative": 2 / 3, "positive": 2 / 3}
+    )
+    rows = rows[:2]
+    of_each = {label: _task(positive_label=label).metrics(rows) for label in ("negative", "positive")}
+    assert of_each["negative"]["f1"] == pytest.approx(2 / 3)
+    assert of_each["positive"]["f1"] == 0
+    assert of_each["negative"]["macro_f1"] == of_each["positive"]["macro_f1"] == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("labels", "counts", "positive"),
+    [
+        (["-1", "1"], [2, 9], "1"),
+        (["10", "9"], [2, 9], "10"),
+        (["false", "true"], [2, 9], "true"),
+        (["fraud", "ok"], [4, 96], "fraud"),
+        (["ok", "spam"], [50, 50], "spam"),
+        (["a", "b", "c"], [1, 2, 3], None),
+    ],
+)
+def test_the_positive_label_follows_a_rule(labels: list[str], counts: list[int], positive: str | None) -> None:
+    assert positive_label(labels, counts, asked=None) == positive
+
+
+def test_a_baseline_knows_one_answer() -> None:
+    counts = {"train": [40, 960], "validation": [4, 96]}
+    metrics = baseline(["fraud", "ok"], counts, "fraud")
+    assert metrics == pytest.approx({"accuracy": 0.96, "f1": 0.0, "macro_f1": 0.96 / 1.96})
+    assert baseline(["fraud", "ok"], counts, "ok")["f1"] == pytest.approx(2 * 0.96 / 1.96)
+
+
 def test_the_area_is_undefined_for_one_label() -> None:
     rows = torch.tensor([[0.1, 1.0, 0.2, 0.8], [0.2, 1.0, 0.4, 0.6]], dtype=torch.float64)
     assert _task().metrics(rows)["roc_auc"] is None
@@ -159,6 +263,7 @@ def test_settings_are_validated(setting: dict[str, Any]) -> None:
         TextClassificationSettings(**setting)
 
 
+@pytest.mark.slow
 def test_two_processes_prepare_a_cold_cache_once(tmp_path: Path) -> None:
     """Both start without a cache; one builds while the other waits, and no unfinished directory is left."""
     from concurrent.futures import ThreadPoolExecutor

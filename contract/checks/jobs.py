@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from contract.cases import FAULTS, HOSTILE
 from contract.check import Evidence, Violation, check
-from contract.checks.judging import require_equal
+from contract.checks.judging import ROUNDING, require_equal
 
-_SECONDS_TO_END = 20.0
 _MESSAGES = {
     "rank-raises": "the planted error",
     "rank-exits": "SystemExit: 3",
@@ -17,18 +16,24 @@ _MESSAGES = {
 
 @check("C43", FAULTS, traps="H2 H3 H13 H14")
 def a_failing_rank_ends_the_job(evidence: Evidence) -> None:
-    """A rank that raises, exits with 3, is killed or hangs ends the whole job within 20 s, by name, leaving nothing.
+    """A rank that raises, exits with 3, is killed or hangs ends the whole job in time, by name, leaving nothing.
 
     The job is started from the command line with a timeout of 10 s; its last rank fails in the
-    fifth batch. The exit code must be 1, the message must name the rank and its error, the record
-    must say failed, and no process of the job may be left.
+    fifth batch. In time is within twice the timeout, once for the collective that waits in vain and
+    once for the launcher that ends the others, and as long again as the job took from its command
+    line to the fault: ending processes takes longer where starting them did, so a busy machine is
+    not held against the adapter (the timeout, too, is longer where others load the machine). An adapter
+    that waits for its library's own 10 or 30 minutes is far beyond that. The exit code must be 1, the
+    message must name the rank and its error, the record must say failed, and no process of the job
+    may be left.
     """
     (seen,) = evidence.ranks
     if seen["seconds"] is None:
         raise Violation("the job to reach its fifth batch", seen["message"][-300:] or "no message")
     require_equal(seen["return_code"], 1, what="exit code")
-    if seen["seconds"] > _SECONDS_TO_END:
-        raise Violation(f"an end within {_SECONDS_TO_END:g} s", f"{seen['seconds']:.0f} s")
+    limit = 2 * seen["timeout"] + seen["seconds_to_fault"]
+    if seen["seconds"] > limit:
+        raise Violation(f"an end within {limit:.0f} s of the fault", f"{seen['seconds']:.0f} s")
     for text in (f"rank {seen['faulty_rank']}", _MESSAGES[evidence.case.name]):
         if text not in seen["message"]:
             raise Violation(f"a message with {text!r}", seen["message"][-300:])
@@ -43,7 +48,8 @@ def a_hostile_environment_changes_nothing(evidence: Evidence) -> None:
     ACCELERATE_* variables and a user's accelerate configuration ask for another precision and
     accumulation, RANK and WORLD_SIZE lie, warnings are errors, the working directory has files named
     like the libraries, and someone listens on the usual port. Settings, threads, every loss and
-    the final weights must be those of the same job in peace.
+    the final weights must be those of the same job in peace; from three ranks on, where sums over
+    ranks may have another order, losses to 1e-5.
     """
     (seen,) = evidence.ranks
     peaceful, hostile = seen["peaceful"], seen["hostile"]
@@ -51,9 +57,13 @@ def a_hostile_environment_changes_nothing(evidence: Evidence) -> None:
         if "error" in record and record["error"] is not None:
             raise Violation(f"a completed run {name}", record["error"][-300:])
     require_equal(len(hostile["ranks"]), evidence.world_size, what="ranks:")
+    is_exact = evidence.world_size <= 2
     for rank, (one, other) in enumerate(zip(peaceful["ranks"], hostile["ranks"], strict=True)):
-        for name in ("effective_settings", "num_threads", "device", "weights_sha256"):
+        for name in ("effective_settings", "num_threads", "device", *(["weights_sha256"] if is_exact else [])):
             require_equal(other[name], one[name], what=name.replace("_", " "), rank=rank)
         require_equal(other["num_threads"], 1, what="threads:", rank=rank)
     for one, other in zip(peaceful["steps"], hostile["steps"], strict=True):
-        require_equal(other, one, what="the step")
+        if is_exact:
+            require_equal(other, one, what="the step")
+        elif not abs(other["loss"] - one["loss"]) <= ROUNDING * abs(one["loss"]):
+            raise Violation(f"a loss of {one['loss']!r} in step {one['step']}", repr(other["loss"]))

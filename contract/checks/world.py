@@ -75,7 +75,7 @@ def undeclared_requests_are_refused(evidence: Evidence) -> None:
     """
     answers = evidence.ranks[0]["answers"]
     if not answers:
-        raise Violation("an answer to requests that are not declared", "none within 25 s")
+        raise Violation("an answer to requests that are not declared", "none in time")
     for answer in answers:
         asked = ", ".join(f"{name}={value}" for name, value in answer["asked"].items())
         if answer["error"] is None:

@@ -87,10 +87,12 @@ def _extra_seconds(record: RunRecord) -> list[float]:
 
 def _sign_of_life() -> float:
     heartbeat = Heartbeat()
+    phases = ("data", "forward", "backward", "update")
     began = time.perf_counter()
-    for step in range(1_000_000):
-        heartbeat.enter("forward", step)
-    return (time.perf_counter() - began) / 1_000_000
+    for step in range(100_000):
+        for phase in phases:
+            heartbeat.enter(phase, step)
+    return (time.perf_counter() - began) / (100_000 * len(phases))
 
 
 if __name__ == "__main__":

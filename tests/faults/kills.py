@@ -6,7 +6,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -16,7 +15,8 @@ from typing import Any
 
 from launch.checkpoint import checkpoint_step, list_checkpoints
 from launch.rank_files import started_ranks
-from tests.launching import LOCKSTEP, lockstep, processes_of
+from tests.forked.client import ForkedJob
+from tests.launching import lockstep, processes_of, start_lockstep, starting
 
 # About two seconds of training, ten checkpoints, dropout on.
 JOB = (
@@ -59,15 +59,11 @@ def unbroken(backend: str, directory: Path) -> Path:
 
 def kill_one(backend: str, run: Path, whole: Path, draw: random.Random) -> Kill | None:
     """Starts the job and kills a rank; None if the job was over before the moment came."""
-    command = [str(LOCKSTEP), backend, *JOB, "--output-dir", str(run)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    job = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
-    )
+    job = start_lockstep(backend, *JOB, "--output-dir", run)
     rank = draw.randrange(2)
     pid = _wait_for(run, rank)
-    # The ranks need about as long to start as to train.
-    time.sleep(draw.uniform(0, 7))
+    # New processes need about as long to start as to train; forked ones begin at once.
+    time.sleep(draw.uniform(0, 3 if isinstance(job, ForkedJob) else 7))
     files = next(files for files in started_ranks(run) if files.rank == rank)
     if files.succeeded() or files.running_pid() != pid:
         job.communicate(timeout=120)
@@ -119,7 +115,10 @@ def _problems(code: int, errors: str, run: Path, whole: Path, saved: int, rank: 
 def campaign(
     backends: list[str], num_kills: int, directory: Path, seed: int, tell: Any = lambda kill: None
 ) -> list[Kill]:
-    """Kills ranks of jobs of all backends in turn until so many have been killed."""
+    """Kills ranks of jobs of all backends in turn until so many have been killed.
+
+    In a test session one job of each backend is started by its own launcher, and the others are forked.
+    """
     draw = random.Random(seed)
     whole = {backend: unbroken(backend, directory) for backend in backends}
     kills: list[Kill] = []
@@ -128,7 +127,8 @@ def campaign(
         backend = backends[len(kills) % len(backends)]
         run = directory / f"{attempts}-{backend}"
         attempts += 1
-        kill = kill_one(backend, run, whole[backend], draw)
+        with starting("launchers" if len(kills) < len(backends) else "forked"):
+            kill = kill_one(backend, run, whole[backend], draw)
         if kill is not None:
             kills.append(kill)
             tell(kill)

@@ -3,7 +3,7 @@
 #   tests/gpu/run.sh [options]; --help lists them
 # Apex is used where the environment has it (docs/results/README.md).
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/../../launch/setup.sh"
+source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../../launch/setup.sh"
 set_up single ddp accelerate test
 (set_up horovod) || echo "Horovod could not be built; it is left out" >&2
 cd "$root"

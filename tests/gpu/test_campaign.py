@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from backends.devices import count_gpus
 from launch.engines import PROJECT_DIRECTORY
+from tests.forked.client import interpreter
 from tests.gpu.campaign import Entry, entries
 
-_CAMPAIGN = (sys.executable, "-m", "tests.gpu.campaign")
+pytestmark = pytest.mark.slow
+
 _TINY = (
     *("--device", "cpu", "--backends", "single,ddp", "--check", "C16", "--precision", "fp32"),
     *("--model", "bert-tiny", "--batch-size", "4", "--max-steps", "8", "--rounds", "1"),
@@ -21,7 +22,9 @@ _TINY = (
 
 
 def _run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*_CAMPAIGN, *map(str, arguments)], capture_output=True, text=True, cwd=PROJECT_DIRECTORY)
+    # What it starts, torchrun included, is forked from a process that has loaded all libraries.
+    command = [interpreter(), "-m", "tests.gpu.campaign", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=PROJECT_DIRECTORY)
 
 
 @pytest.mark.slow

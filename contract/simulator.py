@@ -1,0 +1,99 @@
+"""Simulations, computed in a process that is started as a rank is: ``python -m contract.simulator``.
+
+What is compared bit for bit has to be computed with the same number of threads and the same kernels on both sides.
+The process that judges has the environment of the user's shell, and uses all cores; both decide which kernels run,
+and where they cut a tensor into pieces. So the simulation has a process of its own, with the environment and the
+threads of a rank; it serves one request after the other for as long as its standard input is open.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from contract.reference import Reference, Tensors, simulate
+from launch.config import RunConfig
+from launch.engines import PROJECT_DIRECTORY, Ranks, engine_command, engine_environment
+
+# By what was asked: adapters that begin with the same weights share one simulation.
+_SIMULATIONS: dict[str, Reference] = {}
+
+
+def simulate_as_a_rank(initial: Tensors, config: RunConfig, *, loss_scale: float, casts_model: bool) -> Reference:
+    """Calls `contract.reference.simulate` with a rank's threads and environment.
+
+    Raises:
+        RuntimeError: The simulation failed.
+    """
+    options = {"loss_scale": loss_scale, "casts_model": casts_model}
+    key = key_of(initial, config, options)
+    if key not in _SIMULATIONS:
+        process = _process(config.device)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            pickle.dump((initial, config, options), process.stdin)
+            process.stdin.flush()
+            answer = pickle.load(process.stdout)
+        except (EOFError, OSError, pickle.UnpicklingError) as error:
+            _process.cache_clear()  # the next simulation starts another
+            process.kill()
+            raise RuntimeError(f"the process that simulates has ended with code {process.wait()}") from error
+        if isinstance(answer, str):
+            raise RuntimeError(f"the simulation failed: {answer}")
+        _SIMULATIONS[key] = answer
+    return _SIMULATIONS[key]
+
+
+def key_of(initial: Tensors, config: RunConfig, options: dict[str, Any]) -> str:
+    """Names what a training computes: its weights at the start, to the last bit, and its configuration."""
+    digest = hashlib.sha256(config.model_copy(update={"started_at": 0.0}).model_dump_json().encode())
+    digest.update(repr(options).encode())
+    for name, tensor in sorted(initial.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+@functools.cache
+def _process(device: str) -> subprocess.Popen[bytes]:
+    """Starts the process; it ends with this one, which holds the other end of its standard input."""
+    ranks = Ranks(1, (__name__,), device, 1, None, 0.0, Path())
+    return subprocess.Popen(
+        engine_command("python", ranks),
+        env=engine_environment(ranks),
+        cwd=PROJECT_DIRECTORY,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
+def _serve(requests: BinaryIO, answers: BinaryIO) -> None:
+    torch.set_num_threads(1)
+    while True:
+        try:
+            initial, config, options = pickle.load(requests)
+        except EOFError:
+            return
+        answer: Reference | str
+        try:
+            answer = simulate(initial, config, **options)
+        except Exception as error:  # whatever it is, the one who asked tells it
+            answer = f"{type(error).__name__}: {error}"
+        pickle.dump(answer, answers)
+        answers.flush()
+
+
+if __name__ == "__main__":
+    with os.fdopen(os.dup(1), "wb") as to_parent:
+        os.dup2(2, 1)  # what a library prints must not get among the answers
+        _serve(sys.stdin.buffer, to_parent)

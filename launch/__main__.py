@@ -1,0 +1,31 @@
+"""What the `lockstep` command and `python -m launch` start: ready for signals before anything else is loaded."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+
+def main() -> None:
+    """Entry point of the `lockstep` command, which launch/run.sh calls."""
+    # Nothing exists yet that would have to be put away: until the command line answers signals itself,
+    # one ends the process at once, instead of in a traceback of whatever was being imported.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # which launch/run.sh has blocked
+    _open_missing_streams()
+    from launch.cli import main as command_line
+
+    command_line()
+
+
+def _open_missing_streams() -> None:
+    """Gives the process the standard streams that its caller has closed, or the next file would take their numbers."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "w" if number else "r"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""What the command lines of all commands have in common: one way to refuse, and one to read paths."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from launch.config import UsageError
+
+_FROM_HOME = re.compile(r"(--[\w-]+=)?(~[\w-]*/.*)", re.DOTALL)
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose options cannot be abbreviated, and that raises UsageError where argparse would exit."""
+
+    def __init__(self, command: str, **options: Any) -> None:
+        super().__init__(prog=f"launch/run.sh {command}", allow_abbrev=False, **options)
+
+    def print_help(self, file: Any = None) -> None:
+        print(self.format_help(), end="", file=file)  # argparse hides that it could not
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see {self.prog} --help")
+
+
+class Once(argparse.Action):
+    """Stores a value that may be given only once."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        if getattr(namespace, self.dest, None) is not None:
+            raise argparse.ArgumentError(self, "is given twice; give it once")
+        setattr(namespace, self.dest, values)
+
+
+def named_path(text: str) -> Path:
+    """Reads a path of the command line, for argparse's `type`.
+
+    Raises:
+        argparse.ArgumentTypeError: No file can have this name.
+    """
+    if not text:
+        raise argparse.ArgumentTypeError("is empty; name a path")
+    if not is_writable_text(text):
+        raise argparse.ArgumentTypeError("holds characters that no name can have; leave them out")
+    return Path(text)
+
+
+def is_writable_text(text: str) -> bool:
+    """Whether it is text at all; the bytes of a command line that are not become halves of surrogate pairs."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text
+
+
+def refused_path(error: OSError) -> UsageError:
+    """What to tell a user whose options name a path that the system refuses."""
+    return UsageError(f"{error.filename}: {error.strerror}; choose another path" if error.filename else str(error))
+
+
+def from_home(text: str) -> str:
+    """Replaces the ~ that a path, or the value of ``--option=PATH``, begins with, as a shell does for a path alone."""
+    match = _FROM_HOME.fullmatch(text)
+    return text if match is None else f"{match[1] or ''}{os.path.expanduser(match[2])}"  # noqa: PTH111 (~ may be nobody's)

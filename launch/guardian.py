@@ -1,0 +1,87 @@
+"""Ends what a process has started when that process is gone, even by SIGKILL.
+
+Whatever is started under `guarded` carries a mark in its environment, and so does what it starts in turn: ranks,
+their launchers, workers that load data. A guardian, one small process beside them, waits for the end of a pipe whose
+other end only the guarded process holds. When the system closes that end, the guardian kills everything that carries
+the mark. Only Linux shows the environment of a process (proc_pid_environ(5)), and only a process that clears its own
+on purpose is out of reach.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+_MARK_VARIABLE = "LOCKSTEP_JOB"
+# A process that is replacing its program shows no environment for a moment: it is looked for again.
+_SECONDS_OF_PEACE = 1.0
+# What sleeps in a driver or on a dead network disk does not end, whoever asks.
+_MOST_SECONDS = 30.0
+_SECONDS_BETWEEN_LOOKS = 0.05
+
+
+@contextlib.contextmanager
+def guarded() -> Iterator[dict[str, str]]:
+    """Yields the variables to start processes with that must not outlive this block, nor this process."""
+    mark = f"{os.getpid()}-{time.time_ns()}"
+    ours, theirs = os.pipe()  # closed in whatever this process executes
+    # The guardian has neither the terminal nor any file of the user's, and obeys no signal meant for the job.
+    guardian = subprocess.Popen(
+        [sys.executable, "-I", "-S", __file__, mark],
+        env={name: value for name, value in os.environ.items() if name != _MARK_VARIABLE},
+        cwd="/",
+        stdin=ours,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    os.close(ours)
+    try:
+        yield {_MARK_VARIABLE: mark}
+    finally:
+        _sweep(mark, seconds_of_peace=0.0)
+        guardian.kill()
+        guardian.wait()
+        os.close(theirs)
+
+
+def _sweep(mark: str, *, seconds_of_peace: float) -> None:
+    """Kills whatever carries the mark, until nothing has been found for so long."""
+    started_at = found_at = time.monotonic()
+    while True:
+        now = time.monotonic()
+        if _kill_marked(mark):
+            found_at = now
+        elif now - found_at >= seconds_of_peace:
+            return
+        if now - started_at > _MOST_SECONDS:
+            return
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+
+def _kill_marked(mark: str) -> bool:
+    entry = f"{_MARK_VARIABLE}={mark}".encode()
+    found = False
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if entry in path.read_bytes().split(b"\0"):
+                os.kill(int(path.parent.name), signal.SIGKILL)
+                found = True
+    return found
+
+
+def _guard(mark: str) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    os.read(0, 1)
+    _sweep(mark, seconds_of_peace=_SECONDS_OF_PEACE)
+
+
+if __name__ == "__main__":
+    _guard(sys.argv[1])

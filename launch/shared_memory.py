@@ -1,0 +1,47 @@
+"""Recognises failures that come from a full /dev/shm, in which processes hand data to each other."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+SHARED_MEMORY = Path("/dev/shm")
+# How libraries put it. A page that the system cannot provide ends in a bus error, without any words.
+_SURELY = re.compile("bus error|SIGBUS|/dev/shm", re.IGNORECASE)
+# Open MPI only says that its processes cannot reach each other. Triton means the memory of a GPU's processor.
+_PERHAPS = re.compile(
+    r"(?<!out of resource: )shared memory|No space left on device|Errno 28|ENOSPC|Out of resource"
+    r"|unable to reach each other"
+)
+# Containers come with 64 MiB. What the failed job held has been given back by the time that somebody looks.
+_SMALL_BYTES = 256 * 2**20
+# Open MPI asks for 4 MiB for each process. Where this is missing, a process may die before anybody can say why.
+_TINY_BYTES = 16 * 2**20
+
+
+def advice(message: str, engine_log: str, *, ended_silently: bool) -> str:
+    """Returns what to add to the message of a failure that a full /dev/shm explains, else nothing.
+
+    Args:
+        message: How the failed rank, or the launcher, puts it.
+        engine_log: What the launcher has written.
+        ended_silently: Whether the rank ended without any message.
+    """
+    try:
+        usage = shutil.disk_usage(SHARED_MEMORY)
+    except OSError:
+        return ""
+    is_named = _SURELY.search(message)
+    is_likely = usage.free < _SMALL_BYTES and _PERHAPS.search(message + engine_log)
+    is_possible = usage.free < _TINY_BYTES and ended_silently
+    if not (is_named or is_likely or is_possible):
+        return ""
+    return (
+        f"; {SHARED_MEMORY} has {_mebibytes(usage.free)} free of {_mebibytes(usage.total)}: make it larger (mount -o "
+        f"remount,size=2g {SHARED_MEMORY}; of a container: --shm-size 2g), or use --dataloader-num-workers 0"
+    )
+
+
+def _mebibytes(number: int) -> str:
+    return f"{number / 2**20:.3g} MiB" if number < 2**30 else f"{number / 2**30:.3g} GiB"

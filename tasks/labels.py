@@ -1,0 +1,185 @@
+"""The labels of a data set: which of them are refused, in what order they are numbered, and which one is positive."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import defaultdict
+from collections.abc import Mapping
+from decimal import Decimal, InvalidOperation
+from typing import TYPE_CHECKING
+
+from tasks.interface import Split, TaskInputError, shown_label
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# Spellings, in lower case, with which programs and people mark that a value is missing.
+MISSING = frozenset({"nan", "null", "none", "n/a", "#n/a", "na", "<na>", "nat", "-", "--", "?"})
+# From so many labels on, labels that are fewer than two rows each on average are names of rows, not of classes.
+MANY_LABELS = 20
+
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII)
+_NUM_NAMED = 5
+
+
+def count_labels(tables: Mapping[Split, pa.Table]) -> dict[Split, dict[str, int]]:
+    """Counts the rows of each label in each split."""
+    import pyarrow.compute as pc
+
+    counted = {split: pc.value_counts(table["label"]) for split, table in tables.items()}
+    return {
+        split: dict(zip(counts.field("values").to_pylist(), counts.field("counts").to_pylist(), strict=True))
+        for split, counts in counted.items()
+    }
+
+
+def label_names(
+    counts: Mapping[Split, Mapping[str, int]], sources: Mapping[Split, str], *, keep_labels: bool
+) -> list[str]:
+    """Returns the labels of the training split in order: by value when all are whole numbers, else by name.
+
+    Args:
+        counts: The rows of each label, for each split.
+        sources: How to name the origin of each split in a message.
+        keep_labels: Take labels that look alike, or like missing values, or are many for so few rows, for classes.
+
+    Raises:
+        TaskInputError: The labels cannot be learned, or are unlikely to be those that were meant.
+    """
+    labels, num_rows = set(counts["train"]), sum(counts["train"].values())
+    if len(labels) < 2:
+        raise TaskInputError(
+            f"{sources['train']}: all training rows have the label {labels.pop()!r}; two or more labels are needed"
+        )
+    if not keep_labels and len(labels) >= MANY_LABELS and 2 * len(labels) > num_rows:
+        kind = "numbers to be predicted, not classes" if are_numbers(labels) else "names of rows, not of classes"
+        raise TaskInputError(
+            f"{sources['train']}: {len(labels)} different labels in {num_rows} training rows, as if they were {kind}; "
+            "choose another --label-column, sort the values into a few classes, or add --keep-labels if all are classes"
+        )
+    if not keep_labels:
+        _refuse_look_alikes(counts, sources)
+        _refuse_missing(counts, sources)
+    unseen = set(counts["validation"]) - labels
+    if unseen:
+        raise TaskInputError(
+            f"{sources['validation']}: the validation label {min(unseen)!r} does not occur in training "
+            f"(there: {', '.join(sorted(labels)[:10])})"
+        )
+    whole_numbers = all(label.removeprefix("-").isdecimal() for label in labels)
+    return sorted(labels, key=lambda label: (int(label), label)) if whole_numbers else sorted(labels)
+
+
+def _refuse_look_alikes(counts: Mapping[Split, Mapping[str, int]], sources: Mapping[Split, str]) -> None:
+    groups: defaultdict[str, list[str]] = defaultdict(list)
+    for label in sorted(counts["train"].keys() | counts["validation"].keys()):
+        groups[_plain(label)].append(label)
+    alike = [labels for labels in groups.values() if len(labels) > 1]
+    if alike:
+        others = f" (and {len(alike) - 1} more such group(s))" if len(alike) > 1 else ""
+        raise TaskInputError(
+            f"{_origin(alike[0], counts, sources)}: the labels {_counted(alike[0], counts)}{others} differ only in "
+            "blanks, case, or the spelling of a number or letter; make them one, or add --keep-labels if they are "
+            "different classes"
+        )
+
+
+def _refuse_missing(counts: Mapping[Split, Mapping[str, int]], sources: Mapping[Split, str]) -> None:
+    labels = sorted(counts["train"].keys() | counts["validation"].keys())
+    missing = [label for label in labels if label.strip().lower() in MISSING]
+    if missing:
+        raise TaskInputError(
+            f"{_origin(missing, counts, sources)}: {_counted(missing, counts)} among the labels stands for a missing "
+            "value; remove or complete such rows, or add --keep-labels if it is the name of a class"
+        )
+
+
+def _origin(labels: list[str], counts: Mapping[Split, Mapping[str, int]], sources: Mapping[Split, str]) -> str:
+    return sources["train" if all(label in counts["train"] for label in labels) else "validation"]
+
+
+def _counted(labels: list[str], counts: Mapping[Split, Mapping[str, int]]) -> str:
+    # Escapes tell apart what looks the same on a terminal.
+    look_same = len({unicodedata.normalize("NFC", label) for label in labels}) < len(labels)
+    named = []
+    for label in labels:
+        num_rows = sum(split.get(label, 0) for split in counts.values())
+        named.append(f"{ascii(label) if look_same else repr(label)} ({num_rows} {'row' if num_rows == 1 else 'rows'})")
+    return ", ".join(named[:_NUM_NAMED]) + (f" and {len(named) - _NUM_NAMED} more" if len(named) > _NUM_NAMED else "")
+
+
+def _plain(label: str) -> str:
+    """What remains of a label without blanks, invisible characters, case, forms of letters, or a number's spelling."""
+    text = unicodedata.normalize("NFKC", label)
+    text = "".join(character for character in text if unicodedata.category(character) != "Cf")
+    text = " ".join(text.casefold().split())
+    # Case may undo the normal form.
+    text = unicodedata.normalize("NFKC", text)
+    if _NUMBER.fullmatch(text) is None:
+        return text
+    try:
+        sign, digits, exponent = Decimal(text).as_tuple()
+    except InvalidOperation:  # an exponent beyond all bounds
+        return text
+    whole = "".join(map(str, digits)).lstrip("0")
+    shortest = whole.rstrip("0")
+    if not shortest:
+        return "0"
+    return f"{'-' * sign}{shortest}e{int(exponent) + len(whole) - len(shortest)}"
+
+
+def are_numbers(labels: set[str] | list[str]) -> bool:
+    """Whether every label is a number."""
+    return all(_NUMBER.fullmatch(label.strip().lower()) for label in labels)
+
+
+def positive_label(labels: list[str], num_rows: list[int], *, asked: str | None) -> str | None:
+    """Returns the label whose F1 is told: the one that was asked for, or by a rule; None for more than two labels.
+
+    Of two numbers it is the larger, of true and false it is true. Otherwise it is the rarer one of the training rows,
+    and the second in order when both are equally frequent.
+
+    Args:
+        labels: All labels in order.
+        num_rows: How many training rows have each of them.
+        asked: What --positive-label says.
+
+    Raises:
+        TaskInputError: The label that was asked for does not exist, or there are more than two.
+    """
+    if asked is not None and asked not in labels:
+        known = ", ".join(map(shown_label, labels[:10])) + (", ..." if len(labels) > 10 else "")
+        raise TaskInputError(f"--positive-label {asked}: there is no such label; choose one of {known}")
+    if len(labels) > 2:
+        if asked is not None:
+            raise TaskInputError(
+                f"--positive-label {asked}: there are {len(labels)} labels, and only of two can one be positive; "
+                "leave it out, and judge by macro_f1, which is the mean over all labels"
+            )
+        return None
+    if asked is not None:
+        return asked
+    if are_numbers(labels):
+        return max(labels, key=lambda label: float(label.strip()))
+    if {label.lower() for label in labels} == {"true", "false"}:
+        return next(label for label in labels if label.lower() == "true")
+    return labels[0] if num_rows[0] < num_rows[1] else labels[1]
+
+
+def baseline(labels: list[str], counts: Mapping[str, list[int]], positive: str | None) -> dict[str, float]:
+    """Computes the metrics, on the validation rows, of always answering the most frequent label of training."""
+    held_out, answer = counts["validation"], majority(counts["train"])
+    hits, num_rows = held_out[answer], sum(held_out)
+    f1 = 2 * hits / (num_rows + hits)
+    # The mean over the labels that occur, be it as an answer.
+    num_occurring = sum(bool(count) or label == answer for label, count in enumerate(held_out))
+    metrics = {"accuracy": hits / num_rows}
+    if positive is not None:
+        metrics["f1"] = f1 if labels[answer] == positive else 0.0
+    return metrics | {"macro_f1": f1 / num_occurring}
+
+
+def majority(num_rows: list[int]) -> int:
+    """Returns the number of the most frequent label, the first of equals."""
+    return num_rows.index(max(num_rows))

@@ -1,0 +1,168 @@
+"""Asking the server: for the command line, and for ranks in place of an engine's launcher."""
+
+from __future__ import annotations
+
+import functools
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from compare import race
+from launch import engines
+from launch.engines import PROJECT_DIRECTORY, Ranks
+from launch.supervisor import Interrupted
+from tests.forked.ranks import START_METHODS
+from tests.forked.server import send
+
+_ENGINE = Path(__file__).with_name("engine.py")
+
+
+# Where the server of this test session listens, set by its first process for its workers.
+SESSION_VARIABLE = "LOCKSTEP_TEST_SESSION"
+
+
+@functools.cache
+def server_socket() -> str:
+    """Starts the test session's server, unless another worker has; returns where it listens."""
+    directory = Path(os.environ[SESSION_VARIABLE])
+    path = directory / "socket"
+    with FileLock(directory / "lock"):
+        if path.exists():
+            return str(path)
+        session = directory.name.split("-")[-1]
+        server = subprocess.Popen(
+            [sys.executable, "-m", "tests.forked.server", str(path), session],
+            cwd=PROJECT_DIRECTORY,
+            # Commands and ranks get an environment with each request.
+            env={**os.environ, "PYTHONPATH": str(PROJECT_DIRECTORY), "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        deadline = time.monotonic() + 300
+        while not path.exists():
+            assert server.poll() is None, "the server of forked processes has ended"
+            assert time.monotonic() < deadline, "the server of forked processes does not start"
+            time.sleep(0.02)
+    return str(path)
+
+
+@contextmanager
+def session() -> Iterator[None]:
+    """Names a place for this process's server, which is started when it is needed and ends with this process."""
+    with tempfile.TemporaryDirectory(prefix="lockstep-tests-", suffix=f"-{os.getpid()}") as directory:
+        os.environ[SESSION_VARIABLE] = directory
+        yield
+
+
+class ForkedJob:
+    """A command line that runs in a fork of the server; like `subprocess.Popen`, with text in temporary files."""
+
+    def __init__(
+        self,
+        arguments: list[str],
+        *,
+        environment: dict[str, str],
+        directory: Path | None,
+        forked_ranks: bool = True,
+    ) -> None:
+        self.args = arguments
+        self.returncode: int | None = None
+        self._output, self._errors = (tempfile.TemporaryFile() for _ in range(2))  # noqa: SIM115 (communicate closes them)
+        self._connection = socket.socket(socket.AF_UNIX)
+        path = server_socket()
+        self._connection.connect(path)
+        request = {
+            "what": "module",
+            "environment": environment,
+            "directory": str(directory or Path.cwd()),
+            "arguments": ["launch", *arguments],
+            "forked_ranks": forked_ranks,
+            "socket": path,
+        }
+        with Path(os.devnull).open("rb") as nothing:
+            send(self._connection, request, [nothing.fileno(), self._output.fileno(), self._errors.fileno()])
+        self._answers = self._connection.makefile("rb")
+        self.pid = int(self._answers.readline())
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def wait(self, timeout: float = 600) -> int:
+        """Waits for the end and returns the exit code; a job that takes too long is ended."""
+        if self.returncode is None:
+            try:
+                if not select.select([self._connection], [], [], timeout)[0]:
+                    raise subprocess.TimeoutExpired(self.args, timeout)
+                self.returncode = int(self._answers.readline())
+            finally:
+                self._answers.close()
+                self._connection.close()
+        return self.returncode
+
+    def communicate(self, timeout: float = 600) -> tuple[str, str]:
+        """Waits for the end and returns what it printed."""
+        self.wait(timeout)
+        with self._output, self._errors:
+            self._output.seek(0)
+            self._errors.seek(0)
+            return self._output.read().decode(), self._errors.read().decode()
+
+
+def interpreter() -> str:
+    """What to start in place of the Python interpreter, so that a module runs in a fork of the server."""
+    return str(Path(server_socket()).with_name("python"))
+
+
+def launched_command(start_method: str, ranks: Ranks) -> list[str]:
+    """Composes the command of the library's own launcher; it and the ranks are forks of the server."""
+    command = engines.engine_command(start_method, ranks)
+    return [interpreter() if word == sys.executable else word for word in command]
+
+
+def forked_command(start_method: str, ranks: Ranks, path: str | None = None) -> list[str]:
+    """Composes the command that has the server fork these ranks."""
+    words = [path or server_socket(), start_method, str(ranks.num_processes), *ranks.module]
+    return [sys.executable, "-S", "-E", str(_ENGINE), *words]
+
+
+def fork_what_follows(path: str) -> None:
+    """Lets this process, which runs the command line, have its ranks and the runs of its race forked."""
+    os.environ[SESSION_VARIABLE] = str(Path(path).parent)
+    race.run_command = _run_of_a_race
+    for name in START_METHODS:
+        original = engines._COMMANDS[name]
+
+        def command(ranks: Ranks, name: str = name, original: Any = original) -> list[str]:
+            return original(ranks) if ranks.nodes.num_nodes > 1 else forked_command(name, ranks, path)
+
+        engines._COMMANDS[name] = command
+
+
+def _run_of_a_race(arguments: list[str], variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **variables}
+    environment.pop("LOCKSTEP_STARTED_AT", None)
+    job = ForkedJob(arguments, environment=environment, directory=None)
+    try:
+        output, errors = job.communicate()
+    except Interrupted:
+        job.terminate()
+        job.communicate()
+        raise
+    return subprocess.CompletedProcess(arguments, job.returncode, output, errors)

@@ -1,0 +1,203 @@
+"""Forks commands, modules and groups of ranks on request: ``python -m tests.forked.server SOCKET PID``.
+
+A request is a JSON object with the environment, the working directory and what to run, and comes with
+the file descriptors of standard input, output and error. The answers are two lines: the number of the
+process, and its exit code once it has ended. A child is ended when its requester closes the connection,
+all children are when the server ends, and the server ends with the process PID.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import random
+import runpy
+import select
+import signal
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from launch.engines import PROJECT_DIRECTORY
+
+# What commands and ranks import; the last ones only where they are installed.
+_MODULES = (
+    *("torch", "torch._dynamo", "torch.distributed.run", "torch.nn.parallel.distributed", "datasets", "tokenizers"),
+    *("transformers.models.bert.modeling_bert", "transformers.models.auto.modeling_auto", "safetensors.torch"),
+    *("torchmetrics.functional.classification", "pyarrow.csv", "pyarrow.parquet", "scipy.stats", "jinja2", "psutil"),
+    *("plotly.graph_objects", "tensorboard", "torch.utils.tensorboard"),
+    *("launch.cli", "launch.display", "launch.rank", "launch.diagnosis", "launch.loop", "launch.watchdog"),
+    *("contract.worker", "contract.suite", "compare.race_command", "compare.report_command"),
+    *("compare.collectives_command", "compare.collectives_rank", "tasks.text_classification", "tasks.tagger"),
+    *("backends.single", "backends.ddp", "backends.accelerate", "backends.horovod"),
+    *("horovod.runner.common.util.hosts", "horovod.runner.gloo_run", "horovod.runner.http.http_server"),
+)
+_PR_SET_PDEATHSIG = 1
+_LENGTH_BYTES = 8
+
+
+def serve(path: str, served: int) -> None:
+    """Accepts requests until the process that is served has ended."""
+    _load()
+    interpreter = _make_interpreter(Path(path))
+    end = os.pidfd_open(served)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(f"{path}.new")
+    listener.listen(64)
+    Path(f"{path}.new").rename(path)  # whoever finds it can connect
+    woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    requesters: dict[int, socket.socket] = {}
+    while True:
+        connections = {requester.fileno(): pid for pid, requester in requesters.items()}
+        readable, _, _ = select.select([end, listener, woken, *connections], [], [])
+        if end in readable:
+            return
+        if woken in readable:
+            os.read(woken, 4096)
+        _answer_ended(requesters)
+        for descriptor in readable:
+            pid = connections.get(descriptor) if isinstance(descriptor, int) else None
+            if pid in requesters:  # its requester has gone
+                os.kill(pid, signal.SIGKILL)
+        if listener in readable:
+            requester, _ = listener.accept()
+            request, descriptors = receive(requester)
+            pid = _fork(request, interpreter, descriptors, [listener, *requesters.values()])
+            requesters[pid] = requester
+            requester.sendall(b"%d\n" % pid)
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+
+def _load() -> None:
+    for name in _MODULES:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            print(f"{name}: {error}", file=sys.stderr)
+    gc.collect()
+    gc.freeze()  # a collection in a child would copy every page
+
+
+def _answer_ended(requesters: dict[int, socket.socket]) -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        requester = requesters.pop(pid)
+        with contextlib.suppress(OSError):  # it may not have waited
+            requester.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
+        requester.close()
+
+
+def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Receives a request and its three file descriptors."""
+    first, descriptors, _, _ = socket.recv_fds(connection, _LENGTH_BYTES, 3)
+    length, content = int.from_bytes(first, "big"), b""
+    while len(content) < length:
+        content += connection.recv(length - len(content))
+    return json.loads(content), descriptors
+
+
+def send(connection: socket.socket, request: dict[str, Any], descriptors: list[int]) -> None:
+    """Sends a request and its three file descriptors."""
+    content = json.dumps(request).encode()
+    socket.send_fds(connection, [len(content).to_bytes(_LENGTH_BYTES, "big")], descriptors)
+    connection.sendall(content)
+
+
+def _make_interpreter(path: Path) -> str:
+    """Writes the program that processes of the server take for the Python interpreter (tests/forked/interpreter.py)."""
+    interpreter = path.with_name("python")
+    interpreter.write_text(
+        f"#!{sys.executable} -SE\n"
+        "import sys\n"
+        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from interpreter import main\n"
+        f"sys.exit(main({sys.executable!r}, {str(path)!r}, sys.argv[1:]))\n"
+    )
+    interpreter.chmod(0o755)
+    return str(interpreter)
+
+
+def _fork(request: dict[str, Any], interpreter: str, descriptors: list[int], not_theirs: list[socket.socket]) -> int:
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        end_with(parent)
+        for connection in not_theirs:
+            connection.close()
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number, descriptor in enumerate(descriptors):
+            os.dup2(descriptor, number)
+        sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
+        _become(request)
+        sys.executable = interpreter
+        code = _run(request)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
+
+
+def end_with(parent: int) -> None:
+    """Has the system end this process with its parent: prctl(2)."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _become(request: dict[str, Any]) -> None:
+    """Takes over what a new process would have been started with."""
+    os.chdir(request["directory"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    sys.path[:0] = [str(Path(path).absolute()) for path in paths if path != str(PROJECT_DIRECTORY)]
+    # A new process has random streams of its own.
+    random.seed()
+    import numpy as np
+
+    np.random.seed(None)
+
+
+def _run(request: dict[str, Any]) -> int:
+    if request["what"] == "ranks":
+        from tests.forked.ranks import run_ranks
+
+        return run_ranks(request["start_method"], request["num_processes"], request["module"])
+    sys.argv = list(request["arguments"])
+    if request["forked_ranks"]:
+        from tests.forked.client import fork_what_follows
+
+        fork_what_follows(request["socket"])
+    try:
+        if not hasattr(sys.modules.get(sys.argv[0]), "__path__"):
+            sys.modules.pop(sys.argv[0], None)  # a module that has been loaded runs anew
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    return 0
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1], int(sys.argv[2]))

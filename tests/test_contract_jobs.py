@@ -1,0 +1,35 @@
+"""Clauses of the contract that whole jobs show: refusals, a hostile environment, ranks that fail."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import pytest
+
+from contract.check import State
+from contract.suite import Instance, Suite
+from tests.forked.client import interpreter
+from tests.launching import require_backend
+from tests.test_contract import JOB_CHECKS, instances
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Suite]:
+    return functools.cache(lambda adapter: Suite(adapter, tmp_path_factory.mktemp("jobs"), check_ids=JOB_CHECKS))
+
+
+# Jobs whose commands, launchers and ranks may be forked from a process that has loaded all libraries. Others need new
+# ones: those that libraries find in a hostile environment, and, for what is left behind, those of the rank killed.
+_FORKED = ("rank-raises", "rank-exits", "rank-hangs")
+
+
+@pytest.mark.parametrize(("adapter", "instance"), instances(JOB_CHECKS))
+def test_clause(
+    suite: Callable[[str], Suite], monkeypatch: pytest.MonkeyPatch, adapter: str, instance: Instance
+) -> None:
+    require_backend(adapter)
+    if instance.case.name in _FORKED:
+        monkeypatch.setattr("contract.jobs.LOCKSTEP", (interpreter(), "-m", "launch"))
+    result = suite(adapter).judge(instance)
+    assert result.state in (State.PASSED, State.UNSUPPORTED), result.reason

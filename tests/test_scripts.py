@@ -1,0 +1,209 @@
+"""The scripts that users call, before any Python of ours runs: what they set up, and what they make of signals.
+
+An interpreter of a few lines stands in for Python: it makes environments and installs packages without doing so.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from launch.engines import PROJECT_DIRECTORY
+from tests.launching import ending_processes_with, processes_with, wait_until
+
+RUN_SH = PROJECT_DIRECTORY / "launch" / "run.sh"
+
+# In an environment it is bin/python; what it was asked to install is in installed.txt beside bin/.
+STUB = """#!/usr/bin/env bash
+case "$*" in
+  "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+  "-m pip install "*)
+    here=$(dirname "$(dirname "$0")")
+    echo "$@" >>"$here/installed.txt"
+    if [[ -n ${SLOW:-} ]]; then touch "$SLOW"; sleep 600; fi
+    printf '#!/bin/sh\\necho "lockstep: $*; cache $LOCKSTEP_CACHE"\\n' >"$here/bin/lockstep"
+    chmod +x "$here/bin/lockstep"
+    ;;
+esac
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A working directory with the stub as `python3`."""
+    stub = tmp_path / "python3"
+    stub.write_text(STUB)
+    stub.chmod(0o755)
+    return tmp_path
+
+
+def environment(place: Path, **variables: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("LOCKSTEP_", "VIRTUAL_ENV"))}
+    return {**kept, "PYTHON": str(place / "python3"), "LOCKSTEP_VENV": str(place / "venv"), **variables}
+
+
+def run(place: Path, *command: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", *map(str, command)],
+        cwd=place,
+        env=environment(place, **variables),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def installed(place: Path) -> str:
+    log = place / "venv" / "installed.txt"
+    return log.read_text() if log.exists() else ""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"]])
+def test_the_overview_needs_no_set_up(place: Path, arguments: list[str]) -> None:
+    done = run(place, RUN_SH, *arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "launch/run.sh compare" in done.stdout
+    assert "LOCKSTEP_CACHE" in done.stdout
+    assert not (place / "venv").exists()
+
+
+def test_no_arguments_are_an_error_that_shows_the_overview(place: Path) -> None:
+    done = run(place, RUN_SH)
+    assert done.returncode == 2
+    assert "launch/run.sh compare" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["compare", "allreduce", "report", "contract horovod", "horovod", "apex --docker"])
+def test_help_sets_up_the_least_that_can_print_it(place: Path, command: str) -> None:
+    done = run(place, RUN_SH, *command.split(), "--help")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"lockstep: {command} --help")
+    assert "[single]" in installed(place)
+    assert "horovod" not in installed(place)
+    assert "compare" not in installed(place)
+
+
+@pytest.mark.parametrize("script", ["launch/run.sh", "tests/run.sh", "tests/gpu/run.sh"])
+def test_a_link_to_a_script_finds_its_files(place: Path, script: str) -> None:
+    (place / "first").symlink_to(PROJECT_DIRECTORY / script)
+    (place / "link").symlink_to("first")
+    if script == "launch/run.sh":
+        done = run(place, "link", "single", "--seed", "1")
+        assert done.stdout.startswith("lockstep: single --seed 1;"), done.stderr
+    else:
+        done = run(place, "link", PYTHON="/nowhere/python")
+        assert done.stderr.startswith("lockstep: PYTHON=/nowhere/python is"), done.stderr
+
+
+def test_a_directory_search_path_of_the_user_changes_nothing(place: Path) -> None:
+    done = run(place, RUN_SH, "single", CDPATH=f"{place}:/")
+    assert done.stdout.startswith("lockstep: single;"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("venv", "venv"), ("./a b/venv", "a b/venv"), ("~/venv", "home/venv")],
+)
+def test_the_environment_may_be_named_in_any_way(place: Path, value: str, expected: str) -> None:
+    done = run(place, RUN_SH, "single", LOCKSTEP_VENV=value, HOME=str(place / "home"))
+    assert done.stdout.startswith("lockstep: single;"), done.stderr
+    assert (place / expected / "bin" / "lockstep").exists()
+    assert not (place / "~").exists()
+
+
+@pytest.mark.parametrize("value", ["/dev/null", "python3", "python3/venv", "/proc/venv"])
+def test_an_environment_that_cannot_be_made_is_refused(place: Path, value: str) -> None:
+    done = run(place, RUN_SH, "single", LOCKSTEP_VENV=value)
+    assert done.returncode == 2
+    path = value if value.startswith("/") else f"{place}/{value}"
+    assert done.stderr == f"lockstep: {path}: cannot be written; set LOCKSTEP_VENV to another directory\n"
+
+
+@pytest.mark.parametrize("temporary", ["/nowhere", "", "/dev/null"])
+def test_set_up_needs_no_temporary_directory(place: Path, temporary: str) -> None:
+    done = run(place, RUN_SH, "single", TMPDIR=temporary)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"LOCKSTEP_CACHE": "wheels"}, "{place}/wheels"),
+        ({"LOCKSTEP_CACHE": "~/wheels"}, "{place}/wheels"),
+        ({"LOCKSTEP_CACHE": "", "XDG_CACHE_HOME": ""}, "{place}/.cache/lockstep"),
+        ({"XDG_CACHE_HOME": "relative"}, "{place}/.cache/lockstep"),
+        ({"XDG_CACHE_HOME": "/shared"}, "/shared/lockstep"),
+    ],
+)
+def test_scripts_and_python_agree_on_the_cache(
+    place: Path, variables: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tasks.prepared_text import cache_directory
+
+    told = {"HOME": str(place), **variables}
+    script = f'source "{RUN_SH.parent}/setup.sh"; cache_directory'
+    done = run(place, "-c", script, **told)
+    assert done.stdout.strip() == expected.format(place=place), done.stderr
+    for name in ("LOCKSTEP_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(place)
+    assert str(cache_directory()) == expected.format(place=place)
+
+
+def _interrupted_set_up(place: Path, number: signal.Signals) -> tuple[int, str]:
+    slow = place / "slow"
+    process = subprocess.Popen(
+        # A test session may have been started to ignore signals, in the background or under nohup(1).
+        ["env", "--default-signal=INT,TERM,HUP", "bash", RUN_SH, "single"],
+        cwd=place,
+        env=environment(place, SLOW=str(slow)),
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    wait_until(slow.exists, "a call of pip", job=process)
+    os.killpg(process.pid, number)  # as a terminal does for Ctrl-C
+    _, errors = process.communicate(timeout=60)
+    return process.returncode, errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupted_set_up_leaves_no_process_and_goes_on(place: Path, number: signal.Signals) -> None:
+    with ending_processes_with(place):
+        code, errors = _interrupted_set_up(place, number)
+        assert not processes_with(place)
+    assert code == 128 + number
+    assert errors.splitlines()[-1] == "lockstep: the set-up was interrupted; the same command goes on with it"
+    assert len(errors.splitlines()) == 2  # the other one is its announcement
+    done = run(place, RUN_SH, "single")  # does not wait for a lock that somebody still holds
+    assert done.stdout.startswith("lockstep: single;"), done.stderr
+
+
+def test_an_environment_without_pip_is_completed(place: Path) -> None:
+    (place / "venv" / "bin").mkdir(parents=True)
+    python = place / "venv" / "bin" / "python"
+    python.write_text('#!/bin/sh\ncase "$*" in *"import pip"*) exit 1 ;; esac\n')
+    python.chmod(0o755)
+    # This one cannot complete itself; it is what an interrupted `python -m venv` leaves.
+    done = run(place, RUN_SH, "single")
+    assert done.stdout.startswith("lockstep: single;"), done.stderr
+    assert python.read_text() == STUB
+
+
+def test_the_environment_of_another_set_up_is_waited_for(place: Path) -> None:
+    (place / "venv" / ".lockstep").mkdir(parents=True)
+    holder = subprocess.Popen(
+        ["flock", place / "venv" / ".lockstep" / "lock", "sh", "-c", "echo held; sleep 2"], stdout=subprocess.PIPE
+    )
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    done = run(place, RUN_SH, "single")
+    holder.communicate(timeout=60)
+    assert f"waiting for another set-up of {place / 'venv'}" in done.stderr
+    assert done.returncode == 0

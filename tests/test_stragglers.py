@@ -1,0 +1,86 @@
+"""A rank is slow if it computes slower or reads slowly, not if other programs take its core."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from launch.engines import PROJECT_DIRECTORY
+from launch.rank_files import RankFiles
+from tests.launching import LOCKSTEP, ending, wait_until
+
+pytestmark = pytest.mark.slow
+
+PHASES = """
+import sys, time
+from launch.heartbeat import Heartbeat
+
+heartbeat = Heartbeat()
+for step in range(40):
+    before, began = heartbeat.own_seconds, time.monotonic()
+    heartbeat.enter("data", step)
+    time.sleep(float(sys.argv[1]))
+    heartbeat.enter("forward")
+    computed_until = time.thread_time() + 0.02
+    while time.thread_time() < computed_until:
+        pass
+    heartbeat.enter("backward")
+    print(heartbeat.own_seconds - before, time.monotonic() - began)
+"""
+
+
+@contextmanager
+def _robbers(core: int) -> Iterator[None]:
+    """Two programs that take two thirds of a core."""
+    code = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
+    processes = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def test_time_in_the_queue_is_not_a_ranks_own() -> None:
+    """What it computes and what it waits for storage is."""
+    core = min(os.sched_getaffinity(0))
+    medians = []
+    with _robbers(core):
+        for slept in ("0", "0.03"):
+            done = subprocess.run(
+                ["taskset", "--cpu-list", str(core), sys.executable, "-c", PHASES, slept],
+                cwd=PROJECT_DIRECTORY,
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            steps = [[float(word) for word in line.split()] for line in done.stdout.splitlines()]
+            medians.append([median(column) for column in zip(*steps, strict=True)])
+    (own, wall), (own_with_sleep, _) = medians
+    assert wall > 0.03
+    assert 0.01 < own < 0.7 * wall
+    assert 0.015 < own_with_sleep - own < 0.06
+
+
+def test_a_rank_that_is_robbed_of_its_core_is_no_straggler(tmp_path: Path) -> None:
+    run, cores = tmp_path / "run", sorted(os.sched_getaffinity(0))
+    options = ["--task", "token-tagging", "--num-train-samples", "4096", "--global-batch-size", "2048"]
+    options += ["--max-steps", "60", "--save-every", "never", "--output-dir", str(run)]
+    job = subprocess.Popen([str(LOCKSTEP), "ddp", *options], stdout=subprocess.DEVNULL)
+    with _robbers(cores[-1]), ending(job):
+        for rank in (0, 1):
+            pid = wait_until(RankFiles(run, rank).running_pid, f"rank {rank}", job=job)
+            for thread in Path(f"/proc/{pid}/task").iterdir():
+                os.sched_setaffinity(int(thread.name), {cores[-1] if rank else cores[0]})
+        assert job.wait(timeout=200) == 0
+    record = json.loads((run / "record.json").read_text())
+    assert record["stragglers"] == []
