@@ -28,6 +28,8 @@ _LONG_PHASES = ("start", "saving", "end")
 # And those that may as long as the main thread is mostly at work: a large model. Who waits in gloo mostly sleeps.
 _COMPUTING_PHASES = ("forward", "backward", "update", "evaluation")
 _BUSY_SHARE = 0.5
+# The node that has the culprit is to be the first to say so, even if it is so busy that its own limit is longer.
+_TIMES_AS_LONG_FOR_OTHER_NODES = 3
 
 
 @dataclass(frozen=True)
@@ -151,8 +153,7 @@ class Watchdog:
         seconds = f"{silence:.0f} s"
         places = Counter(_order(position) for position in positions.values())
         if self._spans_nodes and len(places) == 1:
-            # The node that has the culprit is to be the first to say so.
-            if silence < 2 * self._seconds:
+            if silence < _TIMES_AS_LONG_FOR_OTHER_NODES * self._seconds:
                 return None
             return Hang(None, f"all ranks of this node have waited {seconds} for those of another node ({where})")
         # Who reads data or computes should not have to wait for anybody.

@@ -12,4 +12,4 @@ fi
 set_up single ddp horovod accelerate compare tracking test
 cd "$root"
 # A file's tests stay together: they share what takes long to make. They wait more than they compute.
-exec "$environment/bin/python" -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m "$tests" "$@"
+exec "$environment/bin/python" -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder -m "$tests" "$@"
