@@ -34,6 +34,7 @@ from compare.collectives import (
 )
 from compare.collectives_command import format_seconds, format_size, parse_sizes
 from compare.results import CollectivePoint
+from contract.patience import stretched
 from launch.config import UsageError
 from tests.launching import LOCKSTEP, lockstep, require_backend, require_start_method
 
@@ -330,7 +331,7 @@ def test_a_rank_that_goes_wrong_ends_everything_by_name(tmp_path: Path, fault: s
         *("--output", output),
         env={"COLLECTIVES_FAULT": fault},
     )
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < stretched(60)
     assert done.returncode == 1
     assert done.stderr.startswith(
         f"lockstep: tests.test_collectives:FaultyBackend with 2 ranks failed: {FAULTS[fault]}"
