@@ -11,6 +11,8 @@ import subprocess
 import sys
 import time
 
+from launch.guardian import guarded
+
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _SIZES = {"cpu": 1024, "cuda": 8192}
 _REPEATS = 10
@@ -36,8 +38,9 @@ def measure(device: str, precision: str) -> float:
 def measure_apart(device: str, precision: str) -> float | None:
     """Measures in a process of its own, which leaves no threads and no memory behind; None if it fails."""
     command = [sys.executable, "-m", "compare.matmul_peak", device, precision]
-    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    with guarded() as mark:
+        environment = {**os.environ, **mark, "PYTHONSAFEPATH": "1"}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     return float(done.stdout) if done.returncode == 0 else None
 
 

@@ -122,8 +122,8 @@ class Agreement:
 
 
 REMEDY = (
-    "look for a layer outside of the wrapper, a rank that computes at random, or faulty memory; --resume goes on "
-    "from the last checkpoint, where they agreed"
+    "look for a layer outside of the wrapper, a rank that computes at random, or faulty memory; then go on with "
+    "--resume, from the newest checkpoint if there is one: ranks agree when a checkpoint is saved"
 )
 
 

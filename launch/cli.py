@@ -3,7 +3,7 @@
 Everything is checked before anything is created. Bad input ends with one line and exit code 2,
 a failed run with 1, a trained one whose ranks came to differ with 3, one whose results had to go into another
 directory with 4, one that was asked to stop and saved its state with 75, one that was ended at once with 128 plus
-the signal's number. A run that is complete already has nothing to resume: 0.
+the signal's number. To resume a run that has finished is to do nothing, with the exit code that it had.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from launch.record import (
     write_record,
 )
 from launch.resolve import resolve
-from launch.resume import Complete, Start, locked, prepare_directory, restarted
+from launch.resume import Finished, Start, locked, prepare_directory, restarted
 from launch.stopping import has_stopped, request_stop
 from launch.supervisor import Interrupted, JobFailure, run_job, signals_raised
 from launch.watchdog import Watchdog
@@ -64,8 +64,9 @@ RESCUED = 4
 
 _ERRORS_OF_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EBADF)
 
-# How far a clock may be set back between launch/run.sh and this process.
+# How far a clock may be set back, and on, between launch/run.sh and this process.
 _MOST_SECONDS_OFF = 60.0
+_MOST_SECONDS_AGO = 3600.0
 
 # Modules with a function `run` that takes the remaining arguments and returns the exit code.
 _COMMANDS = {
@@ -191,9 +192,9 @@ def train(backend: str, arguments: list[str]) -> int:
         row = find_backend(backend)
         try:
             asked = read_options(backend, row.settings, arguments)
-        except Complete as complete:
-            print(complete)
-            return 0
+        except Finished as finished:
+            print(finished)
+            return DIVERGED if finished.has_diverged else 0
         config, task = resolve(backend, row, asked, started_at=started_at, race=_race())
         ranks = Ranks(
             num_processes=config.num_processes,
@@ -235,6 +236,8 @@ def _run_to_the_end(config: RunConfig, ranks: Ranks, command: list[str], start: 
             raise
         if failure is None:
             break
+        if not config.output_dir.exists():
+            return _conclude_elsewhere(config)
         _tell(f"{config.backend} failed: {one_line(failure)}\n  more in {failure.log}")
         if record_directory(config.output_dir) is not None:
             _tell("training was over: rank 0 has saved the model and the record all the same")
@@ -259,14 +262,14 @@ def _run_to_the_end(config: RunConfig, ranks: Ranks, command: list[str], start: 
 
 def _conclude(config: RunConfig, terminal: Console) -> int:
     """Shows what came of a run without a failure, and returns its exit code; says why that is not 0."""
-    from launch.display import show_summary
+    from launch.display import describe_diverged_model, show_summary
 
     if (place := record_directory(config.output_dir)) is not None:
         record = read_record(place / RECORD_NAME)
         show_summary(record, place, terminal)
         is_rescued = _tell_refuge(config)
         if record.status == "diverged":
-            _tell(f"the model is that of rank 0: {one_line(record.error)}")
+            _tell(f"{describe_diverged_model(record)}: {one_line(record.error)}")
             return DIVERGED
         return RESCUED if is_rescued else 0
     if has_stopped(config.output_dir):
@@ -277,6 +280,18 @@ def _conclude(config: RunConfig, terminal: Console) -> int:
         return STOPPED
     terminal.print(f"node {config.node_rank} is done; model and record are on the node of rank 0")
     return 0
+
+
+def _conclude_elsewhere(config: RunConfig) -> int:
+    """Says what came of a run whose directory somebody has moved or removed, and returns its exit code."""
+    from launch.keeping import find_rescued
+
+    place = find_rescued(config.output_dir, config.started_at)
+    if place is None:
+        _tell(f"{config.output_dir} has gone, and the run did not end well; leave its directory in place while it runs")
+        return 1
+    _tell(f"{config.output_dir} has gone; training was over, and model and record are in {place}")
+    return RESCUED
 
 
 def _tell_refuge(config: RunConfig) -> bool:
@@ -362,7 +377,7 @@ def _started_at() -> float:
         began = float(text)
     except ValueError:
         began = math.nan
-    if not 0 <= began <= now + _MOST_SECONDS_OFF:
+    if not now - _MOST_SECONDS_AGO <= began <= now + _MOST_SECONDS_OFF:
         raise UsageError(f"{STARTED_AT_VARIABLE}={text!r:.100}: only launch/run.sh sets this variable; unset it")
     return min(began, now)
 

@@ -253,9 +253,10 @@ def show_summary(record: RunRecord, directory: Path, terminal: Console) -> None:
     settings = record.ranks[0].effective_settings
     table.add_row("in force", ", ".join(f"{name} {value}" for name, value in settings.items()))
     digests = {rank.weights_sha256 for rank in record.ranks}
-    table.add_row(
-        "weights", f"{record.ranks[0].weights_sha256[:16]} on {'every rank' if len(digests) == 1 else 'rank 0'}"
-    )
+    owner = "every rank" if len(digests) == 1 else "rank 0"
+    is_last = record.best_step in (None, record.steps[-1].step)
+    when = "" if is_last else f" after the last step; the model has those of step {record.best_step}"
+    table.add_row("weights", f"{record.ranks[0].weights_sha256[:16]} on {owner}{when}")
     if record.model_directory is None:
         table.add_row("results", f"{directory} (model, {RECORD_NAME}, logs/)")
     else:
@@ -288,12 +289,20 @@ def _add_problems(table: _Rows, record: RunRecord) -> None:
     if record.failed_saves:
         table.add_row("NOT SAVED", f"checkpoint(s) of step {', '.join(map(str, record.failed_saves))}")
     if record.disagreement is not None:
-        table.add_row("DIVERGED", f"{record.error}; the model is that of rank 0")
+        table.add_row("DIVERGED", f"{record.error}; {describe_diverged_model(record)}")
     if record.differing_buffers:
         number, first = len(record.differing_buffers), record.differing_buffers[0]
         table.add_row("buffers", f"{number} differed between ranks ({first}, ...); rank 0's were saved")
     for warning in record.warnings:
         table.add_row("WARNING", warning)
+
+
+def describe_diverged_model(record: RunRecord) -> str:
+    """Says which weights were saved of a run whose ranks came to differ."""
+    agreed = record.disagreement.agreed_step if record.disagreement is not None else None
+    if record.best_step is not None and agreed is not None and record.best_step <= agreed:
+        return f"the model is that of step {record.best_step}, when all ranks agreed"
+    return "the model is that of rank 0"
 
 
 def _lost_best(record: RunRecord, metric: str | None) -> int | None:

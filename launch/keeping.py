@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import math
 import re
 import shutil
@@ -21,6 +22,7 @@ from launch.checkpoint import checkpoint_step, list_checkpoints
 from launch.heartbeat import Heartbeat
 from launch.notice import Notice, give_notice
 from launch.rank_files import LOGS_NAME
+from launch.record import RECORD_NAME, read_record
 from launch.room import MIB, free_bytes, is_in_memory
 from tasks.prepared_text import cache_directory
 
@@ -118,7 +120,7 @@ class Keeper:
             yield self.refuge
         asked = self._asked_place()
         parents = [asked] if asked is not None else []
-        for parent in (*parents, cache_directory() / RESCUED_NAME, Path(tempfile.gettempdir())):
+        for parent in (*parents, *_refuges()):
             with contextlib.suppress(OSError):
                 if parent != asked:
                     parent.mkdir(parents=True, exist_ok=True)
@@ -164,6 +166,20 @@ class Keeper:
             f"{self._directory}, or name a directory with room in the file {LOGS_NAME}/{SAVE_TO_NAME} there (or link "
             f"it to that directory); Ctrl-C twice gives up, and {lost} is lost"
         )
+
+
+def find_rescued(directory: Path, started_at: float) -> Path | None:
+    """Finds where the record of a run is whose directory has gone; None if it was not kept."""
+    for place in (place for parent in _refuges() for place in parent.glob(f"{glob.escape(directory.name)}.*")):
+        with contextlib.suppress(OSError, ValueError):
+            if read_record(place / RECORD_NAME).config.get("started_at") == started_at:
+                return place
+    return None
+
+
+def _refuges() -> tuple[Path, ...]:
+    """The directories in which new ones are made for what finds no room where it belongs."""
+    return cache_directory() / RESCUED_NAME, Path(tempfile.gettempdir())
 
 
 def _lacks_room(error: Exception) -> bool:

@@ -214,6 +214,9 @@ def read_option_file(file: Path) -> dict[str, Any]:
         raise UsageError(f"--config {file}: is not YAML or JSON ({' '.join(str(error).split())})") from error
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
         raise UsageError(f"--config {file}: must be a mapping of option names to values")
+    empty = next((name for name, value in content.items() if value is None), None)
+    if empty is not None:
+        raise UsageError(f"--config {file}: {empty} has no value; give one, or leave the option out")
     return {
         name.replace("-", "_"): from_home(value) if isinstance(value, str) else value for name, value in content.items()
     }

@@ -27,7 +27,7 @@ from launch.engines import ACROSS_NODES, Ranks, engine_command
 from launch.nodes import settle_nodes
 from launch.options import Options
 from launch.resume import Start, check_resumable, goes_on_in
-from launch.run_files import files_of_run, holds_run, refuse_collisions
+from launch.run_files import files_of_run, holds_run, refuse_collisions, refuse_links
 from tasks.interface import Task, TaskSettings
 
 
@@ -100,7 +100,8 @@ def resolve(
             "use at most as many ranks"
         )
     # The default may be larger than a small data set: each epoch is one step then.
-    if "global_batch_size" in options.model_fields_set and options.global_batch_size > task.num_samples("train"):
+    is_default = options.global_batch_size == RunOptions.model_fields["global_batch_size"].default
+    if not is_default and options.global_batch_size > task.num_samples("train"):
         raise UsageError(
             f"--global-batch-size {options.global_batch_size}: there are only {task.num_samples('train')} training "
             "samples; choose at most as many"
@@ -178,6 +179,7 @@ def _settle_output_dir(
                 f"--output-dir {chosen}: holds a run already; add --resume or --overwrite, or choose another directory"
             )
         else:
+            refuse_links(str(chosen), directory)
             _check_inputs_survive(directory, settings, start)
         refuse_collisions(str(chosen), directory, task_class.model_files)
     parent = next(path for path in (directory, *directory.parents) if path.exists() or path.is_symlink())

@@ -32,6 +32,12 @@ from tasks.interface import TaskSettings
 
 LATEST = "latest"
 
+# What is said of a run that has finished, by its status.
+_ENDS = {
+    "completed": "is complete",
+    "diverged": "has finished with the model of rank 0, since its ranks came to differ",
+}
+
 # What decides the trajectory: a resumed run must have the same.
 _BINDING = (
     *("task", "precision", "global_batch_size", "max_grad_norm", "optimizer", "momentum", "learning_rate"),
@@ -67,22 +73,33 @@ class Start:
         return self.path.with_name(f"step-{best.step:08d}.safetensors")
 
 
-class Complete(Exception):
-    """The run to resume has come to its end; the text says so."""
+class Finished(Exception):
+    """The run to resume has come to its end; the text says so.
+
+    Attributes:
+        has_diverged: Whether its ranks came to differ before.
+    """
+
+    def __init__(self, text: str, *, has_diverged: bool) -> None:
+        super().__init__(text)
+        self.has_diverged = has_diverged
 
 
 def find_start(resume: str, output_dir: Path | None) -> Start | None:
     """Finds the checkpoint that --resume names; None if there is nothing yet to go on from.
 
     Raises:
-        Complete: Nothing is left to do.
+        Finished: Nothing is left to do.
         UsageError: It cannot be used.
     """
     if resume == LATEST:
         if output_dir is None:
             raise UsageError(f"--resume {LATEST}: tell of which run, with --output-dir, or give its path")
-        if _is_complete(output_dir):
-            raise Complete(f"the run in {output_dir} is complete; there is nothing to resume")
+        if (status := _final_status(output_dir)) is not None:
+            raise Finished(
+                f"the run in {output_dir} {_ENDS[status]}; there is nothing to resume",
+                has_diverged=status == "diverged",
+            )
         check_resumable(output_dir)
         return latest_start(output_dir)
     path = Path(resume)
@@ -167,7 +184,7 @@ def goes_on_in(output_dir: Path, resume: str | None, start: Start | None) -> boo
 
 
 def check_resumable(output_dir: Path) -> None:
-    """Refuses to go on in a directory whose run is complete, or still going on.
+    """Refuses to go on in a directory whose run has finished, or is still going on.
 
     Raises:
         UsageError: It says which.
@@ -178,16 +195,18 @@ def check_resumable(output_dir: Path) -> None:
             f"--output-dir {output_dir}: its run is still going on (rank {running[0].rank} is process "
             f"{running[0].running_pid()}); wait, or end it first"
         )
-    if _is_complete(output_dir):
-        raise UsageError(f"--output-dir {output_dir}: its run is complete; there is nothing to resume")
+    if (status := _final_status(output_dir)) is not None:
+        raise UsageError(f"--output-dir {output_dir}: its run {_ENDS[status]}; there is nothing to resume")
 
 
-def _is_complete(output_dir: Path) -> bool:
+def _final_status(output_dir: Path) -> str | None:
+    """How a run has finished; None if it has not."""
     place = record_directory(output_dir)
     try:
-        return place is not None and read_record(place / RECORD_NAME).status == "completed"
+        status = read_record(place / RECORD_NAME).status if place is not None else None
     except (OSError, ValueError):
-        return False
+        return None
+    return status if status in _ENDS else None
 
 
 @contextlib.contextmanager

@@ -72,7 +72,8 @@ def _matching(directory: Path, patterns: tuple[str, ...]) -> list[str]:
 def files_of_run(directory: Path) -> Iterator[Path]:
     """Finds every file in a run's directory that a run wrote; what is behind a link to a folder is not looked at."""
     yield from _files_of_attempt(directory)
-    for attempt in _entries(directory / ATTEMPTS_NAME, r"\d+"):
+    attempts = [] if (directory / ATTEMPTS_NAME).is_symlink() else _entries(directory / ATTEMPTS_NAME, r"\d+")
+    for attempt in (path for path in attempts if not path.is_symlink()):
         yield from _files_of_attempt(attempt)
         yield from _entries(attempt, _CHECKPOINT)
     for name in model_files(directory):
@@ -85,6 +86,8 @@ def files_of_run(directory: Path) -> Iterator[Path]:
 
 def _files_of_attempt(directory: Path) -> Iterator[Path]:
     for folder, names in _NAMES.items():
+        if folder and (directory / folder).is_symlink():
+            continue
         found = _entries(directory / folder, rf"{names}|\.({names})\.\d+")
         yield from (path for path in found if path.is_symlink() or not path.is_dir())
     for path in sorted((directory / LOGS_NAME / "torchrun").rglob("*")):
@@ -107,7 +110,9 @@ def remove_run(directory: Path) -> None:
     folders |= {directory / name for name in made}
     folders |= {path for path in (directory / LOGS_NAME / "torchrun").rglob("*") if path.is_dir()}
     folders |= {directory / LOGS_NAME / "torchrun", *_entries(directory, _UNFINISHED_MODEL)}
-    for path in written:
+    # What tells that a run was here goes last, so that a removal that was interrupted can be repeated.
+    last = [directory / MODEL_FILES_NAME, directory / CONFIG_NAME]
+    for path in sorted(written, key=lambda path: last.index(path) + 1 if path in last else 0):
         path.unlink(missing_ok=True)
     for folder in sorted(folders, key=lambda path: len(path.parts), reverse=True):
         with contextlib.suppress(OSError):  # not there, not empty, or a link
@@ -141,6 +146,24 @@ def refuse_collisions(config_name: str, directory: Path, patterns: tuple[str, ..
             f"--output-dir {config_name}: holds {taken[0]}, which no run wrote and this one would write over; "
             "move it away, or choose another directory"
         )
+
+
+def refuse_links(config_name: str, directory: Path) -> None:
+    """Refuses to replace a run one of whose folders is a link: what lies behind it may be another run's.
+
+    Args:
+        config_name: The directory as the user named it.
+        directory: The directory.
+
+    Raises:
+        UsageError: It names the first link.
+    """
+    for name in (ATTEMPTS_NAME, *filter(None, _NAMES)):
+        if (directory / name).is_symlink():
+            raise UsageError(
+                f"--overwrite: {config_name}/{name} is a link, and what lies behind it is not removed; remove the "
+                "link, or choose another --output-dir"
+            )
 
 
 def holds_run(directory: Path) -> bool:

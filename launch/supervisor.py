@@ -136,7 +136,7 @@ def run_job(
     )
     advice = shared_memory.advice(
         failure.message,
-        engine_log.read_text(errors="replace"),
+        _content(engine_log),
         ended_silently=silent is not None and silent.rank == failure.rank,
     )
     return replace(failure, message=failure.message + advice)
@@ -224,9 +224,16 @@ def _explain(
         return _failure_of(rank, f"{failure.message} (the cause may lie on another node)", rank.log)
     if failed:
         return _explain_wait(*failed[0], ranks, missing, engine_log)
-    lines = engine_log.read_text(errors="replace").strip().splitlines()
+    lines = _content(engine_log).strip().splitlines()
     reason = f": {lines[-1].strip()[:300]}" if lines else ""
     return JobFailure(None, f"the launcher ended with code {return_code}{reason}", engine_log)
+
+
+def _content(log: Path) -> str:
+    """What a log says; nothing if somebody has moved it away with the run's directory."""
+    with contextlib.suppress(OSError):
+        return log.read_text(errors="replace")
+    return ""
 
 
 def _explain_wait(

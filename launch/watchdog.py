@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launch.heartbeat import OWN_PHASES, PHASES, Position
-from launch.rank_files import RankFiles, started_ranks
+from launch.rank_files import LOGS_NAME, RankFiles, started_ranks
 from launch.stacks import innermost_frame, is_in_backward, take_stacks, waits_for_others
 
 _SECONDS_BETWEEN_LOOKS = 0.5
@@ -120,6 +120,8 @@ class Watchdog:
         """Says which rank has not begun; launchers that wait for other nodes have a limit of their own for that."""
         if self._spans_nodes or seconds < max(self.long_seconds, _SECONDS_TO_START):
             return None
+        if not (self._run_directory / LOGS_NAME).exists():
+            return None  # somebody has moved it away, and the job may end well all the same
         missing = min(set(range(self._num_ranks)) - begun)
         return Hang(missing, f"has not begun within {seconds:.0f} s, as {len(begun)} of {self._num_ranks} ranks have")
 

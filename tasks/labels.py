@@ -21,6 +21,7 @@ MANY_LABELS = 20
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII)
 _NUM_NAMED = 5
+_MOST_DIGITS = 1000
 
 
 def count_labels(tables: Mapping[Split, pa.Table]) -> dict[Split, dict[str, int]]:
@@ -67,7 +68,8 @@ def label_names(
             f"{sources['validation']}: the validation label {min(unseen)!r} does not occur in training "
             f"(there: {', '.join(sorted(labels)[:10])})"
         )
-    whole_numbers = all(label.removeprefix("-").isdecimal() for label in labels)
+    # Python refuses to read numbers of more than 4300 digits.
+    whole_numbers = all(label.removeprefix("-").isdecimal() and len(label) <= _MOST_DIGITS for label in labels)
     return sorted(labels, key=lambda label: (int(label), label)) if whole_numbers else sorted(labels)
 
 

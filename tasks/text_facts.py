@@ -17,7 +17,7 @@ _MOST_LABELS, _LONGEST_LABEL = 100, 100
 def text_facts(tables: Mapping[Split, pa.Table], labels: list[str]) -> dict[str, Any]:
     """Counts what is duplicate, contradictory, without content, in both splits, or seems to be several rows.
 
-    Texts are the same if they are equal but for blanks around them.
+    Texts are the same if they are equal but for case and blanks, which most vocabularies leave out.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -27,7 +27,8 @@ def text_facts(tables: Mapping[Split, pa.Table], labels: list[str]) -> dict[str,
     groups: dict[Split, pa.Table] = {}
     for split, table in tables.items():
         # Their offsets have 64 bits: the texts of all rows together may take more than 2 GiB.
-        texts = pc.utf8_trim_whitespace(pc.cast(table["text"], pa.large_string()))
+        texts = pc.utf8_lower(pc.cast(table["text"], pa.large_string()))
+        texts = pc.utf8_trim_whitespace(pc.replace_substring_regex(texts, r"\s+", " "))
         rows[split] = pa.table({"text": texts, "label": pc.index_in(table["label"], value_set=names)})
         numbers = [("label", "count"), ("label", "min"), ("label", "max")]
         groups[split] = rows[split].group_by("text").aggregate(numbers)

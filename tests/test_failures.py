@@ -149,6 +149,7 @@ def test_a_failed_run_keeps_the_steps_it_took(tmp_path: Path) -> None:
         ("LOCKSTEP_STARTED_AT", "yesterday"),
         ("LOCKSTEP_STARTED_AT", "nan"),
         ("LOCKSTEP_STARTED_AT", "-1"),
+        ("LOCKSTEP_STARTED_AT", "0"),
         ("LOCKSTEP_STARTED_AT", "1e12"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from launch.checkpoint import Checkpoint, CheckpointState
+from launch.checkpoint import Checkpoint, CheckpointState, list_checkpoints
 from launch.config import UsageError
 from launch.heartbeat import Heartbeat, read_position
 from launch.keeping import Keeper
@@ -21,7 +22,17 @@ from launch.progress import ProgressLog
 from launch.room import free_bytes, is_in_memory, require_room
 from launch.run_files import files_of_run, model_files, note_model_files, other_files, refuse_collisions, remove_run
 from launch.saving import CheckpointSaver
-from tests.launching import fill, lasting_directory, lockstep, run_config, small_disk, train, wait_until
+from tests.launching import (
+    fill,
+    lasting_directory,
+    lockstep,
+    run_config,
+    small_disk,
+    start_lockstep,
+    train,
+    wait_for_steps,
+    wait_until,
+)
 
 MIB = 2**20
 PATTERNS = ("model.safetensors", "config.json")
@@ -290,6 +301,60 @@ def test_nothing_is_left_of_a_run_alone(replaced: tuple[Path, set[str], str]) ->
         (run / folder).rmdir()
     remove_run(run)
     assert not list(run.rglob("*"))
+
+
+def test_a_removal_that_was_interrupted_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = _run(tmp_path / "run")
+    note_model_files(run, ["model.safetensors"])
+    for name in ("model.safetensors", "record.json"):
+        (run / name).write_text("")
+    (run / "run.json").write_text("{}")
+    removed: list[str] = []
+    remove = Path.unlink
+
+    def unlink(path: Path, missing_ok: bool = False) -> None:
+        if len(removed) == 2:
+            raise KeyboardInterrupt
+        removed.append(path.name)
+        remove(path)
+
+    monkeypatch.setattr(Path, "unlink", unlink)
+    with pytest.raises(KeyboardInterrupt):
+        remove_run(run)
+    monkeypatch.undo()
+    assert (run / "run.json").exists()
+    assert set(removed).isdisjoint({"run.json", "model-files.json"})
+    remove_run(run)
+    assert not list(run.rglob("*"))
+
+
+def test_what_lies_behind_a_link_is_another_runs(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    options = ("--task", "token-tagging", "--max-steps", "4")
+    train("single", one, *options, "--save-every", "2")
+    train("single", other, *options, "--save-every", "never")
+    (other / "checkpoints").symlink_to(one / "checkpoints")
+    done = lockstep("single", *options, "--overwrite", "--output-dir", other)
+    assert done.returncode == 2
+    assert f"--overwrite: {other}/checkpoints is a link, and what lies behind it is not removed" in done.stderr
+    remove_run(other)
+    assert list_checkpoints(one)
+
+
+def test_a_directory_that_is_moved_away_costs_no_model(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    options = ("--task", "tests.faulty:SlowTask", "--seconds", "0.3", "--max-steps", "8", "--save-every", "never")
+    with lasting_directory() as cache:
+        job = start_lockstep("ddp", *options, "--output-dir", run, env={"LOCKSTEP_CACHE": str(cache)})
+        wait_for_steps(run)
+        run.rename(tmp_path / "elsewhere")
+        _, errors = job.communicate(timeout=120)
+        said = rf"lockstep: {run} has gone; training was over, and model and record are in (.*)\n"
+        place = re.fullmatch(said, errors)
+        assert place is not None, errors
+        assert job.returncode == 4
+        assert (Path(place[1]) / "model.safetensors").exists()
+        assert json.loads((Path(place[1]) / "record.json").read_text())["status"] == "completed"
 
 
 def test_a_file_in_the_way_is_refused_before_anything(tmp_path: Path) -> None:

@@ -127,9 +127,16 @@ def test_many_labels_of_few_rows_may_be_meant() -> None:
         labels.label_names(counts, sources, keep_labels=False)
 
 
+def test_labels_of_very_many_digits_are_names() -> None:
+    long = "9" * 5000
+    counts: dict[Split, dict[str, int]] = {"train": {long: 3, "1": 3, "10": 3}, "validation": {"1": 1}}
+    found = labels.label_names(counts, {"train": "train.csv", "validation": "held.csv"}, keep_labels=False)
+    assert found == ["1", "10", long]
+
+
 def test_data_are_described_with_what_is_doubtful(tmp_path: Path) -> None:
     train = [(f"number {n} of many", "ok") for n in range(40)] + [("a case of fraud", "fraud"), ("...", "none")]
-    held_out = [("number 1 of many", "ok"), (" number 2 of many ", "fraud"), ("one two three four five six", "ok")]
+    held_out = [("number 1 of many", "ok"), (" Number 2  of many ", "fraud"), ("one two three four five six", "ok")]
     files = {split: _write(tmp_path / f"{split}.csv", rows) for split, rows in (("train", train), ("held", held_out))}
     options: dict[str, Any] = {"train_file": files["train"], "validation_file": files["held"], "max_seq_length": 6}
     options |= {"text_column": "review", "label_column": "verdict", "keep_labels": True}
@@ -325,6 +332,22 @@ def test_a_relative_path_means_the_users_directory(tmp_path: Path) -> None:
     (run,) = (tmp_path / "runs").iterdir()
     assert (run / "record.json").exists()
     assert any((run / "logs").iterdir())
+
+
+def test_fewer_rows_than_a_global_batch_can_be_resumed_and_raced(tmp_path: Path) -> None:
+    """By default a global batch is larger than this: each epoch is one step."""
+    _write(tmp_path / "rows.csv", ROWS)
+    options = ("--train-file", "rows.csv", "--validation-file", "rows.csv", "--text-column", "review")
+    options = (*options, "--label-column", "verdict")
+    done = lockstep("ddp", *options, "--max-steps", "2", "--save-every", "1", "--output-dir", "one", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    checkpoint = "one/checkpoints/step-00000001.safetensors"
+    done = lockstep("ddp", "--resume", checkpoint, "--output-dir", "other", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    first, second = (tmp_path / name / "model.safetensors" for name in ("one", "other"))
+    assert first.read_bytes() == second.read_bytes()
+    done = lockstep("compare", *options, "--backends", "ddp", "--dry-run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 def test_weights_saved_in_half_precision_are_trained_in_float32(tmp_path: Path) -> None:

@@ -114,11 +114,17 @@ def require_equal(seen: Any, expected: Any, *, what: str, rank: int | None = Non
 
 
 def require_same_bits(seen: Tensors, expected: Tensors, *, what: str, rank: int) -> None:
-    """Raises Violation when any element of any tensor differs."""
-    different = [name for name in expected if name not in seen or not torch.equal(seen[name], expected[name])]
+    """Raises Violation when any bit of any tensor differs: 0 and -0 do, NaN and the same NaN do not."""
+    different = [name for name in expected if name not in seen or not _has_same_bits(seen[name], expected[name])]
     if different or seen.keys() - expected.keys():
         off = distance(seen, expected)
         raise Violation(what, f"a difference of {off:.2g} in {', '.join(different) or 'names'}", rank)
+
+
+def _has_same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(*(tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other)))
 
 
 def require_repeated(evidence: Evidence, seen: Tensors, expected: Tensors, *, what: str, rank: int) -> None:
