@@ -184,13 +184,19 @@ def _end(engine: subprocess.Popen[bytes], run_directory: Path) -> set[int]:
             engine.wait(timeout=_SECONDS_TO_TERMINATE)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(engine.pid, signal.SIGKILL)
+    # Before the engine is waited for: ranks that spin (Horovod's do) may keep it from a processor for a minute.
+    _kill_ranks(run_directory)
     engine.wait()
+    _kill_ranks(run_directory)  # a rank may have begun meanwhile
+    return running
+
+
+def _kill_ranks(run_directory: Path) -> None:
     for rank in started_ranks(run_directory):
         pid = rank.running_pid()
         if pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-    return running
 
 
 def _explain(
