@@ -22,6 +22,10 @@ class _FailuresAtOnce:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
 
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:  # several workers would go on without the file
+            pytest.exit(f"{report.nodeid} cannot be collected: {report.longreprtext}", returncode=2)
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
             terminal = self._config.pluginmanager.get_plugin("terminalreporter")

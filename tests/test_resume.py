@@ -19,7 +19,7 @@ from contract.patience import stretched
 from launch.checkpoint import CheckpointState, checkpoint_path, checkpoint_step, list_checkpoints, read_checkpoint
 from launch.config import RunOptions, UsageError
 from launch.record import EvaluationRecord, by_merit
-from launch.resume import Complete, Start, check_same_trajectory, find_start
+from launch.resume import Finished, Start, check_same_trajectory, find_start
 from tasks.token_tagging import TokenTaggingSettings
 from tests.launching import (
     DISTRIBUTED,
@@ -542,7 +542,7 @@ def test_a_model_without_any_room_goes_elsewhere(tmp_path: Path) -> None:
         assert record["model_directory"] == str(place)
         assert _weights(place)
         assert not (run / "record.json").exists()
-        with pytest.raises(Complete, match="there is nothing to resume"):
+        with pytest.raises(Finished, match="there is nothing to resume"):
             find_start("latest", run)
         assert not [*run.glob(".record*"), *place.glob(".record*")]
 
