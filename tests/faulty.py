@@ -49,6 +49,24 @@ class SlowTask(TokenTagging):
         return super().collate(split, sample_ids)
 
 
+class HeldSettings(TokenTaggingSettings):
+    until: Path = Field(Path("/"), description="the file without which the fourth batch is not handed out")
+
+
+class HeldTask(TokenTagging):
+    """Waits in its fourth batch for a file, however long whoever is to write it has to wait for a processor."""
+
+    Settings = HeldSettings
+    settings: HeldSettings
+    _num_batches = 0
+
+    def collate(self, split: Split, sample_ids: Sequence[int]) -> Batch:
+        self._num_batches += split == "train"
+        while self._num_batches == 4 and not self.settings.until.exists():
+            time.sleep(0.01)
+        return super().collate(split, sample_ids)
+
+
 class BulkyTask(TokenTagging):
     """Carries 8 MiB to each worker that loads data, through shared memory."""
 

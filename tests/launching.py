@@ -164,11 +164,11 @@ def ending(job: _Job) -> Iterator[_Job]:
         if job.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 job.kill()
-            job.wait(timeout=60)
+            job.wait(timeout=180)
 
 
 def wait_until(
-    find: Callable[[], _Found | None], what: str, *, job: subprocess.Popen[Any] | None = None, seconds: float = 60
+    find: Callable[[], _Found | None], what: str, *, job: subprocess.Popen[Any] | None = None, seconds: float = 180
 ) -> _Found:
     """Returns what is found once it is there; fails when the time is up, or the job has ended without it."""
     deadline = time.monotonic() + seconds
@@ -179,7 +179,7 @@ def wait_until(
     return found
 
 
-def wait_for_steps(run: Path, *, job: subprocess.Popen[Any] | None = None, seconds: float = 60) -> None:
+def wait_for_steps(run: Path, *, job: subprocess.Popen[Any] | None = None, seconds: float = 180) -> None:
     """Returns once a run that was started has reported a step."""
     news = run / "progress.jsonl"
     wait_until(lambda: news.exists() and news.stat().st_size, "a step of the run", job=job, seconds=seconds)

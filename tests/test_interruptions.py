@@ -50,7 +50,7 @@ def test_an_early_signal_ends_a_command_without_a_word(command: str, tmp_path: P
         if not is_loading:
             time.sleep(0.05)  # env(1) has become Python, which has hardly begun
         process.send_signal(number)
-        _, errors = process.communicate(timeout=50)
+        _, errors = process.communicate(timeout=180)
         assert (process.returncode, errors) == (-number, "")
         (tmp_path / "loading").unlink(missing_ok=True)
 
@@ -117,7 +117,9 @@ STREAMS = {
 def test_streams_that_are_lost(command: str) -> None:
     errors, code = STREAMS[command]
     script = f"{' '.join(LAUNCH)} {command}"
-    done = subprocess.run(["sh", "-c", script], stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, timeout=60)
+    done = subprocess.run(
+        ["sh", "-c", script], stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, timeout=180
+    )
     assert (done.stderr, done.returncode) == (errors, code)
 
 
@@ -143,7 +145,7 @@ def test_a_refusal_of_the_system_is_no_matter_of_output(
 
 def test_a_removed_working_directory_is_named(tmp_path: Path) -> None:
     script = f"mkdir {tmp_path}/gone; cd {tmp_path}/gone; rmdir ../gone; {' '.join(LAUNCH)} doctor"
-    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=180)
     assert done.returncode == 2
     assert done.stderr.startswith("lockstep: the working directory is gone")
     assert len(done.stderr.splitlines()) == 1

@@ -39,5 +39,5 @@ def test_only_loopback_is_listened_on(tmp_path: Path, backend: str, start_method
         }
     finally:
         job.terminate()
-        job.wait(timeout=60)
+        job.wait(timeout=180)
     assert addresses == {"127.0.0.1"}

@@ -152,7 +152,7 @@ def test_an_interrupted_race_ends_at_once_and_says_how_to_go_on(tmp_path: Path) 
     while not list(directory.glob("records/*.json")) and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=180)
     assert process.returncode == 128 + signal.SIGTERM
     assert "finished runs are kept, go on with: launch/run.sh compare" in errors
     assert list(directory.glob("records/*.json"))

@@ -169,7 +169,7 @@ def _interrupted_set_up(place: Path, number: signal.Signals) -> tuple[int, str]:
     )
     wait_until(slow.exists, "a call of pip", job=process)
     os.killpg(process.pid, number)  # as a terminal does for Ctrl-C
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=180)
     return process.returncode, errors
 
 
@@ -204,6 +204,6 @@ def test_the_environment_of_another_set_up_is_waited_for(place: Path) -> None:
     assert holder.stdout is not None
     holder.stdout.readline()
     done = run(place, RUN_SH, "single")
-    holder.communicate(timeout=60)
+    holder.communicate(timeout=180)
     assert f"waiting for another set-up of {place / 'venv'}" in done.stderr
     assert done.returncode == 0
