@@ -3,7 +3,7 @@
 Everything is checked before anything is created. Bad input ends with one line and exit code 2,
 a failed run with 1, a trained one whose ranks came to differ with 3, one whose results had to go into another
 directory with 4, one that was asked to stop and saved its state with 75, one that was ended at once with 128 plus
-the signal's number. To resume a run that has finished is to do nothing, with the exit code that it had.
+the signal's number. A run that has finished has nothing to resume: 0, or 3 where its ranks had come to differ.
 """
 
 from __future__ import annotations

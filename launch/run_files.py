@@ -90,7 +90,8 @@ def _files_of_attempt(directory: Path) -> Iterator[Path]:
             continue
         found = _entries(directory / folder, rf"{names}|\.({names})\.\d+")
         yield from (path for path in found if path.is_symlink() or not path.is_dir())
-    for path in sorted((directory / LOGS_NAME / "torchrun").rglob("*")):
+    torchrun = directory / LOGS_NAME / "torchrun"
+    for path in sorted(torchrun.rglob("*")) if not (torchrun.is_symlink() or torchrun.parent.is_symlink()) else ():
         if re.fullmatch(_TORCHRUN_FILE, path.name) and path.is_file():
             yield path
 

@@ -20,18 +20,6 @@ if TYPE_CHECKING:
     import torch
 
 
-def hindered_seconds() -> float:
-    """For how long, since it was started, some task of this machine has waited for a processor; 0 if it does not say.
-
-    See https://docs.kernel.org/accounting/psi.html.
-    """
-    pressure = Path("/proc/pressure/cpu")
-    try:
-        return int(pressure.read_text().split("total=")[1].split()[0]) / 1e6
-    except OSError:
-        return 0.0
-
-
 class SlowSettings(TokenTaggingSettings):
     seconds: float = Field(0.3, description="what each batch takes")
     slow_rank: int = Field(-1, description="the only rank that is slow (-1: all)")
@@ -110,7 +98,7 @@ class HangingTask(TokenTagging):
         return super().collate(split, sample_ids)
 
     def _hang(self) -> None:
-        print(f"fault at {time.time()} with {hindered_seconds()}", flush=True)
+        print(f"fault at {time.time()}", flush=True)
         if self.settings.fault == "is-stopped":
             os.kill(os.getpid(), signal.SIGSTOP)
         while self.settings.fault == "loops":

@@ -337,8 +337,13 @@ def test_what_lies_behind_a_link_is_another_runs(tmp_path: Path) -> None:
     done = lockstep("single", *options, "--overwrite", "--output-dir", other)
     assert done.returncode == 2
     assert f"--overwrite: {other}/checkpoints is a link, and what lies behind it is not removed" in done.stderr
+    (one / "logs" / "torchrun").mkdir(exist_ok=True)
+    (one / "logs" / "torchrun" / "stdout.log").touch()
+    (other / "attempts" / "1").mkdir(parents=True)
+    (other / "attempts" / "1" / "logs").symlink_to(one / "logs")
     remove_run(other)
     assert list_checkpoints(one)
+    assert (one / "logs" / "torchrun" / "stdout.log").exists()
 
 
 def test_a_directory_that_is_moved_away_costs_no_model(tmp_path: Path) -> None:

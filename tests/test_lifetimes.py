@@ -130,23 +130,29 @@ def test_a_guardian_holds_nothing_and_disturbs_nobody(tmp_path: Path) -> None:
     wait_until_gone("guardian.py " + str(os.getpid()))
 
 
+def _failure_of(run: Path, *scripts: str, num_processes: int) -> str:
+    """How a job fails whose engine is the first script, with the others and the run's directory as arguments."""
+    (run / "logs").mkdir()
+    failure = run_job(
+        [sys.executable, "-c", *scripts, str(run)],
+        environment=os.environ,
+        working_directory=Path(__file__).parent.parent,
+        run_directory=run,
+        num_processes=num_processes,
+        on_poll=lambda: None,
+    )
+    assert failure is not None
+    return str(failure)
+
+
 def test_a_rank_that_crashes_says_how(tmp_path: Path) -> None:
     """A page of shared memory that the system cannot provide is a SIGBUS: the full /dev/shm is named."""
     script = (
         "import os, signal, sys; from pathlib import Path; from launch.rank_files import reporting\n"
         "with reporting(Path(sys.argv[1])): os.kill(os.getpid(), signal.SIGBUS)\n"
     )
-    (tmp_path / "logs").mkdir()
-    failure = run_job(
-        [sys.executable, "-c", script, str(tmp_path)],
-        environment=os.environ,
-        working_directory=Path(__file__).parent.parent,
-        run_directory=tmp_path,
-        num_processes=1,
-        on_poll=lambda: None,
-    )
-    assert failure is not None
-    assert str(failure).startswith("rank 0: crashed (Bus error); /dev/shm has ")
+    failure = _failure_of(tmp_path, script, num_processes=1)
+    assert failure.startswith("rank 0: crashed (Bus error); /dev/shm has ")
 
 
 def test_a_rank_that_we_end_is_not_the_one_to_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,17 +172,8 @@ def test_a_rank_that_we_end_is_not_the_one_to_name(tmp_path: Path, monkeypatch: 
         "ranks = [subprocess.Popen(command, env={**os.environ, 'RANK': str(rank)}) for rank in range(2)]\n"
         "for rank in ranks: rank.wait()\n"
     )
-    (tmp_path / "logs").mkdir()
-    failure = run_job(
-        [sys.executable, "-c", engine, rank, str(tmp_path)],
-        environment=os.environ,
-        working_directory=Path(__file__).parent.parent,
-        run_directory=tmp_path,
-        num_processes=2,
-        on_poll=lambda: None,
-    )
-    assert failure is not None
-    assert str(failure).startswith("rank 1: ended without a word")
+    failure = _failure_of(tmp_path, engine, rank, num_processes=2)
+    assert failure.startswith("rank 1: ended without a word")
 
 
 def _with_little_shared_memory(size: str, *command: str) -> subprocess.CompletedProcess[str]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.faulty import hindered_seconds
 from tests.launching import lockstep, processes_of
 
 # How a rank hangs, and what the message must say of it.
@@ -21,29 +19,21 @@ HANGS = {
 
 @dataclass(frozen=True)
 class Hang:
-    """What became of one job.
-
-    Attributes:
-        seconds: From the fault to the end of the whole job.
-        hindered_seconds: For how much of that time something on this machine waited for a processor: limits are
-            longer then.
-        problems: What is not as it must be.
-    """
+    """What became of one job; `seconds` from the fault to the end of the whole job."""
 
     backend: str
     fault: str
     seconds: float
-    hindered_seconds: float
     problems: list[str]
 
 
 def hang_one(backend: str, fault: str, run: Path, *options: str) -> Hang:
     """Runs a job whose rank 1 hangs over its fifth batch."""
     done = lockstep(backend, "--task", "tests.faulty:HangingTask", "--fault", fault, *options, "--output-dir", run)
-    ended_at, hindered = time.time(), hindered_seconds()
+    ended_at = time.time()
     log = (run / "logs" / "rank1.log").read_text()
-    noted = re.search(r"fault at ([\d.]+) with ([\d.]+)", log)
-    seconds, hindered = (ended_at - float(noted[1]), hindered - float(noted[2])) if noted else (math.nan, math.nan)
+    noted = re.search(r"fault at ([\d.]+)", log)
+    seconds = ended_at - float(noted[1]) if noted else float("nan")
     problems = []
     if done.returncode != 1:
         problems.append(f"exit code {done.returncode}")
@@ -58,4 +48,4 @@ def hang_one(backend: str, fault: str, run: Path, *options: str) -> Hang:
         problems.append("stacks are missing")
     if processes_of(run):
         problems.append("processes are left")
-    return Hang(backend, fault, seconds, hindered, problems)
+    return Hang(backend, fault, seconds, problems)
