@@ -9,9 +9,9 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from launch.rank_files import rank_from_environment
 from tasks.interface import Batch, Split
 from tasks.token_tagging import NUM_TAGS, TokenTagging
+from watch.rank_files import rank_from_environment
 
 if TYPE_CHECKING:
     import torch

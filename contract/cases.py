@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from launch.config import RunConfig
+from records.config import RunConfig
 
 NUM_VALIDATION_SAMPLES = 23
 _MOST_ACCUMULATION = 4

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from backends.devices import count_gpus
 from backends.interface import PRECISIONS
 from launch.arguments import Parser, named_path
-from launch.config import UsageError
 from launch.display import console
 from launch.supervisor import Interrupted, signals_raised
+from records.config import UsageError
 
 if TYPE_CHECKING:
     from contract.suite import Suite

@@ -22,9 +22,9 @@ from contract.cases import SHUTDOWN, Case
 from contract.patience import stretched
 from contract.worker import SPECIFICATION_NAME, observation_path, phases_path
 from launch.engines import PROJECT_DIRECTORY, Ranks, engine_command, engine_environment
-from launch.rank_files import LOGS_NAME, RankFiles
-from launch.stacks import innermost_frame, take_stacks
 from launch.supervisor import JobFailure, run_job
+from watch.rank_files import LOGS_NAME, RankFiles
+from watch.stacks import innermost_frame, take_stacks
 
 # A collective that one rank never enters should fail by itself, naming the rank; what does not is
 # ended after this long in one phase. Starting Python and torch is not the adapter's doing. All of them

@@ -17,8 +17,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from backends.interface import Backend, StepResult
 from contract.cases import Overflow
-from launch.traffic import count_traffic
 from tasks.interface import Batch, Split, Task
+from training.traffic import count_traffic
 
 Tensors = dict[str, torch.Tensor]
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from launch.config import RunConfig
+from records.config import RunConfig
 from tasks.registry import load_task
 from tasks.token_tagging import NO_TARGET, NUM_TAGS, TokenTagging
 

@@ -13,7 +13,7 @@ from rich.text import Text
 from contract.check import Check, State
 from contract.suite import Result, Suite, Verdict, summarise
 from contract.traps import load_traps
-from launch.record import describe_environment, write_atomically
+from records.record import describe_environment, write_atomically
 
 _STYLES = {
     State.PASSED: "green",

@@ -15,11 +15,11 @@ import torch
 from backends.interface import Backend
 from contract.cases import Case, Training
 from contract.observe import ObservedBackend, ObservedTask, Watch, named
-from launch.loop import Trainer, build_optimizer
-from launch.progress import ProgressLog
-from launch.world import gather_facts
+from records.progress import ProgressLog
 from tasks.interface import Task
 from tasks.registry import load_task
+from training.loop import Trainer, build_optimizer
+from training.world import gather_facts
 
 
 @dataclasses.dataclass(frozen=True)

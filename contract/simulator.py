@@ -20,8 +20,8 @@ from typing import Any, BinaryIO
 import torch
 
 from contract.reference import Reference, Tensors, simulate
-from launch.config import RunConfig
 from launch.engines import PROJECT_DIRECTORY, Ranks, engine_command, engine_environment
+from records.config import RunConfig
 
 # By what was asked: adapters that begin with the same weights share one simulation.
 _SIMULATIONS: dict[str, Reference] = {}

@@ -18,9 +18,9 @@ from contract.alone import train_alone
 from contract.cases import ALL, REFUSALS, SHUTDOWN, WORLD, Case
 from contract.check import Check, Evidence, NotSeen, State, Violation, all_checks
 from contract.groups import Breakdown, Command, GroupKey, Outcome, run_group
-from launch.config import UsageError
 from launch.engines import engine_command
 from launch.supervisor import Interrupted
+from records.config import UsageError
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from backends.interface import Backend, BackendOptions
 from backends.registry import load_backend
 from contract import scenes
 from contract.cases import BY_NAME, INIT_LOSS_SCALE, Case
-from launch.rank_files import reporting
+from watch.rank_files import reporting
 
 SPECIFICATION_NAME = "group.json"
 

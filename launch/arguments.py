@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from launch.config import UsageError
+from records.config import UsageError
 
 _FROM_HOME = re.compile(r"(--[\w-]+=)?(~[\w-]*/.*)", re.DOTALL)
 

@@ -23,15 +23,17 @@ from typing import TYPE_CHECKING, Any, Literal
 from backends.interface import UnsupportedError
 from backends.registry import BACKENDS, find_backend
 from launch.arguments import from_home, refused_path
-from launch.checkpoint import checkpoint_step, list_checkpoints
-from launch.config import RACE_VARIABLE, STARTED_AT_VARIABLE, RaceContext, RunConfig, UsageError, one_line
 from launch.engines import EXACT_FLOAT32, PROJECT_DIRECTORY, Ranks, engine_command, engine_environment
 from launch.nodes import settle_nodes
-from launch.notice import read_notice, record_directory
 from launch.options import read_options
-from launch.progress import ProgressReader
-from launch.rank_files import LOGS_NAME
-from launch.record import (
+from launch.resolve import resolve
+from launch.resume import Finished, Start, locked, prepare_directory, restarted
+from launch.supervisor import Interrupted, JobFailure, run_job, signals_raised
+from records.checkpoint import checkpoint_step, list_checkpoints
+from records.config import RACE_VARIABLE, STARTED_AT_VARIABLE, RaceContext, RunConfig, UsageError, one_line
+from records.notice import read_notice, record_directory
+from records.progress import ProgressReader
+from records.record import (
     RECORD_NAME,
     EvaluationRecord,
     Resumption,
@@ -41,13 +43,11 @@ from launch.record import (
     read_record,
     write_record,
 )
-from launch.resolve import resolve
-from launch.resume import Finished, Start, locked, prepare_directory, restarted
-from launch.stopping import has_stopped, request_stop
-from launch.supervisor import Interrupted, JobFailure, run_job, signals_raised
-from launch.watchdog import Watchdog
 from tasks.interface import TaskInputError
-from tasks.prepared_text import cache_directory
+from tasks.text.prepared import cache_directory
+from training.stopping import has_stopped, request_stop
+from watch.rank_files import LOGS_NAME
+from watch.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -72,9 +72,9 @@ _MOST_SECONDS_AGO = 3600.0
 _COMMANDS = {
     "doctor": "launch.doctor",
     "contract": "contract.command",
-    "compare": "compare.race_command",
-    "report": "compare.report_command",
-    "allreduce": "compare.collectives_command",
+    "compare": "compare.race.command",
+    "report": "compare.report.command",
+    "allreduce": "compare.collectives.command",
 }
 
 
@@ -198,7 +198,7 @@ def train(backend: str, arguments: list[str]) -> int:
         config, task = resolve(backend, row, asked, started_at=started_at, race=_race())
         ranks = Ranks(
             num_processes=config.num_processes,
-            module=("launch.rank", str(config.output_dir)),
+            module=("training.rank", str(config.output_dir)),
             device=config.device,
             num_threads=config.threads_per_rank,
             master_port=config.master_port,
@@ -284,7 +284,7 @@ def _conclude(config: RunConfig, terminal: Console) -> int:
 
 def _conclude_elsewhere(config: RunConfig) -> int:
     """Says what came of a run whose directory somebody has moved or removed, and returns its exit code."""
-    from launch.keeping import find_rescued
+    from training.keeping import find_rescued
 
     place = find_rescued(config.output_dir, config.started_at)
     if place is None:

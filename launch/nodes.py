@@ -7,7 +7,7 @@ import socket
 import struct
 from dataclasses import dataclass
 
-from launch.config import UsageError
+from records.config import UsageError
 
 DEFAULT_PORT = 29500
 

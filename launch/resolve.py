@@ -13,7 +13,11 @@ from typing import Literal, NamedTuple
 from backends.devices import count_gpus
 from backends.interface import UnsupportedError
 from backends.registry import BackendRow
-from launch.config import (
+from launch.engines import ACROSS_NODES, Ranks, engine_command
+from launch.nodes import settle_nodes
+from launch.options import Options
+from launch.resume import Start, check_resumable, goes_on_in
+from records.config import (
     DEFAULT_CPU_PROCESSES,
     RaceContext,
     RunConfig,
@@ -23,11 +27,7 @@ from launch.config import (
     default_output_dir,
     settle_batch_sizes,
 )
-from launch.engines import ACROSS_NODES, Ranks, engine_command
-from launch.nodes import settle_nodes
-from launch.options import Options
-from launch.resume import Start, check_resumable, goes_on_in
-from launch.run_files import files_of_run, holds_run, refuse_collisions, refuse_links
+from records.run_files import files_of_run, holds_run, refuse_collisions, refuse_links
 from tasks.interface import Task, TaskSettings
 
 

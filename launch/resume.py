@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launch.checkpoint import (
+from records.checkpoint import (
     CheckpointError,
     CheckpointState,
     checkpoint_path,
@@ -21,14 +21,14 @@ from launch.checkpoint import (
     read_checkpoint,
     remove_unfinished,
 )
-from launch.config import RunConfig, RunOptions, UsageError
-from launch.notice import record_directory
-from launch.progress import PROGRESS_NAME
-from launch.rank import CONFIG_NAME
-from launch.rank_files import LOGS_NAME, started_ranks
-from launch.record import RECORD_NAME, read_record, write_atomically
-from launch.run_files import ATTEMPTS_NAME, remove_run
+from records.config import RunConfig, RunOptions, UsageError
+from records.notice import record_directory
+from records.progress import PROGRESS_NAME
+from records.record import RECORD_NAME, read_record, write_atomically
+from records.run_files import ATTEMPTS_NAME, remove_run
 from tasks.interface import TaskSettings
+from training.rank import CONFIG_NAME
+from watch.rank_files import LOGS_NAME, started_ranks
 
 LATEST = "latest"
 

@@ -101,7 +101,7 @@ absolute() {
   echo "$path"
 }
 
-# Where wheels and tokenised texts are kept, as tasks/prepared_text.py has it.
+# Where wheels and tokenised texts are kept, as tasks/text/prepared.py has it.
 cache_directory() {
   local shared=${XDG_CACHE_HOME:-}
   [[ $shared == /* ]] || shared=~/.cache

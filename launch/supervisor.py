@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
-from launch import shared_memory
 from launch.engines import launcher_name
 from launch.guardian import guarded
-from launch.heartbeat import Position
-from launch.rank_files import LOGS_NAME, RankFailure, RankFiles, started_ranks
-from launch.watchdog import Hang, Watchdog
+from watch import shared_memory
+from watch.heartbeat import Position
+from watch.rank_files import LOGS_NAME, RankFailure, RankFiles, started_ranks
+from watch.watchdog import Hang, Watchdog
 
 _POLL_SECONDS = 0.1
 # How long a launcher may take to end the other ranks once one has failed, before we do it.

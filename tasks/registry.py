@@ -7,7 +7,7 @@ import importlib
 from tasks.interface import Task, TaskInputError
 
 TASKS = {
-    "text-classification": "tasks.text_classification:TextClassification",
+    "text-classification": "tasks.text.classification:TextClassification",
     "token-tagging": "tasks.token_tagging:TokenTagging",
 }
 

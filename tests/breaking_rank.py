@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from launch.rank_files import reporting
+from watch.rank_files import reporting
 
 
 def main(directory: Path) -> None:

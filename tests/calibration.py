@@ -13,11 +13,11 @@ import sys
 import time
 from pathlib import Path
 
-from compare.race import RaceDirectory
-from compare.throughput import training_seconds
-from compare.words import machine_of, software_of
+from compare.race.run import RaceDirectory
+from compare.report.words import machine_of, software_of
 from launch.engines import PROJECT_DIRECTORY
-from launch.record import read_record
+from records.record import read_record
+from records.throughput import training_seconds
 
 ENTRANTS = {"ddp": "ddp", "same": "tests.variants_of_ddp:SameDDP", "slowed": "tests.variants_of_ddp:SlowedDDP"}
 NUM_BLOCKS = 12

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from launch.rank_files import rank_from_environment
 from tasks.interface import Batch, Split
 from tasks.token_tagging import TokenTagging, TokenTaggingSettings
+from watch.rank_files import rank_from_environment
 
 if TYPE_CHECKING:
     import torch

@@ -21,8 +21,8 @@ import psutil
 import pytest
 
 from backends.registry import BACKENDS, find_backend
-from launch.config import RunConfig
 from launch.engines import PROJECT_DIRECTORY
+from records.config import RunConfig
 from tests.forked.client import SESSION_VARIABLE, ForkedJob
 
 # Every backend of ours that can run several ranks on a CPU.

@@ -23,9 +23,9 @@ import torch
 from backends.interface import StepResult
 from contract import cases
 from contract.cases import Case
-from launch import loop
-from launch.plan import Plan
 from tests.by_hand import ByHandBackend
+from training import loop
+from training.plan import Plan
 
 Apply = Callable[[Any], AbstractContextManager[Any]]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from compare.results import (
+from compare.report.results import (
     Breakdown,
     CollectiveFit,
     CollectivePoint,

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from launch.agreement import checksum
-from launch.checkpoint import checkpoint_path, checkpoint_step, list_checkpoints, read_checkpoint, without_prefix
-from launch.plan import evaluation_batches
+from records.checkpoint import checkpoint_path, checkpoint_step, list_checkpoints, read_checkpoint, without_prefix
 from tests.launching import DISTRIBUTED, lockstep, require_backend, train
 from tests.normed import NormedSettings, NormedTask
+from training.agreement import checksum
+from training.plan import evaluation_batches
 
 NORMED = ("--task", "tests.normed:NormedTask", "--num-processes", "2", "--max-steps", "6")
 DRIFTING = ("tests.faulty_backends:DriftingBackend", "--task", "token-tagging", "--num-processes", "2")

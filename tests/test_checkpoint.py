@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from launch.checkpoint import (
+from launch.resume import latest_start
+from records.checkpoint import (
     BestModel,
     Checkpoint,
     CheckpointError,
@@ -30,8 +31,7 @@ from launch.checkpoint import (
     unflatten_optimizer,
     write_checkpoint,
 )
-from launch.config import UsageError
-from launch.resume import latest_start
+from records.config import UsageError
 from tests.launching import run_config
 
 NUM_KILLS = 100

@@ -22,7 +22,8 @@ import torch.distributed as dist
 from backends.ddp import DDPBackend
 from backends.interface import Backend, BackendOptions, Capabilities
 from backends.registry import find_backend
-from compare.collectives import (
+from compare.collectives.command import format_seconds, format_size, parse_sizes
+from compare.collectives.measurement import (
     OPERATIONS,
     CollectivesFile,
     bus_factor,
@@ -32,10 +33,9 @@ from compare.collectives import (
     read_collectives,
     size_in_bytes,
 )
-from compare.collectives_command import format_seconds, format_size, parse_sizes
-from compare.results import CollectivePoint
+from compare.report.results import CollectivePoint
 from contract.patience import stretched
-from launch.config import UsageError
+from records.config import UsageError
 from tests.launching import LOCKSTEP, lockstep, require_backend, require_start_method
 
 SIZES = (2**10, 2**14, 2**18)
@@ -387,7 +387,7 @@ def _measuring_rank(launcher: int, rank: str) -> psutil.Process:
         for process in psutil.Process(launcher).children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 words = process.cmdline()
-                is_rank = "compare.collectives_rank" in words and process.environ().get("HOROVOD_RANK") == rank
+                is_rank = "compare.collectives.rank" in words and process.environ().get("HOROVOD_RANK") == rank
                 if is_rank and (Path(words[-1]) / "progress.jsonl").exists():
                     return process
         time.sleep(0.1)

@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 from contract.awkward_tasks import FAULT_VARIABLE
 from contract.patience import stretched
 from launch.cli import train as train_from_command_line
-from launch.config import UsageError
 from launch.engines import PROJECT_DIRECTORY
+from records.config import UsageError
 from tests.launching import (
     DISTRIBUTED,
     LOCKSTEP,
@@ -207,7 +207,9 @@ def test_a_launcher_of_another_library_is_noticed(tmp_path: Path) -> None:
     (run / "run.json").write_text(json.dumps(config))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     environment = {**os.environ, "PYTHONPATH": str(PROJECT_DIRECTORY)}
-    done = subprocess.run([*command, "-m", "launch.rank", str(run)], env=environment, capture_output=True, timeout=180)
+    done = subprocess.run(
+        [*command, "-m", "training.rank", str(run)], env=environment, capture_output=True, timeout=180
+    )
     assert done.returncode != 0
     errors = [json.loads(path.read_text())["message"] for path in run.glob("logs/*.error.json")]
     assert "RuntimeError: asked for 2 ranks, but horovod made a world of 1" in errors

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from compare.flops import peak_flops_per_second, training_flops_per_token
-from tasks.bert_models import build_preset, encoder_shape
+from compare.report.flops import peak_flops_per_second, training_flops_per_token
+from tasks.text.models import build_preset, encoder_shape
 
 
 @pytest.mark.parametrize("length", [16, 128])

@@ -7,8 +7,8 @@ import json
 
 import torch
 
-from tasks.grammar import LABELS, MAX_WORDS, MIN_WORDS, generate
-from tasks.text_sources import embedded_tables
+from tasks.text.grammar import LABELS, MAX_WORDS, MIN_WORDS, generate
+from tasks.text.sources import embedded_tables
 
 
 def test_it_is_the_same_everywhere() -> None:

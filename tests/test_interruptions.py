@@ -18,8 +18,8 @@ from launch.cli import main
 from launch.display import RunDisplay, console
 from launch.engines import PROJECT_DIRECTORY
 from launch.options import read_option_file
-from launch.progress import ProgressLog
 from launch.supervisor import Interrupted, signals_raised
+from records.progress import ProgressLog
 from tests.launching import run_config
 
 pytestmark = pytest.mark.slow

@@ -13,15 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from launch.checkpoint import Checkpoint, CheckpointState, list_checkpoints
-from launch.config import UsageError
-from launch.heartbeat import Heartbeat, read_position
-from launch.keeping import Keeper
-from launch.notice import give_notice, prepare_notice, read_notice
-from launch.progress import ProgressLog
-from launch.room import free_bytes, is_in_memory, require_room
-from launch.run_files import files_of_run, model_files, note_model_files, other_files, refuse_collisions, remove_run
-from launch.saving import CheckpointSaver
+from records.checkpoint import Checkpoint, CheckpointState, list_checkpoints
+from records.config import UsageError
+from records.notice import give_notice, prepare_notice, read_notice
+from records.progress import ProgressLog
+from records.run_files import files_of_run, model_files, note_model_files, other_files, refuse_collisions, remove_run
 from tests.launching import (
     fill,
     lasting_directory,
@@ -33,6 +29,10 @@ from tests.launching import (
     wait_for_steps,
     wait_until,
 )
+from training.keeping import Keeper
+from training.room import free_bytes, is_in_memory, require_room
+from training.saving import CheckpointSaver
+from watch.heartbeat import Heartbeat, read_position
 
 MIB = 2**20
 PATTERNS = ("model.safetensors", "config.json")
@@ -126,8 +126,8 @@ def test_it_waits_until_somebody_helps(tmp_path: Path, monkeypatch: pytest.Monke
     """Nor do the cache and the directory for temporary files have room; a rank that waits shows signs of life."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    monkeypatch.setattr("launch.keeping._SECONDS_BETWEEN_LOOKS", 0.05)
-    monkeypatch.setattr("launch.keeping._SECONDS_BETWEEN_ATTEMPTS", 0.2)
+    monkeypatch.setattr("training.keeping._SECONDS_BETWEEN_LOOKS", 0.05)
+    monkeypatch.setattr("training.keeping._SECONDS_BETWEEN_ATTEMPTS", 0.2)
     with small_disk(tmp_path / "disk", "3200k") as disk:
         run = _run(disk / "run", 9)
         (run / "logs" / "save-to").write_text("nowhere")
@@ -183,8 +183,8 @@ def test_another_error_than_lack_of_room_is_the_callers(tmp_path: Path) -> None:
 
 def test_what_no_space_would_mend_is_asked_for_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plea comes every half minute, however often there is another attempt."""
-    monkeypatch.setattr("launch.keeping._SECONDS_BETWEEN_LOOKS", 0.01)
-    monkeypatch.setattr("launch.keeping._SECONDS_BETWEEN_BLIND_ATTEMPTS", 0.05)
+    monkeypatch.setattr("training.keeping._SECONDS_BETWEEN_LOOKS", 0.01)
+    monkeypatch.setattr("training.keeping._SECONDS_BETWEEN_BLIND_ATTEMPTS", 0.05)
     run, pleas = _run(tmp_path / "run"), []
 
     def fail_at_first(place: Path) -> None:

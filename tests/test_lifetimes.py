@@ -13,9 +13,7 @@ import psutil
 import pytest
 
 from contract.patience import stretched
-from launch import shared_memory
 from launch.guardian import guarded
-from launch.rank_files import RankFiles
 from launch.supervisor import run_job
 from tests.launching import (
     DISTRIBUTED,
@@ -27,6 +25,8 @@ from tests.launching import (
     wait_for_steps,
     wait_until,
 )
+from watch import shared_memory
+from watch.rank_files import RankFiles
 
 pytestmark = pytest.mark.slow
 
@@ -98,7 +98,7 @@ def test_nothing_outlives_whoever_is_killed(tmp_path: Path, backend: str, method
 
 GUARDED = """
 import subprocess, sys, time
-from launch import shared_memory
+from watch import shared_memory
 from launch.guardian import guarded
 with guarded() as mark:
     processes = [subprocess.Popen(["sleep", sys.argv[1]], env=mark, start_new_session=True) for _ in range(3)]
@@ -148,7 +148,7 @@ def _failure_of(run: Path, *scripts: str, num_processes: int) -> str:
 def test_a_rank_that_crashes_says_how(tmp_path: Path) -> None:
     """A page of shared memory that the system cannot provide is a SIGBUS: the full /dev/shm is named."""
     script = (
-        "import os, signal, sys; from pathlib import Path; from launch.rank_files import reporting\n"
+        "import os, signal, sys; from pathlib import Path; from watch.rank_files import reporting\n"
         "with reporting(Path(sys.argv[1])): os.kill(os.getpid(), signal.SIGBUS)\n"
     )
     failure = _failure_of(tmp_path, script, num_processes=1)
@@ -160,7 +160,7 @@ def test_a_rank_that_we_end_is_not_the_one_to_name(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("launch.supervisor._SECONDS_TO_END", 0.5)
     monkeypatch.setattr("launch.supervisor._SECONDS_TO_TERMINATE", 0.5)
     rank = (
-        "import os, signal, sys, time; from pathlib import Path; from launch.rank_files import reporting\n"
+        "import os, signal, sys, time; from pathlib import Path; from watch.rank_files import reporting\n"
         "with reporting(Path(sys.argv[1])) as rank:\n"
         "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "    time.sleep(600 if rank == 0 else 1)\n"

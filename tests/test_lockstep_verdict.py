@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from compare.parity import diagnosed_parity, losses_parity
-from launch.record import RunRecord, describe_environment
+from compare.report.parity import diagnosed_parity, losses_parity
+from records.record import RunRecord, describe_environment
 from tests.launching import run_config
 
 NUM_STEPS = 8

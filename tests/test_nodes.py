@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.config import UsageError
 from launch.nodes import ALONE, Nodes, interface, own_address, settle_nodes
-from launch.rank_files import started_ranks
+from records.config import UsageError
 from tests.forked.client import ForkedJob
 from tests.launching import (
     DISTRIBUTED,
@@ -26,6 +25,7 @@ from tests.launching import (
     train,
     wait_until,
 )
+from watch.rank_files import started_ranks
 
 pytestmark = [pytest.mark.launchers, pytest.mark.slow]
 

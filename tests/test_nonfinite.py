@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.plan import Plan
 from tests.launching import DISTRIBUTED, lockstep, require_backend, train
+from training.plan import Plan
 
 # Sixteen samples a step, eight a rank, in two micro-steps of four.
 TASK = ("--task", "tests.faulty:NonFiniteTask", "--global-batch-size", "16", "--micro-batch-size", "4")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tasks.grammar import generate
+from tasks.text.grammar import generate
 from tests.launching import DISTRIBUTED, lockstep, require_backend, require_start_method, train
 
 TWENTY_STEPS = ("--num-processes", "2", "--max-steps", "20", "--dropout", "0.1", "--micro-batch-size", "8")

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from launch.loop import build_optimizer
-from launch.plan import Plan, evaluation_batches, random_seed
-from launch.schedule import learning_rate_factor
 from tests.launching import run_config
+from training.loop import build_optimizer
+from training.plan import Plan, evaluation_batches, random_seed
+from training.schedule import learning_rate_factor
 
 SIZES = list(product((1, 7, 16, 23, 64), (1, 2, 4), (1, 2)))
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from compare.race import RaceDirectory, RacePlan
-from compare.race_plan import Entrant, RaceOptions, draw_plan
-from compare.results import Results
-from launch.config import RaceContext, UsageError
+from compare.race.plan import Entrant, RaceOptions, draw_plan
+from compare.race.run import RaceDirectory, RacePlan
+from compare.report.results import Results
 from launch.engines import PROJECT_DIRECTORY
-from launch.record import read_record
 from launch.resume import locked
+from records.config import RaceContext, UsageError
+from records.record import read_record
 from tests.launching import LOCKSTEP, lockstep, require_backend, wait_until
 from tests.test_lifetimes import wait_until_gone
 
@@ -191,7 +191,7 @@ def test_a_killed_race_leaves_nothing_to_its_resume(tmp_path: Path) -> None:
 
 def test_a_race_waits_for_what_an_earlier_call_left_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the directory of a run that is locked nor that of one whose rank lives is touched."""
-    monkeypatch.setattr("compare.race._SECONDS_FOR_ORPHANS", 0.3)
+    monkeypatch.setattr("compare.race.run._SECONDS_FOR_ORPHANS", 0.3)
     directory = RaceDirectory(tmp_path)
     run = directory.running("1234")
     directory.await_orphans()
@@ -199,7 +199,7 @@ def test_a_race_waits_for_what_an_earlier_call_left_running(tmp_path: Path, monk
         directory.await_orphans()
     directory.await_orphans()
     (run / "logs").mkdir()
-    code = "import sys, time; from pathlib import Path; from launch.rank_files import RankFiles\n"
+    code = "import sys, time; from pathlib import Path; from watch.rank_files import RankFiles\n"
     code += "RankFiles(Path(sys.argv[1]), 0).announce(); time.sleep(600)"
     rank = subprocess.Popen([sys.executable, "-c", code, str(run)], cwd=PROJECT_DIRECTORY)
     try:
@@ -293,7 +293,7 @@ def test_a_directory_with_something_else_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_the_schema_of_results_is_the_one_in_force() -> None:
-    schema = json.loads((PROJECT_DIRECTORY / "compare" / "results.schema.json").read_text())
+    schema = json.loads((PROJECT_DIRECTORY / "compare" / "report" / "results.schema.json").read_text())
     assert schema == Results.model_json_schema()
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from compare.throughput import NUM_WARMUP_STEPS, samples_per_second
 from launch.engines import PROJECT_DIRECTORY
-from launch.record import RunRecord, read_record, write_record
+from records.record import RunRecord, read_record, write_record
+from records.throughput import NUM_WARMUP_STEPS, samples_per_second
 from tests.launching import train
 
 
@@ -23,7 +23,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _schema() -> dict[str, Any]:
-    schema: dict[str, Any] = json.loads((PROJECT_DIRECTORY / "launch" / "record.schema.json").read_text())
+    schema: dict[str, Any] = json.loads((PROJECT_DIRECTORY / "records" / "record.schema.json").read_text())
     return schema
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from compare.analysis import analyse
-from compare.results import Results
-from launch.record import RunRecord, read_record
+from compare.report.analysis import analyse
+from compare.report.results import Results
+from records.record import RunRecord, read_record
 from tests.launching import lockstep, train
 
 OPTIONS = ["--task", "token-tagging", "--max-steps", "12", "--threads-per-rank", "1"]

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from compare.report_html import render_html
-from compare.report_numbers import interval, joined, number, size
-from compare.results import Interval, Results
-from launch.config import UsageError
+from compare.report.html import render_html
+from compare.report.numbers import interval, joined, number, size
+from compare.report.results import Interval, Results
+from records.config import UsageError
 from tests.browser import Visit, chromium
 from tests.sample_results import HOSTILE, HOSTILE_TEXTS, empty_results, sample_results
 
@@ -259,7 +259,7 @@ def test_colours_and_marks_belong_to_a_backend(outline: Outline) -> None:
 
 
 def test_many_steps_make_no_large_page(page: str) -> None:
-    from compare.plots import averaged, bin_size, thinned
+    from compare.report.plots import averaged, bin_size, thinned
 
     large = render_html(sample_results(steps_a_run=20_000, losses=60_000))
     assert len(large.encode()) < 12e6

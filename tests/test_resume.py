@@ -16,10 +16,10 @@ import torch
 from safetensors.torch import load_file
 
 from contract.patience import stretched
-from launch.checkpoint import CheckpointState, checkpoint_path, checkpoint_step, list_checkpoints, read_checkpoint
-from launch.config import RunOptions, UsageError
-from launch.record import EvaluationRecord, by_merit
 from launch.resume import Finished, Start, check_same_trajectory, find_start
+from records.checkpoint import CheckpointState, checkpoint_path, checkpoint_step, list_checkpoints, read_checkpoint
+from records.config import RunOptions, UsageError
+from records.record import EvaluationRecord, by_merit
 from tasks.token_tagging import TokenTaggingSettings
 from tests.launching import (
     DISTRIBUTED,

@@ -14,14 +14,14 @@ from statistics import median
 import pytest
 
 from launch.engines import PROJECT_DIRECTORY
-from launch.rank_files import RankFiles
 from tests.launching import LOCKSTEP, ending, wait_until
+from watch.rank_files import RankFiles
 
 pytestmark = pytest.mark.slow
 
 PHASES = """
 import sys, time
-from launch.heartbeat import Heartbeat
+from watch.heartbeat import Heartbeat
 
 heartbeat = Heartbeat()
 for step in range(40):

@@ -14,12 +14,13 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from tasks import labels, text_sources
-from tasks.bert_models import PRESETS, VOCAB_SIZE, build_preset, load_pretrained
 from tasks.interface import Split, TaskInputError
-from tasks.labels import baseline, positive_label
-from tasks.prepared_text import train_wordpiece
-from tasks.text_classification import TextClassification, TextClassificationSettings
+from tasks.text import labels
+from tasks.text import sources as text_sources
+from tasks.text.classification import TextClassification, TextClassificationSettings
+from tasks.text.labels import baseline, positive_label
+from tasks.text.models import PRESETS, VOCAB_SIZE, build_preset, load_pretrained
+from tasks.text.prepared import train_wordpiece
 from tests.launching import lockstep, require_backend, train
 
 ROWS = [

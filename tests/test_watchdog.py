@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from contract.patience import stretched
-from launch.heartbeat import read_position
-from launch.rank_files import LOGS_NAME, RankFiles, started_ranks
-from launch.watchdog import Watchdog
 from tests.faults.hangs import HANGS, hang_one
 from tests.launching import DISTRIBUTED, lockstep, processes_of, require_backend
+from watch.heartbeat import read_position
+from watch.rank_files import LOGS_NAME, RankFiles, started_ranks
+from watch.watchdog import Watchdog
 
 pytestmark = [pytest.mark.launchers, pytest.mark.slow]
 
@@ -77,8 +77,8 @@ RANK = """
 import math, sys, time
 from pathlib import Path
 sys.path[:0] = [{project!r}, str(Path(sys.argv[1]) / "site-packages")]
-from launch.heartbeat import Heartbeat
-from launch.rank_files import RankFiles
+from watch.heartbeat import Heartbeat
+from watch.rank_files import RankFiles
 files = RankFiles(Path(sys.argv[1]), int(sys.argv[2]))
 files.announce()
 heartbeat = Heartbeat(files.heartbeat)
@@ -227,7 +227,7 @@ def test_many_ranks_on_few_cores_do_not_hang(tmp_path: Path) -> None:
 
 def test_a_rank_that_never_begins(tmp_path: Path, ranks, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     ranks((0, "start", 0, "waits"))
-    monkeypatch.setattr("launch.watchdog._SECONDS_TO_START", 2.0)
+    monkeypatch.setattr("watch.watchdog._SECONDS_TO_START", 2.0)
     assert _look(tmp_path, num_ranks=2, for_seconds=4, long_seconds=60.0) is None
     assert _look(tmp_path, num_ranks=2, for_seconds=4, long_seconds=1.0, spans_nodes=True) is None
     hang = _look(tmp_path, num_ranks=2, long_seconds=1.0)
@@ -250,7 +250,7 @@ def test_a_launcher_that_was_asleep_starts_anew(tmp_path: Path, ranks, monkeypat
 def test_the_last_sign_of_life_is_read(tmp_path: Path) -> None:
     """Also of a rank that has ended."""
     script = (
-        "import sys; from pathlib import Path; from launch.heartbeat import Heartbeat\n"
+        "import sys; from pathlib import Path; from watch.heartbeat import Heartbeat\n"
         "heartbeat = Heartbeat(Path(sys.argv[1]))\n"
         "import os; os.write(1, b'begin')\n"
         "for step in range(10_000):\n"

@@ -10,7 +10,7 @@ from contract.cases import INIT_LOSS_SCALE
 from contract.check import Evidence, Violation
 from contract.reference import Reference, compute_reference
 from contract.simulator import key_of, simulate_as_a_rank
-from launch.config import RunConfig
+from records.config import RunConfig
 
 # Relative to the norm of all tensors together. Correct paths in float64 differ in the order of
 # sums, about 1e-16 a step; the smallest mistake in a formula shows in the third digit.

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from launch.config import RunOptions
-from launch.heartbeat import Heartbeat
-from launch.record import RunRecord, describe_environment, read_record
+from records.config import RunOptions
+from records.record import RunRecord, describe_environment, read_record
 from tests.launching import train
+from watch.heartbeat import Heartbeat
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results" / "costs.json"
 INTERVAL, WINDOW = 50, 10

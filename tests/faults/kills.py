@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from launch.checkpoint import checkpoint_step, list_checkpoints
-from launch.rank_files import started_ranks
+from records.checkpoint import checkpoint_step, list_checkpoints
 from tests.forked.client import ForkedJob
 from tests.launching import lockstep, processes_of, start_lockstep, starting
+from watch.rank_files import started_ranks
 
 # About two seconds of training, ten checkpoints, dropout on.
 JOB = (

@@ -18,7 +18,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from compare import race
+from compare.race import run as race
 from launch import engines
 from launch.engines import PROJECT_DIRECTORY, Ranks
 from launch.supervisor import Interrupted

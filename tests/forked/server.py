@@ -32,9 +32,9 @@ _MODULES = (
     *("transformers.models.bert.modeling_bert", "transformers.models.auto.modeling_auto", "safetensors.torch"),
     *("torchmetrics.functional.classification", "pyarrow.csv", "pyarrow.parquet", "scipy.stats", "jinja2", "psutil"),
     *("plotly.graph_objects", "tensorboard", "torch.utils.tensorboard"),
-    *("launch.cli", "launch.display", "launch.rank", "launch.diagnosis", "launch.loop", "launch.watchdog"),
-    *("contract.worker", "contract.suite", "compare.race_command", "compare.report_command"),
-    *("compare.collectives_command", "compare.collectives_rank", "tasks.text_classification", "tasks.tagger"),
+    *("launch.cli", "launch.display", "training.rank", "training.diagnosis", "training.loop", "watch.watchdog"),
+    *("contract.worker", "contract.suite", "compare.race.command", "compare.report.command"),
+    *("compare.collectives.command", "compare.collectives.rank", "tasks.text.classification", "tasks.tagger"),
     *("backends.single", "backends.ddp", "backends.accelerate", "backends.horovod"),
     *("horovod.runner.common.util.hosts", "horovod.runner.gloo_run", "horovod.runner.http.http_server"),
 )

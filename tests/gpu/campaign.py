@@ -28,11 +28,11 @@ from typing import Any
 from backends.devices import count_gpus
 from backends.interface import PRECISIONS
 from backends.registry import BACKENDS
-from compare.throughput import NUM_WARMUP_STEPS
 from contract.check import all_checks
 from launch.engines import EXACT_FLOAT32, PROJECT_DIRECTORY
-from launch.record import describe_environment, write_atomically
-from tasks.grammar import generate
+from records.record import describe_environment, write_atomically
+from records.throughput import NUM_WARMUP_STEPS
+from tasks.text.grammar import generate
 from tests.gpu.contracts import ADAPTERS, NUM_PROCESSES, more_options, unavailable_reason
 from tests.gpu.report import render
 
@@ -182,8 +182,8 @@ class Campaign:
         return path
 
     def matmul_rate(self, precision: str) -> float | None:
-        """What compare.matmul_peak measures; None where the device refuses."""
-        command = [sys.executable, "-m", "compare.matmul_peak", self.options.device, precision]
+        """What compare.race.matmul_peak measures; None where the device refuses."""
+        command = [sys.executable, "-m", "compare.race.matmul_peak", self.options.device, precision]
         done = subprocess.run(command, capture_output=True, text=True, env=self.environment, cwd=PROJECT_DIRECTORY)
         return None if done.returncode else float(done.stdout)
 

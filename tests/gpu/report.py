@@ -6,9 +6,9 @@ from collections import Counter
 from statistics import median
 from typing import Any
 
-from compare.flops import model_flops_per_second, peak_flops_per_second
-from compare.throughput import NUM_WARMUP_STEPS, samples_per_second, training_seconds
-from launch.record import RunRecord
+from compare.report.flops import model_flops_per_second, peak_flops_per_second
+from records.record import RunRecord
+from records.throughput import NUM_WARMUP_STEPS, samples_per_second, training_seconds
 
 _COLUMNS = (
     *("competitor", "runs", "samples/s", "step (ms)", "first step (s)", "peak memory (MiB)"),

@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from launch.checkpoint import _digest, read_checkpoint
-from launch.config import RunOptions
-from tasks.text_classification import TextClassificationSettings
+from records.checkpoint import _digest, read_checkpoint
+from records.config import RunOptions
+from tasks.text.classification import TextClassificationSettings
 from tests.hostile.victim import Victim
 
 _JSON = st.recursive(

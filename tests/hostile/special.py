@@ -13,7 +13,7 @@ from pathlib import Path
 
 from safetensors.torch import save
 
-from launch.checkpoint import read_checkpoint
+from records.checkpoint import read_checkpoint
 from tests.hostile.victim import Victim
 
 _GIB = 2**30
@@ -98,7 +98,7 @@ def names_for_a_shell(victim: Victim) -> None:
 
 def checkpoints_that_choose(victim: Victim) -> None:
     """Whole checkpoints that would have code imported, something fetched, or a thousand ranks started."""
-    from launch.checkpoint import _digest
+    from records.checkpoint import _digest
 
     whole = read_checkpoint(victim.checkpoint)
     state = whole.state.model_dump(mode="json")

@@ -18,7 +18,7 @@ from typing import Any
 from unittest import mock
 
 from launch import cli
-from launch.checkpoint import checkpoint_path
+from records.checkpoint import checkpoint_path
 from tests.launching import train
 
 ROWS = "text,label\n" + "".join(f"{word} film {n},{n % 2}\n" for n, word in enumerate(["good", "bad"] * 8))
@@ -163,7 +163,7 @@ def _content(root: Path) -> dict[str, tuple[int, int]]:
 def _save_small_model(directory: Path) -> None:
     from transformers import BertConfig, BertForSequenceClassification
 
-    from tasks.prepared_text import train_wordpiece
+    from tasks.text.prepared import train_wordpiece
 
     tokenizer = train_wordpiece(["good film", "bad film"], vocab_size=60, max_length=64)
     config = BertConfig(

@@ -1,0 +1,1 @@
+"""Times the collectives of each library on its own path."""

@@ -1,0 +1,1 @@
+"""Backends race each other: the plan, its runs, and the files that they leave."""

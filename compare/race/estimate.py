@@ -1,0 +1,66 @@
+"""About how long a race takes: a few steps of the reference, taken now, and what a start costs."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+from compare.race.plan import PlannedRun
+from compare.race.run import RacePlan
+from records.config import RunConfig
+
+# From the command to the first step, and the end of a run, on two cores: most of it imports.
+_SECONDS_OF_A_START = 8.0
+_NUM_STEPS = 4
+# Steps of a diagnosis run are taken twice, and communicated once.
+_DIAGNOSIS_FACTOR = 3.0
+_COMMUNICATION_FACTOR = 1.3
+
+
+def estimate_seconds(plan: RacePlan, config: RunConfig) -> float:
+    """Guesses how long the plan takes from steps like those of `config`, taken in this process."""
+    step_seconds, evaluation_seconds, steps_of_whole = _measure(config)
+
+    def seconds(run: PlannedRun) -> float:
+        factor = 1.0 if run.entrant.backend == "single" else _COMMUNICATION_FACTOR
+        steps = {"timed": plan.options.timed_steps, "whole": steps_of_whole}.get(run.purpose)
+        if steps is None:
+            steps, factor = plan.options.diagnosis_steps, _DIAGNOSIS_FACTOR
+        evaluations = 4 if run.purpose == "whole" else 1
+        return _SECONDS_OF_A_START + factor * steps * step_seconds + evaluations * evaluation_seconds
+
+    return sum(seconds(run) for run in plan.runs())
+
+
+def _measure(config: RunConfig) -> tuple[float, float, int]:
+    """Seconds of one step and of one evaluation of `single`, and how many steps a whole run has."""
+    import torch
+
+    from backends.single import SingleBackend
+    from records.progress import ProgressLog
+    from tasks.registry import load_task
+    from training.loop import Trainer
+
+    task_class = load_task(config.task)
+    task = task_class(task_class.Settings.model_validate(config.task_settings))
+    task.prepare()
+    torch.set_num_threads(config.threads_per_rank * config.num_processes)
+    alone = config.model_copy(
+        update={
+            "backend": "single",
+            "num_processes": 1,
+            "backend_settings": {},
+            "max_steps": _NUM_STEPS,
+            "micro_batch_size": config.global_batch_size,
+        }
+    )
+    with TemporaryDirectory() as directory:
+        backend = SingleBackend(alone.backend_options(SingleBackend.Settings))
+        trainer = Trainer(alone, task, backend, ProgressLog(Path(directory), rank=0))
+        began = time.perf_counter()
+        trajectory = trainer.train()
+        evaluation = time.perf_counter() - began - sum(trajectory.step_seconds)
+    steps = config.num_train_epochs * trainer.plan.steps_per_epoch
+    return median(trajectory.step_seconds[1:]), evaluation, steps

@@ -1,0 +1,1 @@
+"""From records to a report: groups, claims, figures and pages."""

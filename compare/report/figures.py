@@ -1,0 +1,375 @@
+"""The figures of the report: what is drawn, said in a sentence, and given as numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from compare.report import plots
+from compare.report.numbers import interval, joined, number, percent, score, size
+from compare.report.page import Cell, Figure, Plot, Row, Table, measured
+from compare.report.plots import Axis, Item, Line, Style
+from compare.report.results import CollectiveSeries, Curve, Entrant, GroupResult, Scaling
+from compare.report.tables import Standings, interval_cell, mark, standing, standing_cell
+
+_PARTS = ("data", "forward", "backward", "communication", "optimizer")
+_MOST_ROWS = 50
+
+Styles = dict[str, Style]
+
+# A curve with steps, seconds and values of the points that are drawn of it.
+_Points = tuple[Curve, Sequence[float], Sequence[float], Sequence[float | None]]
+
+
+def throughput_figure(result: GroupResult, styles: Styles) -> Figure | None:
+    """Samples per second with intervals, and those of the single runs."""
+    entrants = [entrant for entrant in result.entrants if entrant.samples_per_second_of_runs]
+    if not entrants:
+        return None
+    said = "; ".join(
+        _named(entrant, f"{interval(entrant.samples_per_second)} samples/s")
+        for entrant in entrants
+        if entrant.samples_per_second
+    )
+    items = [
+        Item(
+            entrant.backend,
+            standing(entrant),
+            styles[entrant.backend],
+            values=entrant.samples_per_second_of_runs,
+            estimate=entrant.samples_per_second.estimate if entrant.samples_per_second else None,
+            low=entrant.samples_per_second.low if entrant.samples_per_second else None,
+            high=entrant.samples_per_second.high if entrant.samples_per_second else None,
+        )
+        for entrant in entrants
+    ]
+    num_runs = max(len(entrant.samples_per_second_of_runs) for entrant in entrants)
+    rows = [
+        Row(
+            [
+                Cell(entrant.backend),
+                standing_cell(entrant),
+                interval_cell(entrant.samples_per_second),
+                *(measured(rate) for rate in _filled(entrant.samples_per_second_of_runs, num_runs)),
+            ],
+            mark(entrant),
+        )
+        for entrant in entrants
+    ]
+    columns = ["backend", "standing", "samples/s (interval)", *(f"run {i + 1}" for i in range(num_runs))]
+    title = f"Throughput, {result.group.key}"
+    return Figure(
+        "Throughput",
+        f"Large marks are estimates with their confidence intervals, small ones single runs; right is faster, and the "
+        f"axis does not start at zero.{_sentence(said)}",
+        [Plot(f"{title}: {said}", plots.intervals(items, Axis("samples/s")))],
+        Table(title, columns, rows),
+    )
+
+
+def step_time_figure(result: GroupResult, styles: Styles) -> Figure | None:
+    """How step times are distributed."""
+    pooled = {id(entrant): [s * 1e3 for run in entrant.step_seconds for s in run] for entrant in result.entrants}
+    entrants = [entrant for entrant in result.entrants if pooled[id(entrant)]]
+    if not entrants:
+        return None
+    said = "; ".join(
+        _named(entrant, f"median {number(entrant.median_step_seconds * 1e3, 3)} ms")
+        + (f", 95\u00a0% within {number(entrant.p95_step_seconds * 1e3, 3)} ms" if entrant.p95_step_seconds else "")
+        for entrant in entrants
+        if entrant.median_step_seconds
+    )
+    items = [
+        Item(entrant.backend, standing(entrant), styles[entrant.backend], values=pooled[id(entrant)])
+        for entrant in entrants
+    ]
+    rows = [
+        Row(
+            [
+                Cell(entrant.backend),
+                measured(len(pooled[id(entrant)])),
+                *(measured(float(value)) for value in np.quantile(pooled[id(entrant)], [0, 0.25, 0.5, 0.75, 0.95, 1])),
+            ],
+            mark(entrant),
+        )
+        for entrant in entrants
+    ]
+    columns = ["backend", "steps", "least (ms)", "25 % (ms)", "50 % (ms)", "75 % (ms)", "95 % (ms)", "most (ms)"]
+    title = f"Step times, {result.group.key}"
+    return Figure(
+        "Step times",
+        f"The thicker, the more steps took this long; the boxes hold the middle half, the line in them is the "
+        f"median.{_sentence(said)}",
+        [Plot(f"{title}: {said}", plots.distributions(items, Axis("time of a step (ms)")))],
+        Table(title, columns, rows),
+    )
+
+
+def breakdown_figure(result: GroupResult, styles: Styles) -> Figure | None:
+    """Where the time of a step goes."""
+    entrants = [entrant for entrant in result.entrants if entrant.breakdown]
+    if not entrants:
+        return None
+    parts = {id(entrant): [getattr(entrant.breakdown, part) * 1e3 for part in _PARTS] for entrant in entrants}
+    said = "; ".join(
+        _named(
+            entrant,
+            f"{number(sum(parts[id(entrant)]), 3)} ms, {number(parts[id(entrant)][3], 3)} ms of it communication",
+        )
+        for entrant in entrants
+    )
+    items = [
+        Item(entrant.backend, standing(entrant), styles[entrant.backend], values=parts[id(entrant)])
+        for entrant in entrants
+    ]
+    rows = [
+        Row(
+            [
+                Cell(entrant.backend),
+                *(measured(part) for part in parts[id(entrant)]),
+                measured(sum(parts[id(entrant)])),
+                measured(entrant.breakdown.overhead if entrant.breakdown else None, 1, percent),
+            ],
+            mark(entrant),
+        )
+        for entrant in entrants
+    ]
+    columns = ["backend", *(f"{part} (ms)" for part in _PARTS), "sum (ms)", "lengthened by watching (%)"]
+    title = f"Where a step's time goes, {result.group.key}"
+    return Figure(
+        "Where a step's time goes",
+        f"From a run that was watched. Communication is what the step takes beyond the same work done alone, waiting "
+        f"included. {said}.",
+        [Plot(f"{title}: {said}", plots.stacks(items, _PARTS, Axis("time of a step (ms)", from_zero=True)))],
+        Table(title, columns, rows).without_empty_columns(),
+    )
+
+
+def loss_figure(curves: list[Curve], styles: Styles, standings: Standings) -> Figure | None:
+    """The loss over steps and over time."""
+    curves = [curve for curve in curves if curve.steps]
+    if not curves:
+        return None
+    key = curves[0].group
+    width = plots.bin_size(max(len(curve.steps) for curve in curves))
+    each = "Each point is one step" if width == 1 else f"Each point is the mean of {width} steps"
+    said = "; ".join(f"{curve.backend} ends at {_last(curve.losses)}" for curve in curves)
+    drawn = [
+        (curve, [part[-1] for part in _bins(curve.steps, width)], [part[-1] for part in _bins(curve.seconds, width)])
+        for curve in curves
+    ]
+    losses = {id(curve): plots.averaged(curve.losses, width) for curve in curves}
+    points: list[_Points] = [(curve, steps, time, losses[id(curve)]) for curve, steps, time in drawn]
+    over_steps, over_time = _curve_lines(points, styles, standings)
+    return Figure(
+        "Loss",
+        f"{each}. {_coinciding(curves)}{said}.",
+        [
+            Plot(f"Loss over steps, {key}: {said}", plots.lines(over_steps, Axis("step"), Axis("loss"))),
+            Plot(f"Loss over training time, {key}", plots.lines(over_time, Axis("training time (s)"), Axis("loss"))),
+        ],
+        _curve_table(f"Loss, {key}", "loss", points),
+    )
+
+
+def metric_figure(curves: list[Curve], styles: Styles, standings: Standings) -> Figure | None:
+    """Accuracy over steps and over time; of a task without it, the metric that it names first."""
+    named = [name for curve in curves for name in curve.metrics]
+    metric = "accuracy" if "accuracy" in named else next(iter(named), "")
+    curves = [curve for curve in curves if curve.evaluation_steps and metric in curve.metrics]
+    if not curves:
+        return None
+    key = curves[0].group
+    said = "; ".join(f"{curve.backend} {_last(curve.metrics[metric])}{_reached(curve)}" for curve in curves)
+    targets = {curve.target for curve in curves}
+    level = targets.pop() if len(targets) == 1 else None
+    points: list[_Points] = [
+        (curve, curve.evaluation_steps, curve.evaluation_seconds, curve.metrics[metric]) for curve in curves
+    ]
+    over_steps, over_time = _curve_lines(points, styles, standings)
+    named_metric = metric.replace("_", " ")
+    title = f"{named_metric.capitalize()}, {key}"
+    y = Axis(plots.plain(named_metric))
+    return Figure(
+        named_metric.capitalize(),
+        f"On the validation data, at the end: {said}." + (f" Dotted: the target, {number(level)}." if level else ""),
+        [
+            Plot(f"{title}, over steps: {said}", plots.lines(over_steps, Axis("step"), y, level=level)),
+            Plot(f"{title}, over training time", plots.lines(over_time, Axis("training time (s)"), y, level=level)),
+        ],
+        _curve_table(title, named_metric, points, written_as_score=True),
+    )
+
+
+def scaling_figure(series: list[Scaling], styles: Styles) -> Figure:
+    """Throughput over the number of ranks, of one kind and under one condition."""
+    title = f"{series[0].kind.capitalize()} scaling, {series[0].condition}"
+    meaning = {"strong": "the global batch stays the same", "weak": "the batch of each rank stays the same"}
+    said = "; ".join(
+        f"{one.backend} {percent(one.points[-1].efficiency)} % of the ideal on {one.points[-1].num_processes} ranks"
+        for one in series
+    )
+    ranks = Axis("ranks", ticks={n: str(n) for n in sorted({p.num_processes for one in series for p in one.points})})
+    rates, efficiencies, ideal = [], [], []
+    for i, one in enumerate(series):
+        worlds = [point.num_processes for point in one.points]
+        rate = [point.samples_per_second for point in one.points]
+        style = _style(series, i, styles)
+        low, high = [point.low for point in rate], [point.high for point in rate]
+        rates.append(Line(one.backend, style, worlds, [point.estimate for point in rate], low, high))
+        efficiencies.append(Line(one.backend, style, worlds, [100 * point.efficiency for point in one.points]))
+        ideal.append(Line("ideal", style, worlds, [_ideal(one, n) for n in worlds]))
+    whole = [Line("ideal", line.style, line.x, [100.0] * len(line.x)) for line in ideal]
+    rows = [
+        Row(
+            [
+                Cell(one.backend),
+                measured(point.num_processes),
+                interval_cell(point.samples_per_second),
+                measured(_ideal(one, point.num_processes)),
+                measured(point.efficiency, 1, percent),
+            ]
+        )
+        for one in series
+        for point in one.points
+    ]
+    return Figure(
+        title,
+        f"With more ranks {meaning[series[0].kind]}. Dotted: the ideal, N times what the smallest world does for each "
+        f"of its ranks. {said}.",
+        [
+            Plot(f"{title}: {said}", plots.lines(rates, ranks, Axis("samples/s", from_zero=True), ideal)),
+            Plot(
+                f"{title}: efficiency",
+                plots.lines(efficiencies, ranks, Axis("efficiency (%)", from_zero=True), whole),
+            ),
+        ],
+        Table(title, ["backend", "ranks", "samples/s (interval)", "ideal (samples/s)", "efficiency (%)"], rows),
+    )
+
+
+def collective_figure(series: list[CollectiveSeries], styles: Styles) -> Figure:
+    """Bus bandwidth over size, of one operation in one world."""
+    title = f"{series[0].operation}, {series[0].num_processes} ranks, {series[0].device}"
+    peaks = [(one, max(one.points, key=lambda point: point.busbw)) for one in series]
+    said = "; ".join(
+        f"{one.backend} over {one.transport} up to {number(peak.busbw / 1e9, 3)} GB/s at {size(peak.bytes)}"
+        for one, peak in peaks
+    )
+    drawn = [
+        Line(
+            f"{one.backend}, {one.transport}",
+            _style(series, i, styles),
+            [point.bytes for point in one.points],
+            [point.busbw / 1e9 for point in one.points],
+        )
+        for i, one in enumerate(series)
+    ]
+    sizes = sorted({point.bytes for one in series for point in one.points})
+    every = -(-len(sizes) // 6)
+    x = Axis("size", log=True, ticks={num_bytes: size(num_bytes) for num_bytes in sizes[::every]})
+    y = Axis("busbw (GB/s)", log=True, ticks=plots.decades(rate for line in drawn for rate in line.y if rate))
+    rows = [
+        Row(
+            [
+                Cell(one.backend),
+                Cell(one.transport),
+                Cell(size(point.bytes), point.bytes),
+                measured(point.median_seconds, 1e6),
+                measured(len(point.seconds)),
+                measured(point.algbw, 1e-9),
+                measured(point.busbw, 1e-9),
+            ]
+        )
+        for one in series
+        for point in one.points
+    ]
+    columns = ["backend", "transport", "size", "median time (µs)", "repetitions", "algbw (GB/s)", "busbw (GB/s)"]
+    return Figure(
+        title,
+        f"Bus bandwidth as nccl-tests defines it, both axes logarithmic; up is faster. {said}.",
+        [Plot(f"{title}: {said}", plots.lines(drawn, x, y))],
+        Table(title, columns, rows),
+    )
+
+
+def _style(series: Sequence[Scaling | CollectiveSeries], index: int, styles: Styles) -> Style:
+    """The look of a line, told from other lines of the same backend."""
+    backend = series[index].backend
+    return styles[backend].varied([one.backend for one in series[:index]].count(backend))
+
+
+def _ideal(scaling: Scaling, num_processes: int) -> float:
+    smallest = min(scaling.points, key=lambda point: point.num_processes)
+    return smallest.samples_per_second.estimate / smallest.num_processes * num_processes
+
+
+def _sentence(said: str) -> str:
+    return f" {said}." if said else ""
+
+
+def _named(entrant: Entrant, said: str) -> str:
+    note = standing(entrant)
+    return f"{entrant.backend} ({note}) {said}" if note else f"{entrant.backend} {said}"
+
+
+def _filled(values: Sequence[float], length: int) -> list[float | None]:
+    return [*values, *[None] * (length - len(values))]
+
+
+def _bins(values: Sequence[float], width: int) -> list[Sequence[float]]:
+    return [values[start : start + width] for start in range(0, len(values), width)]
+
+
+def _last(values: Sequence[float | None]) -> str:
+    return score(values[-1]) if values else "nothing"
+
+
+def _reached(curve: Curve) -> str:
+    if curve.target is None:
+        return ""
+    if curve.seconds_to_target is None:
+        return ", target not reached"
+    return f", target reached after {number(curve.seconds_to_target, 3)} s"
+
+
+def _coinciding(curves: list[Curve]) -> str:
+    """Says which backends drew the same curve, since their lines hide each other."""
+    same: dict[tuple[float | None, ...], list[str]] = {}
+    for curve in curves:
+        same.setdefault(tuple(curve.losses), []).append(curve.backend)
+    together = [joined(backends) for backends in same.values() if len(backends) > 1]
+    return "".join(f"The losses of {backends} are the same numbers in every step. " for backends in together)
+
+
+def _curve_lines(points: list[_Points], styles: Styles, standings: Standings) -> tuple[list[Line], list[Line]]:
+    """The same points over steps and over time."""
+    over_steps, over_time = [], []
+    for curve, steps, seconds, values in points:
+        note = standings.get((curve.group, curve.backend), "")
+        name = f"{curve.backend} ({note})" if note else curve.backend
+        over_steps.append(Line(name, styles[curve.backend], steps, values))
+        over_time.append(Line(name, styles[curve.backend], seconds, values))
+    return over_steps, over_time
+
+
+def _curve_table(
+    caption: str,
+    what: str,
+    points: list[_Points],
+    written_as_score: bool = False,
+) -> Table:
+    written = score if written_as_score else number
+    rows = [
+        Row([Cell(curve.backend), measured(steps[i]), measured(seconds[i]), measured(values[i], written=written)])
+        for curve, steps, seconds, values in points
+        for i in _some(len(values))
+    ]
+    return Table(caption, ["backend", "step", "training time (s)", what], rows)
+
+
+def _some(length: int) -> list[int]:
+    """At most so many indices that a table can be read, the last one always."""
+    every = -(-length // _MOST_ROWS)
+    return sorted({*range(every - 1, length, every), length - 1}) if length else []

@@ -1,0 +1,229 @@
+"""The report as Markdown, to paste; ``python -m compare.report.markdown RESULTS.json`` prints its tables alone."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from compare.report.results import Comparison, Curve, Entrant, GroupResult, Interval, Results
+from compare.report.words import metric_heading
+
+_HEADINGS = (
+    *("ranks", "precision", "batch = ranks x micro x accumulation", "backend", "in lockstep", "samples/s [95 %]"),
+    *("step, median / p95 (ms)", "first step (s)", "memory (MiB)", "time against the group's first"),
+)
+_BREAKDOWN_HEADINGS = (
+    *(
+        "conditions",
+        "backend",
+        "data (ms)",
+        "forward",
+        "backward",
+        "optimizer",
+        "communication",
+        "watching lengthens it by",
+    ),
+    "sent by a rank / ring bound (MB)",
+)
+
+
+def render_markdown(results: Results) -> str:
+    """Renders the whole report."""
+    where = [
+        f"{place.machine}; {place.software}; {place.num_runs} runs" + (f"; {place.idleness}" if place.idleness else "")
+        for place in results.places
+    ]
+    commands = [f"{escape(name)}:\n\n    {_one_line(command)}" for name, command in results.commands.items()]
+    sections = {
+        "": _list(results.verdict),
+        "Throughput": results_table(results),
+        "Trained to the end": seed_table(results),
+        "Time to an accuracy": _list(_time_to_target(curve) for curve in results.curves if curve.target is not None),
+        "Where a step goes": breakdown_table(results),
+        "What may be said": _list(f"{group.group.key}: {one.text}" for group, one in _comparisons(results)),
+        "Lockstep": _list(
+            f"{entrant.backend}, {group.group.key}: {entrant.parity.verdict}; {entrant.parity.detail}"
+            for group in results.groups
+            for entrant in group.entrants
+        ),
+        "Problems": _list(results.problems),
+        "Where": _list(where),
+        "How": _list(f"{name}: {value}" for name, value in results.facts.items()),
+        "Commands": "\n\n".join(commands),
+    }
+    parts = [f"# {escape(results.title)}", f"Made {results.created_at}."]
+    for heading, text in sections.items():
+        if text:
+            parts += [f"## {heading}", text] if heading else [text]
+    return "\n\n".join(parts) + "\n"
+
+
+def headline_table(results: Results) -> str:
+    """What each backend made of several ranks, without accumulation, beside one process on the same batch."""
+    groups = [one for one in results.groups if one.group.gradient_accumulation_steps == 1]
+    rows = []
+    for alone in (one for one in groups if one.group.num_processes == 1):
+        of_one = next((entrant for entrant in alone.entrants if entrant.backend == "single"), None)
+        if of_one is None or of_one.samples_per_second is None:
+            continue
+        conditions = (alone.group.task, alone.group.device, alone.group.precision, alone.group.global_batch_size)
+        rows.append([alone.group.precision, "single", "1", _interval(of_one.samples_per_second), "1"])
+        for group in (one for one in groups if one.group.num_processes > 1):
+            same = (group.group.task, group.group.device, group.group.precision, group.group.global_batch_size)
+            for entrant in group.entrants if same == conditions else ():
+                speed = entrant.samples_per_second
+                against = "-" if speed is None else f"{speed.estimate / of_one.samples_per_second.estimate:.2f}"
+                num_processes = str(group.group.num_processes)
+                rows.append([group.group.precision, entrant.backend, num_processes, _interval(speed), against])
+    return _table(("precision", "backend", "ranks", "samples/s [95 %]", "times one process"), rows) if rows else ""
+
+
+def results_table(results: Results) -> str:
+    """One row for each entrant, group by group."""
+    return _table(_HEADINGS, (_row(group, entrant) for group in results.groups for entrant in group.entrants))
+
+
+def seed_table(results: Results) -> str:
+    """The table of published comparisons: what each backend reached when trained to the end."""
+    seeds = results.seed_table
+    if not seeds:
+        return ""
+    scores = {
+        metric_heading("f1", seeds, shown="F1"): [row.f1 for row in seeds],
+        "macro F1": [row.macro_f1 for row in seeds],
+        metric_heading("roc_auc", seeds, shown="AUC"): [row.roc_auc for row in seeds],
+        "accuracy": [row.accuracy for row in seeds],
+    }
+    scores = {heading: values for heading, values in scores.items() if any(value is not None for value in values)}
+    rows = [
+        [
+            *(row.hardware, row.backend, f"{row.train_seconds:.1f}"),
+            *(_number(values[number], ".4f") for values in scores.values()),
+            row.batch_size,
+        ]
+        for number, row in enumerate(seeds)
+    ]
+    return _table(("hardware", "backend", "train time (s)", *map(escape, scores), "batch size"), rows)
+
+
+def breakdown_table(results: Results) -> str:
+    """Where the time of a step goes, and what it sends."""
+    rows = []
+    for group in results.groups:
+        for entrant in group.entrants:
+            if (parts := entrant.breakdown) is not None:
+                seconds = (parts.data, parts.forward, parts.backward, parts.optimizer, parts.communication)
+                sent = "-"
+                if (wire := entrant.wire) is not None:
+                    sent = f"{wire.bytes_per_step / 1e6:.2f} / {wire.ring_bound / 1e6:.2f} on {wire.interface}"
+                overhead = "-" if parts.overhead is None else f"{parts.overhead:+.0%}"
+                rows.append([group.group.key, entrant.backend, *map(_milliseconds, seconds), overhead, sent])
+    return _table(_BREAKDOWN_HEADINGS, rows) if rows else ""
+
+
+def escape(text: str) -> str:
+    """Keeps text from outside from being read as markup, and on one line."""
+    return re.sub(r"([\\`*_{}\[\]<>|#~&])", r"\\\1", _one_line(text))
+
+
+def _row(group: GroupResult, entrant: Entrant) -> list[str]:
+    conditions = group.group
+    split = f"{conditions.num_processes} x {conditions.micro_batch_size} x {conditions.gradient_accumulation_steps}"
+    cells = [str(conditions.num_processes), conditions.precision, f"{conditions.global_batch_size} = {split}"]
+    if not entrant.num_runs:
+        why = entrant.failures[0] if entrant.failures else "no run of it"
+        return [*cells, entrant.backend, f"failed: {why}", *[""] * (len(_HEADINGS) - 5)]
+    steps = f"{_milliseconds(entrant.median_step_seconds)} / {_milliseconds(entrant.p95_step_seconds)}"
+    starts = sorted(entrant.seconds_to_first_step)
+    memory = entrant.peak_cuda_memory_bytes or entrant.peak_memory_bytes
+    return [
+        *cells,
+        entrant.backend,
+        entrant.parity.verdict,
+        _interval(entrant.samples_per_second),
+        steps,
+        f"{starts[len(starts) // 2]:.1f}" if starts else "-",
+        f"{memory / 2**20:.0f}" if memory else "-",
+        _against_first(group, entrant),
+    ]
+
+
+def _against_first(group: GroupResult, entrant: Entrant) -> str:
+    if not entrant.ranked:
+        return "not ranked"
+    first = next(other for other in group.entrants if other.ranked)
+    for comparison in group.comparisons:
+        if (comparison.first, comparison.second) == (first.backend, entrant.backend):
+            return _slowdown(comparison)
+    return "-"
+
+
+def _slowdown(comparison: Comparison) -> str:
+    interval = comparison.slowdown
+    if interval is None or interval.low is None or interval.high is None:
+        return "too few runs"
+    bounds = f"[{100 * interval.low:+.1f}, {100 * interval.high:+.1f}]"
+    shown = "" if comparison.claim in ("slower", "faster") else ", no difference shown"
+    return f"{100 * interval.estimate:+.1f} % {bounds}{shown}"
+
+
+def _time_to_target(curve: Curve) -> str:
+    who = f"{curve.backend}, {curve.group}: accuracy {curve.target:g}"
+    if curve.seconds_to_target is None:
+        return f"{who} not reached in {curve.seconds[-1]:.1f} s of training"
+    return f"{who} after {curve.seconds_to_target:.1f} s of training, at the first evaluation that reached it"
+
+
+def _comparisons(results: Results) -> Iterable[tuple[GroupResult, Comparison]]:
+    return ((group, comparison) for group in results.groups for comparison in group.comparisons)
+
+
+def _interval(interval: Interval | None) -> str:
+    if interval is None:
+        return "-"
+    bounds = (
+        f" [{interval.low:.0f}, {interval.high:.0f}]" if interval.low is not None and interval.high is not None else ""
+    )
+    return f"{interval.estimate:.0f}{bounds}"
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1000 * seconds:.1f}"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [headings, ["---"] * len(headings), *([escape(cell) for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _list(lines: Iterable[str]) -> str:
+    return "\n".join(f"- {escape(line)}" for line in lines)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def main(arguments: list[str]) -> int:
+    """Prints the tables of a results.json; returns the exit code."""
+    if len(arguments) != 1:
+        print("usage: python -m compare.report.markdown RESULTS.json", file=sys.stderr)
+        return 2
+    try:
+        results = Results.model_validate_json(Path(arguments[0]).read_bytes())
+    except (OSError, ValueError) as error:
+        print(f"lockstep: {arguments[0]}: no results that can be read ({_one_line(str(error))[:200]})", file=sys.stderr)
+        return 2
+    tables = (headline_table(results), results_table(results), seed_table(results))
+    print("\n\n".join(table for table in tables if table))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

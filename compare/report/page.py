@@ -1,0 +1,107 @@
+"""What a page is made of, whatever it says: sections that hold text, tables and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from compare.report.numbers import NOTHING, number
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What a table shows, and the number to sort by where it is one."""
+
+    text: str
+    value: float | None = None
+
+
+def measured(value: float | None, scale: float = 1, written: Callable[[float], str] = number) -> Cell:
+    """A cell for a number in the unit its column names: `value` times `scale`; a dash where there is none."""
+    return Cell(NOTHING) if value is None else Cell(written(value * scale), value * scale)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Cells, the first of which names the row; `mark` says why it stands apart: unranked, failed or differs."""
+
+    cells: list[Cell]
+    mark: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table; units stand in the names of its columns."""
+
+    kind: ClassVar[str] = "table"
+    caption: str
+    columns: list[str]
+    rows: list[Row]
+
+    @property
+    def numeric(self) -> list[bool]:
+        """Which columns hold numbers."""
+        return [any(row.cells[i].value is not None for row in self.rows) for i in range(len(self.columns))]
+
+    def without_empty_columns(self) -> Table:
+        """The same without columns in which no row has anything."""
+        kept = [i for i in range(len(self.columns)) if any(row.cells[i].text not in ("", NOTHING) for row in self.rows)]
+        rows = [Row([row.cells[i] for i in kept], row.mark) for row in self.rows]
+        return Table(self.caption, [self.columns[i] for i in kept], rows)
+
+
+@dataclass(frozen=True)
+class Plot:
+    """One drawing, and what to say to those who do not see it."""
+
+    label: str
+    drawing: Any
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Drawings of the same numbers, the sentence that goes with them, and the numbers."""
+
+    kind: ClassVar[str] = "figure"
+    title: str
+    caption: str
+    plots: list[Plot]
+    data: Table
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph."""
+
+    kind: ClassVar[str] = "text"
+    text: str
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A list, one item a line."""
+
+    kind: ClassVar[str] = "lines"
+    items: list[str]
+
+
+@dataclass(frozen=True)
+class Commands:
+    """Command lines, each with what it is for."""
+
+    kind: ClassVar[str] = "commands"
+    commands: dict[str, str]
+
+
+Block = Table | Figure | Text | Lines | Commands
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading and what stands below it. One without anything is left out."""
+
+    id: str
+    heading: str
+    blocks: list[Block] = field(default_factory=list)
+    sections: list[Section] = field(default_factory=list)

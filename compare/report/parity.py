@@ -1,0 +1,215 @@
+"""Whether a run computed what the reference computed: in bits, up to rounding, or not.
+
+How far rounding leads is measured, not assumed: the yardstick is the reference once more, with its
+batches split into the micro-batches of the run. A run that strays thirty times as far from the
+reference, in any weight after any step, computes something else.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from compare.report.results import Parity
+from records.record import DiagnosisRecord, RunRecord
+
+_FACTOR = 30.0
+# Of the distance that rounding moves all weights together: what it may move one that it left alone elsewhere.
+_SHARED = 1e-3
+# Relative to the size of a weight, what a few changes of its last digit amount to.
+_LAST_DIGITS = {"float64": 1e-15}
+_LAST_DIGITS_OF_FLOAT32 = 1e-6
+# Metrics of a few samples jump: by one sample, and by which of two equal logits comes first.
+_METRIC_SLACK = 0.01
+# For runs that were not diagnosed, by precision: how far losses and gradient norms may lie apart at first.
+_TOLERANCE = {"fp32": 1e-3, "bf16": 3e-2, "fp16": 3e-2}
+_NUM_JUDGED_STEPS = 10
+
+_Numbers = npt.NDArray[np.float64]
+
+
+def diagnosed_parity(run: RunRecord, reference: RunRecord, yardstick: RunRecord | None) -> Parity:
+    """Judges a diagnosed run by its weights after every step, its losses and its metrics."""
+    ours, theirs = _diagnosis(run), _diagnosis(reference)
+    if ours.parameters != theirs.parameters or len(run.steps) != len(reference.steps):
+        detail = "it trains other parameters than the reference, or for other steps"
+        return Parity(verdict="not comparable", detail=detail)
+    step, name = _first_difference(ours, theirs)
+    if step is None:
+        return Parity(verdict="bitwise", detail=f"all weights after each of {len(run.steps)} steps are the same bits")
+    if step == 0:
+        detail = f"it begins with other weights than the reference ({name})"
+        return Parity(verdict="not comparable", detail=detail, first_step=0, parameter=name)
+    judged = _measured_parity(run, reference, yardstick) if yardstick else losses_parity(run, reference)
+    if judged.first_step is None:
+        judged = judged.model_copy(update={"first_step": step, "parameter": name})
+    return judged
+
+
+def _measured_parity(run: RunRecord, reference: RunRecord, yardstick: RunRecord) -> Parity:
+    # fp16: what overflows depends on the split of a batch, since losses are scaled before they are averaged.
+    together = _steps_before_skips_differ(run, reference, yardstick)
+    if together == 0:
+        return Parity(verdict="unknown", detail="it skips other steps than the reference from the first on (overflow)")
+    digits = _LAST_DIGITS.get(_diagnosis(reference).inner_dtype, _LAST_DIGITS_OF_FLOAT32)
+    excess = _weight_excess(_diagnosis(run), _diagnosis(reference), _diagnosis(yardstick), digits)[: together + 1]
+    # AdamW and clipping hide a gradient that is wrong by a factor from the weights, but not from its norm.
+    curves = {name: _curve_excess(name, run, reference, yardstick, digits)[:together] for name in ("loss", "grad_norm")}
+    strayed = [_stray(_diagnosis(run), excess), *(_stray_of_curve(name, curve) for name, curve in curves.items())]
+    found = [parity for parity in strayed if parity is not None]
+    if found:
+        return min(found, key=lambda parity: parity.first_step or 0)
+    metric = _differing_metric(run, reference, yardstick) if together == len(run.steps) else None
+    if metric:
+        return Parity(verdict="not comparable", detail=f"metrics differ from the reference's: {metric}")
+    nearness = max(float(excess.max()), *(float(curve.max()) for curve in curves.values())) * _FACTOR
+    until = (
+        ""
+        if together == len(run.steps)
+        else f", up to step {together}, after which overflows made them skip differently"
+    )
+    detail = (
+        f"never more than {nearness:.1f} times as far from the reference as the reference is from itself with its "
+        f"batches split{until}"
+    )
+    return Parity(verdict="rounding", detail=detail)
+
+
+def _steps_before_skips_differ(*records: RunRecord) -> int:
+    skips = list(zip(*([step.skipped for step in record.steps] for record in records), strict=False))
+    return next((index for index, skipped in enumerate(skips) if len(set(skipped)) > 1), len(skips))
+
+
+def losses_parity(run: RunRecord, reference: RunRecord) -> Parity:
+    """Judges a run of which nothing but losses and final weights is known."""
+    if (
+        run.ranks
+        and reference.ranks
+        and run.ranks[0].weights_sha256 == reference.ranks[0].weights_sha256
+        and len(run.steps) == len(reference.steps)
+    ):
+        return Parity(verdict="bitwise", detail="the final weights are the same bits")
+    if _split(run) != _split(reference) and run.task.get("dropout", 0) != 0:
+        detail = "with dropout, whose masks depend on how a batch is split, only diagnosis runs (--diagnose) can tell"
+        return Parity(verdict="unknown", detail=detail)
+    tolerance = _TOLERANCE[str(run.config["precision"])]
+    worst = 0.0
+    for ours, theirs in zip(run.steps[:_NUM_JUDGED_STEPS], reference.steps, strict=False):
+        for name in ("loss", "grad_norm"):
+            mine, other = getattr(ours, name), getattr(theirs, name)
+            apart = _relative_distance(mine, other)
+            worst = max(worst, apart)
+            if apart > tolerance:
+                words = name.replace("_", " ").replace("grad", "gradient")
+                detail = f"its {words} of step {ours.step} is {_show(mine)}, the reference's {_show(other)}"
+                return Parity(verdict="not comparable", detail=detail, first_step=ours.step)
+    detail = (
+        f"losses and gradient norms of the first {_NUM_JUDGED_STEPS} steps lie within {worst:.1e} of the reference's; "
+        "weights were compared at the end alone"
+    )
+    return Parity(verdict="rounding", detail=detail)
+
+
+def _relative_distance(mine: float | None, other: float | None) -> float:
+    if mine is None or other is None:
+        return 0.0 if mine is other else float("inf")
+    return abs(mine - other) / max(abs(other), 1e-12)
+
+
+def _split(run: RunRecord) -> tuple[int, int]:
+    return run.config["num_processes"], run.config["micro_batch_size"]
+
+
+def _diagnosis(run: RunRecord) -> DiagnosisRecord:
+    diagnosis = run.ranks[0].diagnosis
+    assert diagnosis is not None
+    return diagnosis
+
+
+def _first_difference(ours: DiagnosisRecord, theirs: DiagnosisRecord) -> tuple[int | None, str | None]:
+    for step, (mine, other) in enumerate(zip(ours.digests, theirs.digests, strict=False)):
+        for name, digest, expected in zip(ours.parameters, mine, other, strict=True):
+            if digest != expected:
+                return step, name
+    return None, None
+
+
+def _weight_excess(
+    ours: DiagnosisRecord, theirs: DiagnosisRecord, yardstick: DiagnosisRecord, digits: float
+) -> _Numbers:
+    """For each step and weight, the distance from the reference over what is still rounding."""
+    length = min(len(diagnosis.sketches) for diagnosis in (ours, theirs, yardstick))
+    # What is not finite is null in a record, and nan here.
+    mine, other, third = (
+        np.array(diagnosis.sketches[:length], dtype=np.float64) for diagnosis in (ours, theirs, yardstick)
+    )
+    # What rounding has done once it may do again: early steps of some weights happen to be exact.
+    allowed = np.maximum.accumulate(np.linalg.norm(third - other, axis=2), axis=0)
+    sizes = np.linalg.norm(other, axis=2)
+    # A weight that rounding happened not to move in the yardstick may move here by a little of what moved all.
+    shared = _SHARED * np.linalg.norm(allowed, axis=1, keepdims=True)
+    bound = np.fmax(np.fmax(_FACTOR * allowed, digits * sizes), shared)
+    both = np.logical_and(np.isnan(mine).any(axis=2), np.isnan(other).any(axis=2))
+    return _without_nan(_over(np.linalg.norm(mine - other, axis=2), bound), both)
+
+
+def _curve_excess(name: str, run: RunRecord, reference: RunRecord, yardstick: RunRecord, digits: float) -> _Numbers:
+    """For each step, how far a number of the run lies from the reference's, over what is still rounding."""
+    length = min(len(record.steps) for record in (run, reference, yardstick))
+    mine, other, third = (
+        np.array([np.nan if (value := getattr(step, name)) is None else value for step in record.steps[:length]])
+        for record in (run, reference, yardstick)
+    )
+    allowed = np.maximum.accumulate(np.abs(third - other))
+    excess = _over(np.abs(mine - other), np.fmax(_FACTOR * allowed, digits * np.abs(other)))
+    return _without_nan(excess, np.logical_and(np.isnan(mine), np.isnan(other)))
+
+
+def _without_nan(excess: _Numbers, both: npt.ArrayLike) -> _Numbers:
+    """What is not finite on both sides is the same; on one side alone it is as far as can be."""
+    return np.where(both, 0.0, np.where(np.isnan(excess), np.inf, excess))
+
+
+def _over(distances: _Numbers, bounds: _Numbers) -> _Numbers:
+    return distances / np.maximum(bounds, np.finfo(np.float64).tiny)
+
+
+def _stray(ours: DiagnosisRecord, excess: _Numbers) -> Parity | None:
+    beyond = np.flatnonzero(excess.max(axis=1) > 1)
+    if not len(beyond):
+        return None
+    step = int(beyond[0])
+    name = ours.parameters[int(excess[step].argmax())]
+    detail = (
+        f"after step {step}, {name} is {excess[step].max():.3g} times as far from the reference as rounding may lead"
+    )
+    return Parity(verdict="not comparable", detail=detail, first_step=step, parameter=name)
+
+
+def _stray_of_curve(name: str, excess: _Numbers) -> Parity | None:
+    beyond = np.flatnonzero(excess > 1)
+    if not len(beyond):
+        return None
+    step = int(beyond[0]) + 1
+    words = name.replace("_", " ").replace("grad", "gradient")
+    detail = (
+        f"in step {step}, its {words} is {excess[beyond[0]]:.3g} times as far from the reference as rounding may lead"
+    )
+    return Parity(verdict="not comparable", detail=detail, first_step=step)
+
+
+def _differing_metric(run: RunRecord, reference: RunRecord, yardstick: RunRecord) -> str | None:
+    for name, theirs in reference.quality.items():
+        ours, third = run.quality.get(name), yardstick.quality.get(name)
+        if ours is None or theirs is None:
+            if ours is not theirs:
+                return f"{name} is {_show(ours)}, not {_show(theirs)}"
+            continue
+        allowed = max(_METRIC_SLACK, _FACTOR * abs(third - theirs) if third is not None else 0.0)
+        if abs(ours - theirs) > allowed:
+            return f"{name} is {_show(ours)}, not {_show(theirs)}"
+    return None
+
+
+def _show(value: float | None) -> str:
+    return "not a finite number" if value is None else f"{value:.6g}"

@@ -1,0 +1,100 @@
+"""What results say, in sentences and headings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from compare.report.results import Curve, Entrant, GroupResult, SeedRow
+from records.record import RunRecord
+from tasks.interface import metric_title
+
+
+def ranks(number: int) -> str:
+    """Counts ranks."""
+    return "1 rank" if number == 1 else f"{number} ranks"
+
+
+def describe_batch(config: dict[str, Any], accumulation: int) -> str:
+    """How a global batch is made: ranks x micro-batch x accumulation steps."""
+    split = f"{config['num_processes']} x {config['micro_batch_size']} x {accumulation}"
+    return f"{config['global_batch_size']} = {split}"
+
+
+def describe_task(record: RunRecord) -> str:
+    """What is computed, in a line."""
+    config, task = record.config, record.task
+    what = f"{config['task']}: {task['model']} on {task['data']}" if "model" in task else str(config["task"])
+    length = f"{config['max_steps']} steps" if config["max_steps"] > 0 else f"{config['num_train_epochs']} epoch(s)"
+    compiled = ", compiled" if config.get("torch_compile") else ""
+    return f"{what}, {config['optimizer']} at {config['learning_rate']:g}, {length}, seed {config['seed']}{compiled}"
+
+
+def metric_heading(name: str, rows: Sequence[Curve | SeedRow], *, shown: str | None = None) -> str:
+    """Names a metric at the head of these rows, with the class that it is about in all of them."""
+    labels = {row.positive_label for row in rows}
+    title = metric_title(name, labels.pop() if len(labels) == 1 else None)
+    return title if shown is None else shown + title.removeprefix(name)
+
+
+def machine_of(record: RunRecord) -> str:
+    """The GPUs or CPUs of a run."""
+    environment = record.environment
+    return ", ".join(environment.gpus) or f"{environment.num_cpus} x {environment.cpu}"
+
+
+def software_of(record: RunRecord) -> str:
+    """Versions of everything that takes part in a run, and the commit."""
+    environment = record.environment
+    packages = ", ".join(f"{name} {version}" for name, version in environment.packages.items())
+    dirty = " and changes" if environment.git_dirty else ""
+    commit = (environment.git_commit or "unknown")[:12]
+    return f"Python {environment.python}; {packages}; commit {commit}{dirty}; {environment.platform}"
+
+
+def describe_verdict(groups: Sequence[GroupResult], num_problems: int) -> list[str]:
+    """The sentences at the top of a report."""
+    sentences = _lockstep(groups)
+    sentences += [sentence for group in groups for sentence in _race(group)]
+    if num_problems:
+        sentences.append(f"{num_problems} problem(s) are listed below the figures.")
+    return sentences
+
+
+def _lockstep(groups: Sequence[GroupResult]) -> list[str]:
+    entrants = [(group, entrant) for group in groups for entrant in group.entrants if entrant.num_runs]
+    verdicts = [entrant.parity.verdict for _, entrant in entrants]
+    judged = len(verdicts) - verdicts.count("unknown") - verdicts.count("reference")
+    good = verdicts.count("bitwise") + verdicts.count("rounding")
+    sentences = []
+    if judged:
+        same = f"{verdicts.count('bitwise')} bit for bit, {verdicts.count('rounding')} within rounding"
+        sentences.append(f"In lockstep with the reference: {good} of {judged} entrants ({same}).")
+    for group, entrant in entrants:
+        if entrant.parity.verdict == "not comparable":
+            detail = entrant.parity.detail
+            sentences.append(f"NOT in lockstep, and not ranked: {entrant.backend} ({group.group.key}): {detail}.")
+    return sentences
+
+
+def _race(group: GroupResult) -> list[str]:
+    """Who is fastest in a group, and what may be said of the others against it."""
+    measured = [entrant for entrant in group.entrants if entrant.ranked and entrant.samples_per_second]
+    if len(measured) < 2:
+        return []
+    fastest = max(measured, key=_rate).backend
+    with_fastest = [one for one in group.comparisons if fastest in (one.first, one.second)]
+    said = [one.text for one in with_fastest if one.claim in ("slower", "faster")]
+    equal = [one for one in with_fastest if one.claim == "none"]
+    if equal:
+        others = ", ".join(one.second if one.first == fastest else one.first for one in equal)
+        seen = max(one.detectable or 0.0 for one in equal)
+        said.append(f"between {fastest} and {others} no difference is shown (would have seen {100 * seen:.1f} %)")
+    if len(said) < len(with_fastest) - len(equal) + bool(equal):
+        said.append("of others too few runs were made")
+    return [f"{group.group.key}: {'; '.join(said)}."]
+
+
+def _rate(entrant: Entrant) -> float:
+    assert entrant.samples_per_second is not None
+    return entrant.samples_per_second.estimate

@@ -1,0 +1,254 @@
+"""Checkpoints: one file each, of tensors and JSON only, that is there whole or not at all.
+
+A checkpoint is a safetensors file (https://huggingface.co/docs/safetensors): the tensors of model,
+optimizer and history, and in its metadata a JSON text with everything else and a SHA-256 of all of
+it. Nothing in one is ever executed, and nothing in it depends on the backend or the world size.
+
+Random streams need no place in it: every one is seeded anew from (seed, purpose, rank, step,
+micro-step), so position and seed are the state of all of them, on any number of ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from records.config import RunConfig
+from records.record import EvaluationRecord
+
+if TYPE_CHECKING:
+    import torch
+
+CHECKPOINTS_NAME = "checkpoints"
+_NAME = re.compile(r"step-(\d{8,})\.safetensors")
+_STATE_KEY, _DIGEST_KEY = "lockstep", "sha256"
+
+
+class CheckpointError(ValueError):
+    """A file that is no whole checkpoint; the text names it and says why."""
+
+
+class BestModel(BaseModel):
+    """The best evaluation so far, by the metric that was chosen."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    step: int = Field(ge=1)
+    value: float
+
+
+class CheckpointState(BaseModel):
+    """What a checkpoint holds besides tensors."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    schema_version: Literal[1] = 1
+    config: RunConfig = Field(description="of the run that saved it")
+    data: dict[str, Any] = Field(description="the task's facts about its data and model")
+    step: int = Field(ge=1, description="optimizer steps taken, skipped ones counted: the position in the plan")
+    num_updates: int = Field(ge=0, description="how often the learning-rate schedule advanced")
+    evaluated_step: int = Field(ge=0, description="step of the last evaluation, 0 before the first")
+    best: BestModel | None
+    evaluations_since_best: int = Field(ge=0, description="what early stopping counts")
+    evaluations: list[EvaluationRecord]
+    backend: dict[str, Any] = Field(description="state of the loss scaler, in the words of torch's")
+    optimizer_groups: list[dict[str, Any]] = Field(description="hyper-parameters and parameter numbers, as torch's")
+    optimizer_scalars: dict[str, Any] = Field(description="what an optimizer keeps of a parameter besides tensors")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint in memory; tensors lie on the CPU and are named by what they belong to."""
+
+    state: CheckpointState
+    tensors: dict[str, torch.Tensor]
+
+
+def checkpoint_path(run_directory: Path, step: int) -> Path:
+    """Where a run keeps its checkpoint of this step."""
+    return run_directory / CHECKPOINTS_NAME / f"step-{step:08d}.safetensors"
+
+
+def list_checkpoints(run_directory: Path) -> list[Path]:
+    """The checkpoints of a run, the newest first, unread."""
+    found = [path for path in (run_directory / CHECKPOINTS_NAME).glob("step-*") if _NAME.fullmatch(path.name)]
+    return sorted(found, key=checkpoint_step, reverse=True)
+
+
+def checkpoint_step(path: Path) -> int:
+    """The step that a checkpoint's name tells."""
+    match = _NAME.fullmatch(path.name)
+    assert match is not None, path
+    return int(match[1])
+
+
+def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
+    """Writes a checkpoint beside its place and moves it there once it is on the disk.
+
+    Whenever the process or the machine stops, the place holds what it held before, or all of the new file.
+
+    Raises:
+        OSError: It cannot be written; nothing is left of it.
+    """
+    from safetensors.torch import save
+
+    if not path.parent.exists():
+        path.parent.mkdir(parents=True)
+        _sync(path.parent.parent)
+    text = json.dumps(checkpoint.state.model_dump(mode="json"), allow_nan=False)
+    metadata = {_STATE_KEY: text, _DIGEST_KEY: _digest(text, checkpoint.tensors)}
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with unfinished.open("wb") as file:
+            file.write(save(checkpoint.tensors, metadata))
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+        _sync(path.parent)
+    finally:
+        with contextlib.suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+
+
+def read_checkpoint(source: Path | bytes, *, name: str | None = None) -> Checkpoint:
+    """Reads a checkpoint, from a file or from its bytes, and proves by its hash that it is whole.
+
+    Raises:
+        CheckpointError: It cannot be read or is damaged.
+    """
+    import torch
+    from safetensors import SafetensorError, safe_open
+    from safetensors.torch import load
+
+    name = name or str(source)
+    if isinstance(source, Path):
+        _check_file(source)
+    try:
+        if isinstance(source, bytes):
+            metadata, tensors = _metadata_of(source), load(source)
+        else:
+            with safe_open(source, framework="pt") as file:
+                metadata = file.metadata() or {}
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (it is no mapping)
+    except OSError as error:
+        raise CheckpointError(f"{name}: cannot be read ({error.strerror or error})") from error
+    except (SafetensorError, ValueError, RuntimeError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{name}: is torn or no safetensors file ({_short(error)})") from error
+    if _STATE_KEY not in metadata or _DIGEST_KEY not in metadata:
+        raise CheckpointError(f"{name}: is a safetensors file, but no checkpoint")
+    if _digest(metadata[_STATE_KEY], tensors) != metadata[_DIGEST_KEY]:
+        raise CheckpointError(f"{name}: is damaged, its content does not match its hash")
+    try:
+        state = CheckpointState.model_validate_json(metadata[_STATE_KEY])
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise CheckpointError(f"{name}: does not fit this version of Lockstep ({where}: {first['msg']})") from error
+    assert all(isinstance(tensor, torch.Tensor) for tensor in tensors.values())
+    # By name: safetensors hands them out in another order in each process, and an adapter may communicate in it.
+    return Checkpoint(state, dict(sorted(tensors.items())))
+
+
+def remove_unfinished(run_directory: Path) -> None:
+    """Removes what writers that were killed left of their files."""
+    for path in (run_directory / CHECKPOINTS_NAME).glob(".step-*"):
+        path.unlink()
+
+
+def prune(run_directory: Path, *, keep: int, spare: int | None) -> None:
+    """Removes all but the `keep` newest checkpoints and that of the step `spare`."""
+    for path in list_checkpoints(run_directory)[keep:]:
+        if checkpoint_step(path) != spare:
+            path.unlink(missing_ok=True)
+
+
+def flatten_optimizer(state: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any], list[dict[str, Any]]]:
+    """Splits an optimizer's state_dict into named tensors, other values by the same names, and its groups."""
+    import torch
+
+    tensors: dict[str, torch.Tensor] = {}
+    scalars: dict[str, Any] = {}
+    for number, facts in state["state"].items():
+        for name, value in facts.items():
+            (tensors if isinstance(value, torch.Tensor) else scalars)[f"{number}.{name}"] = value
+    return tensors, scalars, [dict(group) for group in state["param_groups"]]
+
+
+def unflatten_optimizer(
+    tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, Any], groups: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """The inverse of `flatten_optimizer`."""
+    state: dict[int, dict[str, Any]] = {}
+    for key, value in (*tensors.items(), *scalars.items()):
+        number, _, name = key.partition(".")
+        state.setdefault(int(number), {})[name] = value
+    # JSON knows no tuples, which Adam's betas are.
+    groups = [{name: tuple(value) if name == "betas" else value for name, value in group.items()} for group in groups]
+    return {"state": state, "param_groups": groups}
+
+
+def with_prefix(prefix: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Puts what these tensors belong to before their names."""
+    return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
+
+
+def without_prefix(prefix: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the tensors that belong to it, by their own names."""
+    start = f"{prefix}."
+    return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
+
+
+def _metadata_of(content: bytes) -> dict[str, str]:
+    """The metadata in the header of a safetensors file: its length in eight bytes, then JSON."""
+    length = int.from_bytes(content[:8], "little")
+    return dict(json.loads(content[8 : 8 + length]).get("__metadata__", {}))
+
+
+def _digest(text: str, tensors: Mapping[str, torch.Tensor]) -> str:
+    """Hashes the JSON text, then name, type, shape and bytes of every tensor, in the order of names."""
+    import torch
+
+    digest = hashlib.sha256(text.encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"\0{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _check_file(path: Path) -> None:
+    """Refuses what cannot be read to its end: pipes, devices, files larger than the memory."""
+    try:
+        facts = path.stat()
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+    if not stat.S_ISREG(facts.st_mode):
+        raise CheckpointError(f"{path}: is no file")
+    if facts.st_size > _memory_bytes():
+        raise CheckpointError(f"{path}: is larger than the memory of this machine")
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _sync(path: Path) -> None:
+    """Has the system write the names in a directory to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]

@@ -1,0 +1,338 @@
+"""The run record: one JSON file a run, raw counts and seconds only, written once and atomically.
+
+Throughput and other ratios are derived when records are compared, never stored.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+RECORD_NAME = "record.json"
+
+_PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "accelerate", "horovod", "apex", "numpy")
+_VARIABLE_PREFIXES = (
+    *("OMP_", "MKL_", "KMP_", "ONEDNN_", "DNNL_", "ATEN_", "TORCH_", "PYTORCH_"),
+    *("CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_", "NCCL_", "GLOO_", "HOROVOD_", "ACCELERATE_", "OMPI_MCA_"),
+)
+_VARIABLES = ("TOKENIZERS_PARALLELISM", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES", "LD_PRELOAD")
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+Seconds = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(ge=0)]
+
+
+class StepRecord(_Strict):
+    """One optimizer step, the same on all ranks."""
+
+    step: int = Field(description="optimizer step, from 1, skipped ones counted")
+    epoch: int = Field(description="epoch, from 0")
+    num_samples: int = Field(description="samples of the global batch")
+    loss: float | None = Field(description="global loss sum over global target count; null if not finite")
+    grad_norm: float | None = Field(description="2-norm of the averaged gradient before clipping; null if not finite")
+    learning_rate: float
+    skipped: bool = Field(description="whether all ranks skipped the update because the gradient was not finite")
+
+
+class EvaluationRecord(_Strict):
+    """The metrics of the whole validation split after some step."""
+
+    step: int
+    epoch: int
+    seconds: float
+    metrics: dict[str, float | None]
+
+
+def metric_sign(name: str) -> int:
+    """Which way a metric improves: what is called a loss does by falling, as in the Trainer of transformers."""
+    return -1 if name.endswith("loss") else 1
+
+
+def by_merit(evaluations: Iterable[EvaluationRecord], metric: str) -> list[EvaluationRecord]:
+    """The evaluations that have a value of the metric, the best first, of equal ones the earliest."""
+    rated = [(value, one) for one in evaluations if (value := one.metrics.get(metric)) is not None]
+    return [one for _, one in sorted(rated, key=lambda pair: -metric_sign(metric) * pair[0])]
+
+
+class DiagnosisRecord(_Strict):
+    """What one rank saw of its own steps, watched (`--diagnose`); lists have one entry for each step."""
+
+    whole_seconds: list[Seconds] = Field(description="the step itself, begun by all ranks together")
+    data_seconds: list[Seconds] = Field(description="within that, waiting for batches")
+    alone_seconds: dict[str, list[Seconds]] = Field(
+        description="forward, backward and optimizer (clipping included) of the same micro-batches in one process "
+        "without communication, on a model of its own"
+    )
+    inner_dtype: str = Field(description="of what the first linear layer of the model returned")
+    reductions: list[dict[str, int]] = Field(
+        description="in each of the first steps, elements by operation, as they entered a communication library"
+    )
+    num_reductions: list[int] = Field(description="calls into a communication library in each of these steps")
+    interface: str = Field(description="the network interface that carries what ranks send")
+    sent_bytes: list[int] | None = Field(
+        description="what this machine sent on it during each step, all its ranks together; null but on local rank 0"
+    )
+    gradient_bytes: int = Field(description="size of all gradients of the model")
+    parameters: list[str] = Field(description="names of all weights; on rank 0 only, like the two below")
+    digests: list[list[str]] = Field(description="start of a SHA-256 of each weight, before and after each step")
+    sketches: list[list[list[float | None]]] = Field(
+        description="sums of each weight's elements with fixed random signs, eight a weight: the distance of two "
+        "sketches estimates that of the weights; null if not finite"
+    )
+
+    def covers(self, num_steps: int, rank: int) -> bool:
+        """Whether the lists fit each other and so many steps."""
+        seconds = [self.whole_seconds, self.data_seconds, *self.alone_seconds.values()]
+        moments = num_steps + 1 if rank == 0 else 0
+        return (
+            set(self.alone_seconds) == {"forward", "backward", "optimizer"}
+            and all(len(one) == num_steps for one in seconds)
+            and (self.sent_bytes is None or len(self.sent_bytes) == num_steps)
+            and 0 < len(self.reductions) == len(self.num_reductions)
+            and len(self.digests) == len(self.sketches) == moments
+            and all(len(digests) == len(self.parameters) for digests in self.digests)
+            and all(len(sketches) == len(self.parameters) for sketches in self.sketches)
+            and len({len(sketch) for sketches in self.sketches for sketch in sketches}) <= 1
+        )
+
+
+class RankRecord(_Strict):
+    """What one rank measured. Lists have one entry for each optimizer step that this process took."""
+
+    rank: int
+    local_rank: int
+    hostname: str
+    device: str
+    num_threads: int
+    step_seconds: list[Seconds] = Field(
+        description="wall time since the previous step's end, data included; a GPU may lag behind until the loss "
+        "is read, every logging_steps"
+    )
+    own_seconds: list[Seconds] = Field(
+        default=[],
+        description="of that, spent where no other rank can delay this one: reading data and computing forward, "
+        "less the wait for a processor; on a GPU, starting to compute it",
+    )
+    samples: list[Count] = Field(description="samples of this rank")
+    tokens: list[Count] = Field(description="real tokens of this rank")
+    positions: list[Count] = Field(description="token positions computed, padding included")
+    peak_memory_bytes: int = Field(description="largest resident set of the process")
+    peak_cuda_memory_bytes: int | None
+    cpu_seconds: float = Field(description="processor time of the process, start-up included")
+    schedule_steps: int = Field(description="how often the learning-rate schedule advanced")
+    effective_settings: dict[str, Any] = Field(description="read back from the backend's library")
+    weights_sha256: str = Field(description="of all final parameters and buffers")
+    diagnosis: DiagnosisRecord | None = None
+
+
+class Environment(_Strict):
+    """Where a run took place."""
+
+    git_commit: str | None
+    git_dirty: bool | None
+    python: str
+    platform: str
+    cpu: str
+    num_cpus: int
+    gpus: list[str]
+    cuda: str | None
+    nccl: str | None
+    packages: dict[str, str]
+    variables: dict[str, str]
+
+
+class Resumption(_Strict):
+    """Where a run went on from."""
+
+    checkpoint: str
+    step: int = Field(ge=1)
+    backend: str = Field(description="the one that saved it")
+    num_processes: int
+
+
+class Straggler(_Strict):
+    """A rank that computes slower than the others, which have to wait for it."""
+
+    rank: int
+    hostname: str
+    times_slower: float = Field(description="median own_seconds of its steps over the median of the other ranks'")
+
+
+class Disagreement(_Strict):
+    """Ranks whose parameters were not the same bits as those of rank 0."""
+
+    step: int = Field(description="after which this was found")
+    agreed_step: int | None = Field(
+        description="after which they were last found to agree; null: never compared before"
+    )
+    ranks: list[int] = Field(description="those that differ from rank 0")
+    parameters: list[str] = Field(description="names of the parameters that differ")
+    buffers: list[str] = Field(description="names of the buffers that differ, too")
+
+
+class RunRecord(_Strict):
+    """Everything about one run; what happened before it was resumed belongs to it, but for the times."""
+
+    schema_version: Literal[2] = 2
+    status: Literal["completed", "diverged", "failed", "interrupted"] = Field(
+        description="diverged: trained to the end, but the parameters of the ranks differ; rank 0's were saved"
+    )
+    error: str | None = Field(description="why the run failed or diverged, naming the rank, or who ended it")
+    config: dict[str, Any] = Field(description="the resolved configuration")
+    gradient_accumulation_steps: int
+    task: dict[str, Any] = Field(description="the task's facts about its data and model")
+    environment: Environment
+    seconds_to_first_step: float | None = Field(description="from the user's command to the first update")
+    seconds: float = Field(description="from the user's command to this record")
+    steps: list[StepRecord]
+    evaluations: list[EvaluationRecord]
+    quality: dict[str, float | None] = Field(description="metrics of the model that was saved")
+    ranks: list[RankRecord]
+    resumed_from: Resumption | None = None
+    restarts: int = Field(default=0, ge=0, description="how often a failure made it start again by itself")
+    best_step: int | None = Field(default=None, description="whose weights were saved; null: those of the last step")
+    failed_saves: list[int] = Field(default=[], description="steps whose checkpoint could not be written")
+    stragglers: list[Straggler] = []
+    warnings: list[str] = Field(default=[], description="what the user was warned of")
+    disagreement: Disagreement | None = None
+    differing_buffers: list[str] = Field(
+        default=[], description="buffers that differed between ranks; those of rank 0 were evaluated with and saved"
+    )
+    model_directory: str | None = Field(
+        default=None, description="where the model was saved; null: in the output directory, as this record"
+    )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> RunRecord:
+        if self.status not in ("completed", "diverged"):
+            return self
+        num_steps = len(self.steps) - (self.resumed_from.step if self.resumed_from else 0)
+        if not (self.ranks and self.steps and self.evaluations):
+            raise ValueError("a completed run has ranks, steps and evaluations")
+        for rank in self.ranks:
+            for name in ("step_seconds", "samples", "tokens", "positions"):
+                if len(getattr(rank, name)) != num_steps:
+                    raise ValueError(f"rank {rank.rank} has {len(getattr(rank, name))} {name} of {num_steps} steps")
+            if rank.diagnosis and not rank.diagnosis.covers(len(self.steps), rank.rank):
+                raise ValueError(f"the diagnosis of rank {rank.rank} does not cover {len(self.steps)} steps")
+        if len({rank.diagnosis is None for rank in self.ranks}) > 1:
+            raise ValueError("some ranks have a diagnosis and some have none")
+        if not all(1 <= evaluation.step <= len(self.steps) for evaluation in self.evaluations):
+            raise ValueError("an evaluation belongs to no step")
+        return self
+
+
+def describe_environment(*, with_torch: bool) -> Environment:
+    """Describes this machine; CUDA and GPUs only where torch is loaded anyway."""
+    commit, dirty = _git_state(Path(__file__).parent)
+    cuda = nccl = None
+    gpus: list[str] = []
+    if with_torch:
+        import torch
+
+        if torch.cuda.is_available():
+            cuda = torch.version.cuda
+            nccl = ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
+            gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    variables = {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(_VARIABLE_PREFIXES) or name in _VARIABLES
+    }
+    return Environment(
+        git_commit=commit,
+        git_dirty=dirty,
+        python=platform.python_version(),
+        platform=platform.platform(),
+        cpu=_cpu_name(),
+        num_cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        gpus=gpus,
+        cuda=cuda,
+        nccl=nccl,
+        packages=dict(_package_versions()),
+        variables=variables,
+    )
+
+
+def write_record(record: RunRecord, directory: Path) -> None:
+    """Writes the record so that it is there whole or not at all.
+
+    Raises:
+        FileExistsError: There is one already.
+    """
+    target = directory / RECORD_NAME
+    if target.exists():
+        raise FileExistsError(f"{target} exists already")
+    write_atomically(target, json.dumps(record.model_dump(mode="json"), indent=1, allow_nan=False) + "\n")
+
+
+def read_record(path: Path) -> RunRecord:
+    """Reads and validates a record.
+
+    Raises:
+        OSError, ValueError: It cannot be read, or is no record of this schema.
+    """
+    return RunRecord.model_validate_json(path.read_bytes())
+
+
+def write_atomically(target: Path, text: str) -> None:
+    """Replaces a file by one rename, after its content has reached the disk."""
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        with unfinished.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(target)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _package_versions() -> list[tuple[str, str]]:
+    found = []
+    for name in _PACKAGES:
+        try:
+            found.append((name, version(name)))
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _git_state(directory: Path) -> tuple[str | None, bool | None]:
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(directory), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD"), bool(git("status", "--porcelain"))
+    except (OSError, subprocess.SubprocessError):
+        # In an image, which has no repository, the commit it was built from.
+        return os.environ.get("LOCKSTEP_REVISION") or None, None
+
+
+if __name__ == "__main__":
+    # python -m records.record > records/record.schema.json
+    json.dump(RunRecord.model_json_schema(), sys.stdout, indent=1)
+    sys.stdout.write("\n")

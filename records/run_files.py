@@ -1,0 +1,176 @@
+"""Which files of a directory a run of ours has written, so that replacing the run removes these and no others."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path, PurePosixPath
+
+from records.checkpoint import CHECKPOINTS_NAME
+from records.config import RunConfig, UsageError
+from records.progress import PROGRESS_NAME
+from records.record import RECORD_NAME, read_record, write_atomically
+from records.tracker import TRACKERS
+from tasks.interface import Task
+from tasks.registry import TASKS, load_task
+from training.rank import CONFIG_NAME
+from watch.rank_files import LOGS_NAME
+
+ATTEMPTS_NAME = "attempts"
+# The names of the model's files, written before they are moved into place.
+MODEL_FILES_NAME = "model-files.json"
+
+_FILES = (CONFIG_NAME, RECORD_NAME, PROGRESS_NAME, MODEL_FILES_NAME)
+_CHECKPOINT = r"step-\d{8,}\.safetensors"
+_RANK_FILE = r"rank\d+\.(log|pid|error\.json|done|heartbeat|stacks|sigterm)"
+_UNFINISHED_MODEL = r"\.model\.[a-z0-9_]{8}"
+# What is in the directory of a run, by folder; a name with a number behind a dot is one that was never finished.
+_NAMES = {
+    "": "|".join(re.escape(name) for name in _FILES),
+    LOGS_NAME: rf"{_RANK_FILE}|engine\.log|stop|stopped|stop-agreed|notice|save-to",
+    CHECKPOINTS_NAME: _CHECKPOINT,
+    **dict.fromkeys(TRACKERS, r"events\.out\.tfevents\..+"),
+}
+_TORCHRUN_FILE = r"(stdout|stderr)\.log|error\.json"
+
+
+def model_files(directory: Path) -> set[str]:
+    """The names of the files of the model that a run has saved here, relative to the directory."""
+    try:
+        names = json.loads((directory / MODEL_FILES_NAME).read_bytes())
+    except (OSError, ValueError):
+        return _model_files_of_old_run(directory)
+    paths = [PurePosixPath(name) for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    # Whoever wrote the list, nothing outside of the directory is meant.
+    return {str(path) for path in paths if not path.is_absolute() and ".." not in path.parts}
+
+
+def note_model_files(directory: Path, names: list[str]) -> None:
+    """Adds to the names of the model's files."""
+    write_atomically(directory / MODEL_FILES_NAME, json.dumps(sorted({*names, *model_files(directory)})))
+
+
+def _model_files_of_old_run(directory: Path) -> set[str]:
+    """Those of a run that wrote down no names: if it is complete, its task has written what it declares."""
+    try:
+        record = read_record(directory / RECORD_NAME)
+    except (OSError, ValueError):
+        return set()
+    name = str(record.config.get("task"))
+    patterns = load_task(name).model_files if name in TASKS else Task.model_files
+    return set(_matching(directory, patterns)) if record.status == "completed" else set()
+
+
+def _matching(directory: Path, patterns: tuple[str, ...]) -> list[str]:
+    return sorted(path.name for path in directory.iterdir() if any(fnmatch(path.name, pattern) for pattern in patterns))
+
+
+def files_of_run(directory: Path) -> Iterator[Path]:
+    """Finds every file in a run's directory that a run wrote; what is behind a link to a folder is not looked at."""
+    yield from _files_of_attempt(directory)
+    attempts = [] if (directory / ATTEMPTS_NAME).is_symlink() else _entries(directory / ATTEMPTS_NAME, r"\d+")
+    for attempt in (path for path in attempts if not path.is_symlink()):
+        yield from _files_of_attempt(attempt)
+        yield from _entries(attempt, _CHECKPOINT)
+    for name in model_files(directory):
+        path = directory / name
+        if path.is_file() and path.parent.resolve().is_relative_to(directory.resolve()):
+            yield path
+    for folder in _entries(directory, _UNFINISHED_MODEL):
+        yield from (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+
+
+def _files_of_attempt(directory: Path) -> Iterator[Path]:
+    for folder, names in _NAMES.items():
+        if folder and (directory / folder).is_symlink():
+            continue
+        found = _entries(directory / folder, rf"{names}|\.({names})\.\d+")
+        yield from (path for path in found if path.is_symlink() or not path.is_dir())
+    torchrun = directory / LOGS_NAME / "torchrun"
+    for path in sorted(torchrun.rglob("*")) if not (torchrun.is_symlink() or torchrun.parent.is_symlink()) else ():
+        if re.fullmatch(_TORCHRUN_FILE, path.name) and path.is_file():
+            yield path
+
+
+def _entries(directory: Path, pattern: str) -> list[Path]:
+    """What has such a name in a directory, which need not be there."""
+    with contextlib.suppress(OSError):
+        return sorted(path for path in directory.iterdir() if re.fullmatch(pattern, path.name))
+    return []
+
+
+def remove_run(directory: Path) -> None:
+    """Removes what a run wrote, and folders that this leaves empty."""
+    written = list(files_of_run(directory))
+    folders = {folder for path in written for folder in path.parents if directory in folder.parents}
+    made = [LOGS_NAME, CHECKPOINTS_NAME, ATTEMPTS_NAME, *TRACKERS]
+    folders |= {directory / name for name in made}
+    folders |= {path for path in (directory / LOGS_NAME / "torchrun").rglob("*") if path.is_dir()}
+    folders |= {directory / LOGS_NAME / "torchrun", *_entries(directory, _UNFINISHED_MODEL)}
+    # What tells that a run was here goes last, so that a removal that was interrupted can be repeated.
+    last = [directory / MODEL_FILES_NAME, directory / CONFIG_NAME]
+    for path in sorted(written, key=lambda path: last.index(path) + 1 if path in last else 0):
+        path.unlink(missing_ok=True)
+    for folder in sorted(folders, key=lambda path: len(path.parts), reverse=True):
+        with contextlib.suppress(OSError):  # not there, not empty, or a link
+            folder.rmdir()
+
+
+def other_files(directory: Path) -> list[str]:
+    """The names of the files in a run's directory that no run wrote, relative to it."""
+    written = set(files_of_run(directory))
+    found = (path for path in sorted(directory.rglob("*")) if path.is_symlink() or not path.is_dir())
+    return [str(path.relative_to(directory)) for path in found if path not in written]
+
+
+def refuse_collisions(config_name: str, directory: Path, patterns: tuple[str, ...]) -> None:
+    """Refuses a directory with files that no run wrote, and that a new run would write over.
+
+    Args:
+        config_name: The directory as the user named it.
+        directory: The directory.
+        patterns: What the files of the model will be called.
+
+    Raises:
+        UsageError: It names the first.
+    """
+    known = model_files(directory)
+    taken = [name for name in _matching(directory, patterns) if name not in known]
+    taken += [name for name in _FILES if (directory / name).is_dir()]
+    taken += [name for name in _NAMES if name and os.path.lexists(directory / name) and not (directory / name).is_dir()]
+    if taken:
+        raise UsageError(
+            f"--output-dir {config_name}: holds {taken[0]}, which no run wrote and this one would write over; "
+            "move it away, or choose another directory"
+        )
+
+
+def refuse_links(config_name: str, directory: Path) -> None:
+    """Refuses to replace a run one of whose folders is a link: what lies behind it may be another run's.
+
+    Args:
+        config_name: The directory as the user named it.
+        directory: The directory.
+
+    Raises:
+        UsageError: It names the first link.
+    """
+    for name in (ATTEMPTS_NAME, *filter(None, _NAMES)):
+        if (directory / name).is_symlink():
+            raise UsageError(
+                f"--overwrite: {config_name}/{name} is a link, and what lies behind it is not removed; remove the "
+                "link, or choose another --output-dir"
+            )
+
+
+def holds_run(directory: Path) -> bool:
+    """Whether a run of ours wrote this directory; others, too, call a file run.json."""
+    try:
+        RunConfig.model_validate_json((directory / CONFIG_NAME).read_bytes())
+    except (OSError, ValueError):
+        return False
+    return True

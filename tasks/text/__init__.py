@@ -1,0 +1,1 @@
+"""Classification of texts with BERT-style models: data, model, loss and metrics."""

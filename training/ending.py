@@ -1,0 +1,184 @@
+"""What rank 0 does when training is over: it saves the model and writes the record, wherever there is room."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors.torch import save_file
+from torch import nn
+
+from records.checkpoint import CheckpointError, checkpoint_path, read_checkpoint, without_prefix
+from records.config import RunConfig
+from records.notice import Notice, give_notice
+from records.record import (
+    Disagreement,
+    EvaluationRecord,
+    RankRecord,
+    Resumption,
+    RunRecord,
+    by_merit,
+    describe_environment,
+    write_record,
+)
+from records.run_files import model_files, note_model_files
+from tasks.interface import Task
+from training.agreement import describe
+from training.keeping import Keeper
+from training.loop import Trajectory
+from training.room import MIB, SLACK_BYTES, model_bytes
+from watch.heartbeat import Heartbeat
+from watch.stragglers import find_stragglers
+
+# What the weights are saved as where the task's own way of saving fails.
+WEIGHTS_NAME = "weights.safetensors"
+
+# It can only be read by setting it, which is no thing to do while other threads make files.
+_UMASK = os.umask(0o022)
+os.umask(_UMASK)
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a training leaves on rank 0."""
+
+    config: RunConfig
+    task: Task
+    model: nn.Module
+    trajectory: Trajectory
+    ranks: list[RankRecord]
+    resumption: Resumption | None
+    failed_saves: list[int]
+    warnings: list[str]
+    disagreement: Disagreement | None
+    differing_buffers: list[str]
+
+
+def save_results(results: Results, directory: Path, heartbeat: Heartbeat) -> None:
+    """Saves the model and writes the record.
+
+    Raises:
+        RuntimeError: The task cannot save its model; the text says where its bare weights are.
+    """
+    config, trajectory = results.config, results.trajectory
+    metric, best_step = config.metric_for_best_model, None
+    if metric is not None:
+        best_step = _load_best(results.model, directory, trajectory.evaluations, metric)
+    keeper = Keeper(directory, heartbeat, spare=best_step or trajectory.steps[-1].step)
+    place = _keep_model(keeper, results)
+    record = _record(results, best_step, keeper.dropped)
+
+    def write(beside: Path) -> None:
+        is_here = place == beside == directory
+        write_record(record.model_copy(update={"model_directory": None if is_here else str(place)}), beside)
+
+    keeper.keep("the record", MIB, write)
+    if keeper.refuge is None:
+        give_notice(directory, Notice())
+
+
+def _load_best(model: nn.Module, directory: Path, evaluations: list[EvaluationRecord], metric: str) -> int | None:
+    """Puts the best weights that there are into the model, which has the last ones, and returns their step.
+
+    That may be the second best, where a disk was full or a file is damaged. None if no evaluation gave a value.
+    """
+    for evaluation in by_merit(evaluations, metric):
+        if evaluation.step == evaluations[-1].step:
+            return evaluation.step
+        try:
+            checkpoint = read_checkpoint(checkpoint_path(directory, evaluation.step))
+        except CheckpointError as error:
+            with contextlib.suppress(OSError):  # the log may lie on a full disk
+                print(f"the next best weights are saved: {error}")
+            continue
+        model.load_state_dict(without_prefix("model", checkpoint.tensors))
+        return evaluation.step
+    return None
+
+
+def _keep_model(keeper: Keeper, results: Results) -> Path:
+    """Saves the model and returns the directory it is in."""
+    task, model = results.task, results.model
+    num_bytes = model_bytes(model) + SLACK_BYTES
+    try:
+        return keeper.keep(
+            "the model",
+            num_bytes,
+            lambda place: _save(lambda inner: task.save(model, inner), place),
+            has_substitute=True,
+        )
+    except Exception as error:  # the task's own code may raise anything
+        # Copied: a file of tensors cannot hold two that share memory.
+        weights = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in model.state_dict().items()}
+        place = keeper.keep(
+            "the weights",
+            num_bytes,
+            lambda place: _save(lambda inner: save_file(weights, inner / WEIGHTS_NAME), place),
+        )
+        raise RuntimeError(
+            f"the task cannot save its model ({type(error).__name__}: {error}); its weights are in "
+            f"{place / WEIGHTS_NAME}, by the names of its state_dict"
+        ) from error
+
+
+def _save(write: Callable[[Path], None], directory: Path) -> None:
+    """Saves beside the target and moves file by file, so that no file is ever there by half.
+
+    The names are written down before, so that a later run can tell these files from others.
+
+    Raises:
+        FileExistsError: A file that no run wrote is in the way.
+    """
+    with tempfile.TemporaryDirectory(prefix=".model.", dir=directory) as unfinished:
+        write(Path(unfinished))
+        files = sorted(path for path in Path(unfinished).rglob("*") if path.is_file())
+        names = [str(file.relative_to(unfinished)) for file in files]
+        known = model_files(directory)
+        for name in names:
+            if name not in known and os.path.lexists(directory / name):
+                raise FileExistsError(f"{directory / name} is not of this run, and the model has a file of this name")
+        note_model_files(directory, names)
+        for file, name in zip(files, names, strict=True):
+            file.chmod(0o666 & ~_UMASK)  # safetensors lets nobody else read its files
+            with file.open("rb+") as content:
+                os.fsync(content.fileno())
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            file.replace(directory / name)
+
+
+def _record(results: Results, best_step: int | None, dropped: list[int]) -> RunRecord:
+    config, trajectory, disagreement = results.config, results.trajectory, results.disagreement
+    quality = trajectory.evaluations[-1].metrics
+    if best_step is not None:
+        quality = next(one.metrics for one in trajectory.evaluations if one.step == best_step)
+    warnings = list(results.warnings)
+    if dropped:
+        warnings.append(f"checkpoint(s) of step {', '.join(map(str, dropped))} removed to make room for the model")
+    first_step_at = trajectory.first_step_at
+    return RunRecord(
+        status="diverged" if disagreement is not None else "completed",
+        error=describe(disagreement) if disagreement is not None else None,
+        config=config.model_dump(mode="json"),
+        gradient_accumulation_steps=config.gradient_accumulation_steps,
+        task=results.task.describe(),
+        environment=describe_environment(with_torch=True),
+        seconds_to_first_step=first_step_at - config.started_at if first_step_at else None,
+        seconds=time.time() - config.started_at,
+        steps=trajectory.steps,
+        evaluations=trajectory.evaluations,
+        quality=quality,
+        ranks=results.ranks,
+        resumed_from=results.resumption,
+        restarts=config.num_restarts,
+        best_step=best_step,
+        failed_saves=results.failed_saves,
+        stragglers=find_stragglers(results.ranks),
+        warnings=warnings,
+        disagreement=disagreement,
+        differing_buffers=results.differing_buffers,
+    )

@@ -1,0 +1,1 @@
+"""Notices what goes wrong with ranks: who is slow, who hangs, who failed and why."""

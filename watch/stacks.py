@@ -1,0 +1,87 @@
+"""The Python stacks of ranks, taken from outside, whatever they are stuck in."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from watch.rank_files import STACKS_SIGNAL, RankFiles
+
+# Where many ranks share few cores, it takes a while until each has its turn.
+_SECONDS_TO_WRITE = 10.0
+
+# Where a rank is that waits for others: in a library's communication.
+_WAITING = re.compile(
+    r"/(?:site|dist)-packages/(?:torch/distributed|torch/nn/parallel|horovod|accelerate|apex/parallel)/"
+)
+# In the autograd engine it computes, or waits in a hook.
+_IN_BACKWARD = re.compile(r"/(?:site|dist)-packages/torch/autograd/")
+
+
+def take_stacks(ranks: Iterable[RankFiles]) -> dict[int, str]:
+    """Has these ranks write their stacks and returns the texts; empty for one that does not answer.
+
+    A rank answers from C, in a signal handler, even from inside a collective. One that is stopped is
+    woken up for it, and stopped again.
+    """
+    asked = [(rank, pid, rank.state() == "T", _size(rank.stacks)) for rank in ranks if (pid := rank.running_pid())]
+    for _, pid, was_stopped, _ in asked:
+        _send(pid, STACKS_SIGNAL)
+        if was_stopped:
+            _send(pid, signal.SIGCONT)
+    deadline = time.monotonic() + _SECONDS_TO_WRITE
+    waiting = asked
+    while waiting and time.monotonic() < deadline:
+        time.sleep(0.005)
+        for rank, pid, was_stopped, size in waiting:
+            if was_stopped and _size(rank.stacks) > size:
+                _send(pid, signal.SIGSTOP)
+        waiting = [facts for facts in waiting if _size(facts[0].stacks) == facts[3]]
+    time.sleep(0.1)  # the first bytes are there, the last may not be
+    return {rank.rank: _since(rank.stacks, size) for rank, _, _, size in asked}
+
+
+def innermost_frame(text: str) -> str:
+    """Names the innermost frame that is neither Python's nor an installed library's."""
+    frames = _main_frames(text)
+    own = [frame for frame in frames if "/lib/python" not in frame[0] and not frame[0].startswith("<")]
+    if not (own or frames):
+        return "left no stack"
+    path, line, function = (own or frames)[0]
+    return f"was at {Path(path).name}:{line} in {function}"
+
+
+def waits_for_others(text: str) -> bool:
+    """Whether the main thread's innermost frame is one of communication."""
+    frames = _main_frames(text)
+    return bool(frames) and bool(_WAITING.search(frames[0][0]))
+
+
+def is_in_backward(text: str) -> bool:
+    """Whether the main thread's innermost frame is that of the autograd engine, below which Python sees nothing."""
+    frames = _main_frames(text)
+    return bool(frames) and bool(_IN_BACKWARD.search(frames[0][0]))
+
+
+def _main_frames(text: str) -> list[tuple[str, str, str]]:
+    """File, line and function of each frame of the thread that got the signal, the innermost first."""
+    main_thread = text.rpartition("Current thread")[2] or text
+    return [(path, line, name) for path, line, name in re.findall(r'File "([^"]+)", line (\d+) in (\S+)', main_thread)]
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _since(path: Path, size: int) -> str:
+    return path.read_bytes()[size:].decode(errors="replace") if path.exists() else ""

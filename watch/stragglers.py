@@ -1,0 +1,31 @@
+"""Ranks that are slower than the rest: every step of all waits for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from records.record import RankRecord, Straggler
+
+# What makes a rank a straggler, how many steps must show it, and how many first ones do not count.
+_TIMES_SLOWER = 1.5
+_FEWEST_STEPS = 5
+_NUM_WARMUP_STEPS = 2
+
+
+def find_stragglers(ranks: Sequence[RankRecord]) -> list[Straggler]:
+    """Compares each rank's median step with that of all other ranks together, where nobody waits for others.
+
+    Whole steps would not tell: in them the fast ranks wait until the slow one has caught up.
+    """
+    seconds = [rank.own_seconds[_NUM_WARMUP_STEPS:] for rank in ranks]
+    if len(ranks) < 2 or min(map(len, seconds)) < _FEWEST_STEPS:
+        return []
+    found = []
+    for mine, rank in zip(seconds, ranks, strict=True):
+        others = median(second for other in seconds if other is not mine for second in other)
+        if others > 0 and median(mine) > _TIMES_SLOWER * others:
+            found.append(
+                Straggler(rank=rank.rank, hostname=rank.hostname, times_slower=round(median(mine) / others, 2))
+            )
+    return found

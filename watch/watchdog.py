@@ -1,0 +1,193 @@
+"""Finds out, on each machine, that its ranks hang, and which of them is the one.
+
+Libraries do not: Horovod's stall check does nothing over Gloo, and the usual timeouts of torch are
+minutes long and name whoever waited. Here every rank leaves a sign of life at each phase of a step
+(watch/heartbeat.py). When all are silent for too long, their positions and stacks tell the rank
+that the others wait for. Time in which a rank could have gone on, but waited for a processor, is no silence:
+where many ranks share few cores, or other programs take them, all limits are longer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from watch.heartbeat import OWN_PHASES, PHASES, Position
+from watch.rank_files import LOGS_NAME, RankFiles, started_ranks
+from watch.stacks import innermost_frame, is_in_backward, take_stacks, waits_for_others
+
+_SECONDS_BETWEEN_LOOKS = 0.5
+# The launcher was not running itself for so long: the machine slept, or a container was paused.
+_SECONDS_ASLEEP = 5.0
+# Launchers load torch before they start ranks; from a cold network disk that takes minutes.
+_SECONDS_TO_START = 300.0
+# Phases that may take long without a sign: imports and meeting the others, a slow disk.
+_LONG_PHASES = ("start", "saving", "end")
+# And those that may as long as the main thread is mostly at work: a large model. Who waits in gloo mostly sleeps.
+_COMPUTING_PHASES = ("forward", "backward", "update", "evaluation")
+_BUSY_SHARE = 0.5
+# The node that has the culprit is to be the first to say so, even if it is so busy that its own limit is longer.
+_TIMES_AS_LONG_FOR_OTHER_NODES = 3
+
+
+@dataclass(frozen=True)
+class Hang:
+    """Which rank hangs (None: none of this machine) and where, and how that shows."""
+
+    rank: int | None
+    message: str
+    position: Position | None = None
+
+
+class Watchdog:
+    """Watches the ranks of this machine.
+
+    Args:
+        run_directory: Where they leave their files.
+        num_ranks: How many they are.
+        seconds: How long all may be silent within a step or an evaluation; 0: for ever.
+        long_seconds: The same for start, saving and end, and while a rank keeps its processor busy computing, or
+            waits for one.
+        slow_computing: Whether computing may always take that long, as where a model is compiled.
+        spans_nodes: Whether there are others.
+    """
+
+    def __init__(
+        self,
+        run_directory: Path,
+        *,
+        num_ranks: int,
+        seconds: float,
+        long_seconds: float,
+        slow_computing: bool,
+        spans_nodes: bool,
+    ) -> None:
+        self._run_directory, self._num_ranks = run_directory, num_ranks
+        self._seconds, self.long_seconds = seconds, max(seconds, long_seconds)
+        self._long_phases = (*_LONG_PHASES, *(_COMPUTING_PHASES if slow_computing else ()))
+        self._states: list[dict[int, str]] = []  # of all ranks, at each look since they fell silent
+        self._queued: dict[int, dict[str, float]] = {}  # of all ranks' threads, soon after they fell silent
+        self._counted_since = 0.0
+        self._spans_nodes = spans_nodes
+        self._looked_at = self._awake_since = self._judged_at = time.monotonic()
+
+    def look(self) -> Hang | None:
+        """Says who hangs, if anybody; to be called often."""
+        now = time.monotonic()
+        if self._seconds == 0 or now - self._looked_at < _SECONDS_BETWEEN_LOOKS:
+            return None
+        if now - self._looked_at > _SECONDS_ASLEEP:
+            self._awake_since = now
+        self._looked_at = now
+        everyone = {rank: position for rank in started_ranks(self._run_directory) if (position := rank.position())}
+        if len(everyone) < self._num_ranks:
+            return self._judge_start({rank.rank for rank in everyone}, now - self._awake_since)
+        ranks = [rank for rank in everyone if not rank.succeeded()]
+        positions = {rank.rank: everyone[rank] for rank in ranks}
+        if not ranks:
+            return None
+        silence = now - max(self._awake_since, *(position.time for position in positions.values()))
+        if silence < _SECONDS_BETWEEN_LOOKS:
+            self._states.clear()
+        if silence < self._seconds / 4:
+            self._queued.clear()
+        elif not self._queued:
+            self._queued, self._counted_since = {rank.rank: rank.queued_seconds() for rank in ranks}, now
+        self._states.append({rank.rank: rank.state() for rank in ranks})
+        is_patient = silence < self.long_seconds and "T" not in self._states[-1].values()
+        last = positions[_least_advanced(positions)]
+        has_just_judged = now - self._judged_at < self._seconds / 4  # it interrupts all ranks for their stacks
+        if silence < self._seconds or has_just_judged or (last.phase in self._long_phases and is_patient):
+            return None
+        self._judged_at = now
+        if is_patient and silence * (1 - self._queued_share(ranks, now)) < self._seconds:
+            return None
+        return self._judge(ranks, positions, silence)
+
+    def _queued_share(self, ranks: list[RankFiles], now: float) -> float:
+        """For how much of the last time the thread that was hindered most has waited for a processor."""
+        waits = [
+            seconds - self._queued[rank.rank][thread]
+            for rank in ranks
+            for thread, seconds in rank.queued_seconds().items()
+            if thread in self._queued.get(rank.rank, {})
+        ]
+        return min(1.0, max(waits, default=0.0) / max(now - self._counted_since, _SECONDS_BETWEEN_LOOKS))
+
+    def _judge_start(self, begun: set[int], seconds: float) -> Hang | None:
+        """Says which rank has not begun; launchers that wait for other nodes have a limit of their own for that."""
+        if self._spans_nodes or seconds < max(self.long_seconds, _SECONDS_TO_START):
+            return None
+        if not (self._run_directory / LOGS_NAME).exists():
+            return None  # somebody has moved it away, and the job may end well all the same
+        missing = min(set(range(self._num_ranks)) - begun)
+        return Hang(missing, f"has not begun within {seconds:.0f} s, as {len(begun)} of {self._num_ranks} ranks have")
+
+    def _judge(self, ranks: list[RankFiles], positions: dict[int, Position], silence: float) -> Hang | None:
+        stopped = {rank for rank, state in self._states[-1].items() if state == "T"}
+        stacks = take_stacks(ranks)
+        self._looked_at = time.monotonic()  # this may have taken long
+        # A rank that went on after all, or has ended meanwhile, is a matter for others.
+        went_on = any(rank.position() != positions[rank.rank] for rank in ranks)
+        if set(stacks) != set(positions) or (went_on and not stopped):
+            return None
+        computing = {rank for rank in self._busy(positions) if not waits_for_others(stacks[rank])}
+        waiting = {rank for rank in positions if waits_for_others(stacks[rank]) or is_in_backward(stacks[rank])}
+        suspects = {rank: positions[rank] for rank in positions if rank not in waiting | computing}
+        where = "; ".join(f"rank {rank}: {positions[rank]}, {innermost_frame(stacks[rank])}" for rank in positions)
+        seconds = f"{silence:.0f} s"
+        if stopped:
+            rank = min(stopped)
+            message = f"hangs: no sign of life for {seconds}, it is stopped (SIGSTOP) ({where})"
+            return Hang(rank, message, positions[rank])
+        if computing and silence < self.long_seconds:
+            return None
+        if suspects or computing:
+            rank = _least_advanced(suspects or {rank: positions[rank] for rank in computing})
+            message = f"hangs: no sign of life for {seconds}, it neither goes on nor waits for others ({where})"
+            return Hang(rank, message, positions[rank])
+        return self._judge_waiting(positions, silence, where)
+
+    def _judge_waiting(self, positions: dict[int, Position], silence: float, where: str) -> Hang | None:
+        """Says who it is where every rank waits for others."""
+        seconds = f"{silence:.0f} s"
+        places = Counter(_order(position) for position in positions.values())
+        if self._spans_nodes and len(places) == 1:
+            if silence < _TIMES_AS_LONG_FOR_OTHER_NODES * self._seconds:
+                return None
+            return Hang(None, f"all ranks of this node have waited {seconds} for those of another node ({where})")
+        # Who reads data or computes should not have to wait for anybody.
+        out_of_turn = {rank: position for rank, position in positions.items() if position.phase in OWN_PHASES}
+        if len(places) == 1 and not out_of_turn:
+            return Hang(None, f"for {seconds} all ranks have waited for each other, in one phase of one step ({where})")
+        rank = _least_advanced(out_of_turn) if out_of_turn else _odd_one_out(positions)
+        message = f"hangs: for {seconds} all ranks wait, but not in the same collective ({where})"
+        return Hang(rank, message, positions[rank])
+
+    def _busy(self, positions: dict[int, Position]) -> set[int]:
+        """The ranks that are at work, as far as can be told from outside: in no loop over data, on a processor."""
+        at_work = Counter(rank for states in self._states for rank, state in states.items() if state == "R")
+        return {
+            rank
+            for rank, position in positions.items()
+            if position.phase in _COMPUTING_PHASES and at_work[rank] > _BUSY_SHARE * len(self._states)
+        }
+
+
+def _least_advanced(positions: dict[int, Position]) -> int:
+    return min(positions, key=lambda rank: _order(positions[rank]))
+
+
+def _odd_one_out(positions: dict[int, Position]) -> int:
+    """Of ranks that wait for each other, the one that is where fewest are; of equally few, the furthest.
+
+    Who is ahead has left out the collective in which the others wait.
+    """
+    places = Counter(_order(position) for position in positions.values())
+    return min(positions, key=lambda rank: (places[_order(positions[rank])], *(-n for n in _order(positions[rank]))))
+
+
+def _order(position: Position) -> tuple[int, int]:
+    return position.step, PHASES.index(position.phase)
