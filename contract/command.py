@@ -16,8 +16,8 @@ from backends.devices import count_gpus
 from backends.interface import PRECISIONS
 from launch.arguments import Parser, named_path
 from launch.display import console
+from launch.errors import UsageError
 from launch.supervisor import Interrupted, signals_raised
-from records.config import UsageError
 
 if TYPE_CHECKING:
     from contract.suite import Suite

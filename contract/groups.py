@@ -23,7 +23,8 @@ from contract.patience import stretched
 from contract.worker import SPECIFICATION_NAME, observation_path, phases_path
 from launch.engines import PROJECT_DIRECTORY, Ranks, engine_command, engine_environment
 from launch.supervisor import JobFailure, run_job
-from watch.rank_files import LOGS_NAME, RankFiles
+from records.names import LOGS_NAME
+from watch.rank_files import RankFiles
 from watch.stacks import innermost_frame, take_stacks
 
 # A collective that one rank never enters should fail by itself, naming the rank; what does not is

@@ -20,7 +20,7 @@ from contract.cases import Case, global_batch_size
 from contract.patience import stretched
 from launch.engines import PROJECT_DIRECTORY, Ranks, engine_environment
 from launch.guardian import guarded
-from records.record import RECORD_NAME
+from records.names import RECORD_NAME
 
 # The command line of this installation.
 LOCKSTEP = (str(Path(sysconfig.get_path("scripts")) / "lockstep"),)

@@ -13,7 +13,8 @@ from rich.text import Text
 from contract.check import Check, State
 from contract.suite import Result, Suite, Verdict, summarise
 from contract.traps import load_traps
-from records.record import describe_environment, write_atomically
+from records.environment import describe_environment
+from records.files import write_atomically
 
 _STYLES = {
     State.PASSED: "green",

@@ -19,8 +19,8 @@ from contract.cases import ALL, REFUSALS, SHUTDOWN, WORLD, Case
 from contract.check import Check, Evidence, NotSeen, State, Violation, all_checks
 from contract.groups import Breakdown, Command, GroupKey, Outcome, run_group
 from launch.engines import engine_command
+from launch.errors import UsageError
 from launch.supervisor import Interrupted
-from records.config import UsageError
 
 
 @dataclass(frozen=True)

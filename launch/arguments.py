@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from records.config import UsageError
+from launch.errors import UsageError
 
 _FROM_HOME = re.compile(r"(--[\w-]+=)?(~[\w-]*/.*)", re.DOTALL)
 
@@ -62,11 +62,6 @@ def is_writable_text(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return "\0" not in text
-
-
-def refused_path(error: OSError) -> UsageError:
-    """What to tell a user whose options name a path that the system refuses."""
-    return UsageError(f"{error.filename}: {error.strerror}; choose another path" if error.filename else str(error))
 
 
 def from_home(text: str) -> str:

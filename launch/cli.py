@@ -22,31 +22,25 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from backends.interface import UnsupportedError
 from backends.registry import BACKENDS, find_backend
-from launch.arguments import from_home, refused_path
+from launch.arguments import from_home
 from launch.engines import EXACT_FLOAT32, PROJECT_DIRECTORY, Ranks, engine_command, engine_environment
+from launch.errors import UsageError, one_line, refused_path
 from launch.nodes import settle_nodes
 from launch.options import read_options
 from launch.resolve import resolve
-from launch.resume import Finished, Start, locked, prepare_directory, restarted
+from launch.resume import Finished, Start
+from launch.run_directory import locked, prepare_directory, restarted
 from launch.supervisor import Interrupted, JobFailure, run_job, signals_raised
 from records.checkpoint import checkpoint_step, list_checkpoints
-from records.config import RACE_VARIABLE, STARTED_AT_VARIABLE, RaceContext, RunConfig, UsageError, one_line
+from records.config import RACE_VARIABLE, STARTED_AT_VARIABLE, RaceContext, RunConfig
+from records.environment import describe_environment
+from records.names import LOGS_NAME, RECORD_NAME
 from records.notice import read_notice, record_directory
 from records.progress import ProgressReader
-from records.record import (
-    RECORD_NAME,
-    EvaluationRecord,
-    Resumption,
-    RunRecord,
-    StepRecord,
-    describe_environment,
-    read_record,
-    write_record,
-)
+from records.record import EvaluationRecord, Resumption, RunRecord, StepRecord, read_record, write_record
 from tasks.interface import TaskInputError
 from tasks.text.prepared import cache_directory
 from training.stopping import has_stopped, request_stop
-from watch.rank_files import LOGS_NAME
 from watch.watchdog import Watchdog
 
 if TYPE_CHECKING:

@@ -16,16 +16,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from launch.resolve import num_cpus
 from launch.resume import Start
 from records.config import RunConfig
+from records.environment import num_cpus
+from records.names import LOGS_NAME, RECORD_NAME
 from records.notice import Notice, read_notice
 from records.progress import ProgressReader
-from records.record import RECORD_NAME, RunRecord, by_merit
+from records.record import RunRecord, by_merit
 from records.run_files import other_files
 from records.throughput import samples_per_second
 from tasks.interface import Overview, metric_title, shown_label
-from watch.rank_files import LOGS_NAME
 
 _SECONDS_BETWEEN_LINES = 30.0
 _NUM_NAMES = 5

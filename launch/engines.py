@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from launch.errors import UsageError
 from launch.nodes import ALONE, DEFAULT_PORT, Nodes, interface, own_address
-from records.config import UsageError
 
 PROJECT_DIRECTORY = Path(__file__).resolve().parent.parent
 

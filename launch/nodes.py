@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import socket
 import struct
 from dataclasses import dataclass
 
-from records.config import UsageError
+from launch.errors import UsageError
 
 DEFAULT_PORT = 29500
 
@@ -89,3 +90,19 @@ def interface(nodes: Nodes) -> str:
             if socket.inet_ntoa(answer[20:24]) == address:
                 return name
     raise UsageError(f"--master-addr {nodes.master_addr}: {address} is no first address of an interface; give another")
+
+
+def check_port(port: int, address: str) -> None:
+    """Raises UsageError when nothing can listen on this port of this address."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+        except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise UsageError(
+                    f"--master-addr {address}: this machine, node 0, does not have this address; give one that it has"
+                ) from error
+            raise UsageError(
+                f"--master-port {port}: not free ({error.strerror}); choose another, or none to get a free one"
+            ) from error

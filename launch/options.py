@@ -20,8 +20,9 @@ from pydantic.fields import FieldInfo
 
 from backends.interface import BackendSettings
 from launch.arguments import Once, Parser, from_home, is_writable_text, named_path
+from launch.errors import UsageError
 from launch.resume import LATEST, Start, check_same_trajectory, find_start, inherited_options
-from records.config import RunOptions, UsageError
+from records.config import RunOptions
 from tasks.interface import Task, TaskSettings
 from tasks.registry import TASKS, load_task
 

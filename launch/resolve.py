@@ -14,21 +14,13 @@ from backends.devices import count_gpus
 from backends.interface import UnsupportedError
 from backends.registry import BackendRow
 from launch.engines import ACROSS_NODES, Ranks, engine_command
-from launch.nodes import settle_nodes
+from launch.errors import UsageError
+from launch.nodes import check_port, settle_nodes
 from launch.options import Options
-from launch.resume import Start, check_resumable, goes_on_in
-from records.config import (
-    DEFAULT_CPU_PROCESSES,
-    RaceContext,
-    RunConfig,
-    RunOptions,
-    UsageError,
-    check_port,
-    default_output_dir,
-    settle_batch_sizes,
-)
-from records.run_files import files_of_run, holds_run, refuse_collisions, refuse_links
-from tasks.interface import Task, TaskSettings
+from launch.run_directory import settle_output_dir
+from records.config import DEFAULT_CPU_PROCESSES, RaceContext, RunConfig, RunOptions
+from records.environment import num_cpus
+from tasks.interface import Task
 
 
 class Resolved(NamedTuple):
@@ -88,7 +80,7 @@ def resolve(
     ranks = Ranks(num_processes, (), device, 1, options.master_port, options.timeout, Path(), nodes)
     engine_command(start_method, ranks)
     micro_batch_size = settle_batch_sizes(options.global_batch_size, options.micro_batch_size, num_processes)
-    output_dir = _settle_output_dir(options, backend, task_class, settings, start)
+    output_dir = settle_output_dir(options, backend, task_class, settings, start)
     if nodes.node_rank == 0 and (options.master_port is not None or nodes.num_nodes > 1):
         check_port(ranks.port, nodes.master_addr)
 
@@ -162,52 +154,22 @@ def _default_num_processes(options: RunOptions, row: BackendRow, device: str) ->
     return max((number for number in numbers if options.global_batch_size % number == 0), default=options.num_nodes)
 
 
-def _settle_output_dir(
-    options: RunOptions, backend: str, task_class: type[Task], settings: TaskSettings, start: Start | None
-) -> Path:
-    chosen = options.output_dir or default_output_dir(backend)
-    directory = chosen.absolute()
-    if directory.exists() and not directory.is_dir():
-        raise UsageError(f"--output-dir {chosen}: this is a file; name a directory")
-    if directory.exists() and any(directory.iterdir()):
-        if not holds_run(directory):
-            raise UsageError(f"--output-dir {chosen}: not empty, and what it holds is no run; choose another directory")
-        if goes_on_in(directory, options.resume, start) and not options.overwrite:
-            check_resumable(directory)
-        elif not options.overwrite:
-            raise UsageError(
-                f"--output-dir {chosen}: holds a run already; add --resume or --overwrite, or choose another directory"
-            )
-        else:
-            refuse_links(str(chosen), directory)
-            _check_inputs_survive(directory, settings, start)
-        refuse_collisions(str(chosen), directory, task_class.model_files)
-    parent = next(path for path in (directory, *directory.parents) if path.exists() or path.is_symlink())
-    if not parent.exists():
-        raise UsageError(f"--output-dir {chosen}: {parent} is a link that leads nowhere; choose another directory")
-    if not parent.is_dir():
-        raise UsageError(f"--output-dir {chosen}: {parent} is a file; choose another directory")
-    if not os.access(parent, os.W_OK):
-        raise UsageError(f"--output-dir {chosen}: {parent} is not writable; choose another directory")
-    return directory
+def settle_batch_sizes(global_batch_size: int, micro_batch_size: int | None, num_processes: int) -> int:
+    """Returns the micro-batch size, checking that a global batch is a whole number of rounds.
 
-
-def _check_inputs_survive(directory: Path, settings: TaskSettings, start: Start | None) -> None:
-    """Refuses to replace a run some of whose files the new run is to read; what no run wrote stays."""
-    removed = {path.resolve() for path in files_of_run(directory)}
-    if start is not None and start.path.resolve() in removed:
-        raise UsageError(f"--overwrite would remove the checkpoint that --resume names, {start.path}; drop one")
-    for name, value in settings:
-        if isinstance(value, (str, Path)):
-            path = Path(value).resolve()
-            is_inside = path.exists() and path.is_relative_to(directory.resolve())
-            if is_inside and any(file.is_relative_to(path) for file in removed):
-                raise UsageError(
-                    f"--overwrite would remove --{name.replace('_', '-')} {value} with the run in {directory}; "
-                    "choose another --output-dir"
-                )
-
-
-def num_cpus() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    Raises:
+        UsageError: The sizes do not divide.
+    """
+    if global_batch_size % num_processes:
+        raise UsageError(
+            f"--global-batch-size {global_batch_size} does not divide among {num_processes} ranks; "
+            f"choose a multiple of {num_processes} or other --num-processes"
+        )
+    if micro_batch_size is None:
+        return global_batch_size // num_processes
+    if global_batch_size % (micro_batch_size * num_processes):
+        raise UsageError(
+            f"--global-batch-size {global_batch_size} is not a multiple of --micro-batch-size {micro_batch_size} "
+            f"x {num_processes} ranks = {micro_batch_size * num_processes}; change one of the three"
+        )
+    return micro_batch_size

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import fcntl
 import os
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from launch.errors import UsageError
 from records.checkpoint import (
     CheckpointError,
     CheckpointState,
-    checkpoint_path,
-    checkpoint_step,
     list_checkpoints,
     read_checkpoint,
-    remove_unfinished,
 )
-from records.config import RunConfig, RunOptions, UsageError
+from records.config import RunConfig, RunOptions
+from records.names import RECORD_NAME
 from records.notice import record_directory
-from records.progress import PROGRESS_NAME
-from records.record import RECORD_NAME, read_record, write_atomically
-from records.run_files import ATTEMPTS_NAME, remove_run
+from records.record import read_record
 from tasks.interface import TaskSettings
-from training.rank import CONFIG_NAME
-from watch.rank_files import LOGS_NAME, started_ranks
+from watch.rank_files import started_ranks
 
 LATEST = "latest"
 
@@ -207,106 +199,3 @@ def _final_status(output_dir: Path) -> str | None:
     except (OSError, ValueError):
         return None
     return status if status in _ENDS else None
-
-
-@contextlib.contextmanager
-def locked(output_dir: Path) -> Iterator[None]:
-    """Holds a run's directory for this process; the system lets go of it when the process ends, however it does.
-
-    Raises:
-        UsageError: Another process holds it.
-    """
-    output_dir.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(output_dir, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise _taken(output_dir) from error
-        except OSError as error:  # not every network file system has locks
-            if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.EBADF):
-                raise
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def prepare_directory(config: RunConfig, start: Start | None) -> RunConfig:
-    """Makes a run's directory ready for its ranks; returns the configuration that is in force.
-
-    With --overwrite the files of the run that was there are removed. A run that goes on in it stays: what its
-    earlier starts left is set aside. Into a new directory the checkpoint is copied.
-
-    Raises:
-        UsageError: Another run has been here since the directory was looked at.
-    """
-    directory = config.output_dir
-    if config.overwrite:
-        remove_run(directory)
-    if goes_on_in(directory, config.resume, start):
-        _set_aside(config)
-    elif any(directory.iterdir()) and not config.overwrite:
-        raise _taken(directory)
-    elif start is not None:
-        config = config.model_copy(update={"resume_from": checkpoint_path(directory, start.state.step)})
-    # Before anything else: whoever finds the directory then knows that a run of ours has it.
-    write_atomically(directory / CONFIG_NAME, config.model_dump_json(indent=1))
-    if start is not None and config.resume_from != start.path:
-        _take_checkpoints(start, directory)
-    (directory / LOGS_NAME).mkdir(exist_ok=True)
-    return config
-
-
-def restarted(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
-    """Makes the directory ready to start once more after a failure.
-
-    Returns:
-        The configuration for it, and which damaged checkpoints were passed over.
-
-    Raises:
-        UsageError: No checkpoint is whole.
-    """
-    start = latest_start(config.output_dir)
-    update = {"resume_from": start.path if start else None, "num_restarts": config.num_restarts + 1}
-    config = config.model_copy(update=update)
-    _set_aside(config)
-    write_atomically(config.output_dir / CONFIG_NAME, config.model_dump_json(indent=1))
-    (config.output_dir / LOGS_NAME).mkdir()
-    return config, start.damaged if start else ()
-
-
-def _set_aside(config: RunConfig) -> None:
-    """Moves what an earlier start of this run left, but for the checkpoints to go on from, out of the way."""
-    directory = config.output_dir
-    remove_unfinished(directory)
-    left = [directory / name for name in (LOGS_NAME, PROGRESS_NAME, RECORD_NAME, config.tracker)]
-    # Those after the one to go on from belong to a future that will not be.
-    begin = checkpoint_step(config.resume_from) if config.resume_from else 0
-    left = [path for path in left if path.exists()]
-    left += [path for path in list_checkpoints(directory) if checkpoint_step(path) > begin]
-    if not left:
-        return
-    attempts = directory / ATTEMPTS_NAME
-    attempt = attempts / str(
-        1 + max((int(path.name) for path in attempts.glob("*") if path.name.isdecimal()), default=0)
-    )
-    attempt.mkdir(parents=True)
-    with contextlib.suppress(FileNotFoundError):
-        shutil.copyfile(directory / CONFIG_NAME, attempt / CONFIG_NAME)
-    for path in left:
-        path.replace(attempt / path.name)
-
-
-def _take_checkpoints(start: Start, output_dir: Path) -> None:
-    """Copies the checkpoint, and that of the best model, into a new run."""
-    wanted = {start.state.step: start.path}
-    if start.best_path is not None and start.best_path.exists():
-        wanted[checkpoint_step(start.best_path)] = start.best_path
-    for step, source in wanted.items():
-        target = checkpoint_path(output_dir, step)
-        target.parent.mkdir(exist_ok=True)
-        shutil.copyfile(source, target)
-
-
-def _taken(output_dir: Path) -> UsageError:
-    return UsageError(f"--output-dir {output_dir}: another run has just taken it; choose another directory")

@@ -15,9 +15,10 @@ from types import FrameType
 
 from launch.engines import launcher_name
 from launch.guardian import guarded
+from records.names import LOGS_NAME
 from watch import shared_memory
 from watch.heartbeat import Position
-from watch.rank_files import LOGS_NAME, RankFailure, RankFiles, started_ranks
+from watch.rank_files import RankFailure, RankFiles, started_ranks
 from watch.watchdog import Hang, Watchdog
 
 _POLL_SECONDS = 0.1

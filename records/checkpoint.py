@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from records.config import RunConfig
+from records.names import CHECKPOINTS_NAME
 from records.record import EvaluationRecord
 
 if TYPE_CHECKING:
     import torch
 
-CHECKPOINTS_NAME = "checkpoints"
 _NAME = re.compile(r"step-(\d{8,})\.safetensors")
 _STATE_KEY, _DIGEST_KEY = "lockstep", "sha256"
 

@@ -5,11 +5,7 @@ Option names are those of the Hugging Face Trainer where it has one.
 
 from __future__ import annotations
 
-import errno
-import os
 import re
-import socket
-import time
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -26,20 +22,8 @@ STARTED_AT_VARIABLE = "LOCKSTEP_STARTED_AT"
 _MAX_PROCESSES = 1024
 _MAX_COUNT = 10**9
 _MAX_TIMEOUT = 10**6
-_MAX_MESSAGE = 2000
 # Training computes in float32, where larger numbers are infinite.
 _MAX_FLOAT = 3e38
-
-
-class UsageError(ValueError):
-    """A request that cannot be served; the text is one line naming the value and a remedy."""
-
-
-def one_line(text: object) -> str:
-    """Makes one line of bounded length of a message that may quote anything, for a terminal."""
-    words = " ".join(str(text).split())
-    visible = "".join(character if character.isprintable() else "?" for character in words)
-    return visible if len(visible) <= _MAX_MESSAGE else f"{visible[:_MAX_MESSAGE]} ..."
 
 
 class SaveInterval(NamedTuple):
@@ -266,48 +250,3 @@ class RunConfig(RunOptions):
             skip_nonfinite=self.on_nan == "skip",
             settings=settings.model_validate(self.backend_settings),
         )
-
-
-def settle_batch_sizes(global_batch_size: int, micro_batch_size: int | None, num_processes: int) -> int:
-    """Returns the micro-batch size, checking that a global batch is a whole number of rounds.
-
-    Raises:
-        UsageError: The sizes do not divide.
-    """
-    if global_batch_size % num_processes:
-        raise UsageError(
-            f"--global-batch-size {global_batch_size} does not divide among {num_processes} ranks; "
-            f"choose a multiple of {num_processes} or other --num-processes"
-        )
-    if micro_batch_size is None:
-        return global_batch_size // num_processes
-    if global_batch_size % (micro_batch_size * num_processes):
-        raise UsageError(
-            f"--global-batch-size {global_batch_size} is not a multiple of --micro-batch-size {micro_batch_size} "
-            f"x {num_processes} ranks = {micro_batch_size * num_processes}; change one of the three"
-        )
-    return micro_batch_size
-
-
-def check_port(port: int, address: str) -> None:
-    """Raises UsageError when nothing can listen on this port of this address."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((address, port))
-        except OSError as error:
-            if error.errno == errno.EADDRNOTAVAIL:
-                raise UsageError(
-                    f"--master-addr {address}: this machine, node 0, does not have this address; give one that it has"
-                ) from error
-            raise UsageError(
-                f"--master-port {port}: not free ({error.strerror}); choose another, or none to get a free one"
-            ) from error
-
-
-def default_output_dir(backend: str) -> Path:
-    """Names a directory under runs/ that does not exist yet, nor is about to in another process."""
-    stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    safe = "".join(character if character.isalnum() else "-" for character in backend)
-    candidates = (Path("runs") / f"{safe}-{stamp}{suffix}" for suffix in ["", *(f"-{n}" for n in range(2, 1000))])
-    return next(path for path in candidates if not path.exists()).absolute()

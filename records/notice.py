@@ -7,8 +7,7 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from records.record import RECORD_NAME
-from watch.rank_files import LOGS_NAME
+from records.names import LOGS_NAME, RECORD_NAME
 
 _NUM_BYTES = 8192
 _MAX_CHARACTERS = 1500

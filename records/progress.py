@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from records.names import PROGRESS_NAME
 from records.tracker import TRACKERS
 
-PROGRESS_NAME = "progress.jsonl"
 _SECONDS_BETWEEN_BEATS = 0.2
 
 

@@ -10,19 +10,21 @@ from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 
-from records.checkpoint import CHECKPOINTS_NAME
-from records.config import RunConfig, UsageError
-from records.progress import PROGRESS_NAME
-from records.record import RECORD_NAME, read_record, write_atomically
+from records.config import RunConfig
+from records.files import write_atomically
+from records.names import (
+    ATTEMPTS_NAME,
+    CHECKPOINTS_NAME,
+    CONFIG_NAME,
+    LOGS_NAME,
+    MODEL_FILES_NAME,
+    PROGRESS_NAME,
+    RECORD_NAME,
+)
+from records.record import read_record
 from records.tracker import TRACKERS
 from tasks.interface import Task
 from tasks.registry import TASKS, load_task
-from training.rank import CONFIG_NAME
-from watch.rank_files import LOGS_NAME
-
-ATTEMPTS_NAME = "attempts"
-# The names of the model's files, written before they are moved into place.
-MODEL_FILES_NAME = "model-files.json"
 
 _FILES = (CONFIG_NAME, RECORD_NAME, PROGRESS_NAME, MODEL_FILES_NAME)
 _CHECKPOINT = r"step-\d{8,}\.safetensors"
@@ -127,44 +129,24 @@ def other_files(directory: Path) -> list[str]:
     return [str(path.relative_to(directory)) for path in found if path not in written]
 
 
-def refuse_collisions(config_name: str, directory: Path, patterns: tuple[str, ...]) -> None:
-    """Refuses a directory with files that no run wrote, and that a new run would write over.
+def names_in_the_way(directory: Path, patterns: tuple[str, ...]) -> list[str]:
+    """The names of what no run wrote into a directory and a new run would write over.
 
     Args:
-        config_name: The directory as the user named it.
         directory: The directory.
         patterns: What the files of the model will be called.
-
-    Raises:
-        UsageError: It names the first.
     """
     known = model_files(directory)
     taken = [name for name in _matching(directory, patterns) if name not in known]
     taken += [name for name in _FILES if (directory / name).is_dir()]
-    taken += [name for name in _NAMES if name and os.path.lexists(directory / name) and not (directory / name).is_dir()]
-    if taken:
-        raise UsageError(
-            f"--output-dir {config_name}: holds {taken[0]}, which no run wrote and this one would write over; "
-            "move it away, or choose another directory"
-        )
+    return taken + [
+        name for name in _NAMES if name and os.path.lexists(directory / name) and not (directory / name).is_dir()
+    ]
 
 
-def refuse_links(config_name: str, directory: Path) -> None:
-    """Refuses to replace a run one of whose folders is a link: what lies behind it may be another run's.
-
-    Args:
-        config_name: The directory as the user named it.
-        directory: The directory.
-
-    Raises:
-        UsageError: It names the first link.
-    """
-    for name in (ATTEMPTS_NAME, *filter(None, _NAMES)):
-        if (directory / name).is_symlink():
-            raise UsageError(
-                f"--overwrite: {config_name}/{name} is a link, and what lies behind it is not removed; remove the "
-                "link, or choose another --output-dir"
-            )
+def linked_folders(directory: Path) -> list[str]:
+    """The names of a run's folders that are links to folders elsewhere."""
+    return [name for name in (ATTEMPTS_NAME, *filter(None, _NAMES)) if (directory / name).is_symlink()]
 
 
 def holds_run(directory: Path) -> bool:

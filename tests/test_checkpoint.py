@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from launch.errors import UsageError
 from launch.resume import latest_start
 from records.checkpoint import (
     BestModel,
@@ -31,7 +32,6 @@ from records.checkpoint import (
     unflatten_optimizer,
     write_checkpoint,
 )
-from records.config import UsageError
 from tests.launching import run_config
 
 NUM_KILLS = 100

@@ -35,7 +35,7 @@ from compare.collectives.measurement import (
 )
 from compare.report.results import CollectivePoint
 from contract.patience import stretched
-from records.config import UsageError
+from launch.errors import UsageError
 from tests.launching import LOCKSTEP, lockstep, require_backend, require_start_method
 
 SIZES = (2**10, 2**14, 2**18)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from backends.registry import BACKENDS
+from launch.errors import UsageError
 from launch.resolve import check_compiler
-from records.config import UsageError
 from tests.launching import DISTRIBUTED, lockstep, require_backend, train
 
 pytestmark = pytest.mark.slow

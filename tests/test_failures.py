@@ -19,7 +19,7 @@ from contract.awkward_tasks import FAULT_VARIABLE
 from contract.patience import stretched
 from launch.cli import train as train_from_command_line
 from launch.engines import PROJECT_DIRECTORY
-from records.config import UsageError
+from launch.errors import UsageError
 from tests.launching import (
     DISTRIBUTED,
     LOCKSTEP,

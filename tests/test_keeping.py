@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from launch.errors import UsageError
+from launch.run_directory import refuse_collisions
 from records.checkpoint import Checkpoint, CheckpointState, list_checkpoints
-from records.config import UsageError
 from records.notice import give_notice, prepare_notice, read_notice
 from records.progress import ProgressLog
-from records.run_files import files_of_run, model_files, note_model_files, other_files, refuse_collisions, remove_run
+from records.run_files import files_of_run, model_files, note_model_files, other_files, remove_run
 from tests.launching import (
     fill,
     lasting_directory,

@@ -13,7 +13,8 @@ import numpy.typing as npt
 import pytest
 
 from compare.report.parity import diagnosed_parity, losses_parity
-from records.record import RunRecord, describe_environment
+from records.environment import describe_environment
+from records.record import RunRecord
 from tests.launching import run_config
 
 NUM_STEPS = 8

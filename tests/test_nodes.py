@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from launch.errors import UsageError
 from launch.nodes import ALONE, Nodes, interface, own_address, settle_nodes
-from records.config import UsageError
 from tests.forked.client import ForkedJob
 from tests.launching import (
     DISTRIBUTED,

@@ -17,8 +17,9 @@ from compare.race.plan import Entrant, RaceOptions, draw_plan
 from compare.race.run import RaceDirectory, RacePlan
 from compare.report.results import Results
 from launch.engines import PROJECT_DIRECTORY
-from launch.resume import locked
-from records.config import RaceContext, UsageError
+from launch.errors import UsageError
+from launch.run_directory import locked
+from records.config import RaceContext
 from records.record import read_record
 from tests.launching import LOCKSTEP, lockstep, require_backend, wait_until
 from tests.test_lifetimes import wait_until_gone

@@ -16,7 +16,7 @@ import pytest
 from compare.report.html import render_html
 from compare.report.numbers import interval, joined, number, size
 from compare.report.results import Interval, Results
-from records.config import UsageError
+from launch.errors import UsageError
 from tests.browser import Visit, chromium
 from tests.sample_results import HOSTILE, HOSTILE_TEXTS, empty_results, sample_results
 

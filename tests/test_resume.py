@@ -16,9 +16,10 @@ import torch
 from safetensors.torch import load_file
 
 from contract.patience import stretched
+from launch.errors import UsageError
 from launch.resume import Finished, Start, check_same_trajectory, find_start
 from records.checkpoint import CheckpointState, checkpoint_path, checkpoint_step, list_checkpoints, read_checkpoint
-from records.config import RunOptions, UsageError
+from records.config import RunOptions
 from records.record import EvaluationRecord, by_merit
 from tasks.token_tagging import TokenTaggingSettings
 from tests.launching import (

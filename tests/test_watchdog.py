@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from contract.patience import stretched
+from records.names import LOGS_NAME
 from tests.faults.hangs import HANGS, hang_one
 from tests.launching import DISTRIBUTED, lockstep, processes_of, require_backend
 from watch.heartbeat import read_position
-from watch.rank_files import LOGS_NAME, RankFiles, started_ranks
+from watch.rank_files import RankFiles, started_ranks
 from watch.watchdog import Watchdog
 
 pytestmark = [pytest.mark.launchers, pytest.mark.slow]

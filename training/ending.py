@@ -15,17 +15,9 @@ from torch import nn
 
 from records.checkpoint import CheckpointError, checkpoint_path, read_checkpoint, without_prefix
 from records.config import RunConfig
+from records.environment import describe_environment
 from records.notice import Notice, give_notice
-from records.record import (
-    Disagreement,
-    EvaluationRecord,
-    RankRecord,
-    Resumption,
-    RunRecord,
-    by_merit,
-    describe_environment,
-    write_record,
-)
+from records.record import Disagreement, EvaluationRecord, RankRecord, Resumption, RunRecord, by_merit, write_record
 from records.run_files import model_files, note_model_files
 from tasks.interface import Task
 from training.agreement import describe

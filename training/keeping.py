@@ -19,12 +19,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from records.checkpoint import checkpoint_step, list_checkpoints
+from records.names import LOGS_NAME, RECORD_NAME
 from records.notice import Notice, give_notice
-from records.record import RECORD_NAME, read_record
+from records.record import read_record
 from tasks.text.prepared import cache_directory
 from training.room import MIB, free_bytes, is_in_memory
 from watch.heartbeat import Heartbeat
-from watch.rank_files import LOGS_NAME
 
 # Where somebody may name a directory to save to: a file with its name, or a link to it.
 SAVE_TO_NAME = "save-to"

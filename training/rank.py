@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from records.config import RunConfig
+from records.names import CONFIG_NAME
 from watch.heartbeat import Heartbeat
 from watch.rank_files import RankFiles, reporting
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from records.record import RankRecord, Resumption
     from tasks.interface import Task
     from training.loop import Trainer
-
-CONFIG_NAME = "run.json"
 
 
 def main(run_directory: str) -> None:

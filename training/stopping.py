@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from records.record import write_atomically
-from watch.rank_files import LOGS_NAME
+from records.files import write_atomically
+from records.names import LOGS_NAME
 
 
 def request_stop(run_directory: Path) -> None:

@@ -16,10 +16,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from records.record import write_atomically
+from records.files import write_atomically
+from records.names import LOGS_NAME
 from watch.heartbeat import Position, read_position
 
-LOGS_NAME = "logs"
 _SECONDS_TO_WRITE = 5.0
 
 # Where the launchers that may start a rank tell it its number.

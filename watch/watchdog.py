@@ -14,8 +14,9 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from records.names import LOGS_NAME
 from watch.heartbeat import OWN_PHASES, PHASES, Position
-from watch.rank_files import LOGS_NAME, RankFiles, started_ranks
+from watch.rank_files import RankFiles, started_ranks
 from watch.stacks import innermost_frame, is_in_backward, take_stacks, waits_for_others
 
 _SECONDS_BETWEEN_LOOKS = 0.5

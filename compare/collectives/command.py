@@ -39,11 +39,12 @@ from compare.report.results import CollectivePoint, CollectiveSeries, Interval
 from launch.arguments import Parser, named_path
 from launch.display import console
 from launch.engines import PROJECT_DIRECTORY, Ranks, engine_command, engine_environment
+from launch.errors import UsageError
 from launch.supervisor import Interrupted, JobFailure, run_job, signals_raised
-from records.config import UsageError
+from records.environment import describe_environment, num_cpus
+from records.files import write_atomically
+from records.names import LOGS_NAME
 from records.progress import ProgressReader
-from records.record import describe_environment, write_atomically
-from watch.rank_files import LOGS_NAME
 
 _COMMAND = "launch/run.sh allreduce"
 _UNITS = {"": 1, "B": 1, "KB": 2**10, "KIB": 2**10, "MB": 2**20, "MIB": 2**20, "GB": 2**30, "GIB": 2**30}
@@ -194,7 +195,7 @@ def _settle(
 ) -> Measurement:
     """Settles what is left open for one backend in one world, refusing what it cannot do."""
     capabilities = row.capabilities
-    device, start_method, threads = options.device, options.start_method, max(1, _num_cpus() // num_processes)
+    device, start_method, threads = options.device, options.start_method, max(1, num_cpus() // num_processes)
     if options.threads_per_rank is not None:
         threads = _number("--threads-per-rank", options.threads_per_rank, int, 1, _MAX_THREADS)
     if device == "auto":
@@ -343,10 +344,6 @@ def _target(path: Path | None) -> Path:
     if not os.access(directory, os.W_OK):
         raise UsageError(f"--output {target}: {directory} is not writable; choose another directory")
     return target
-
-
-def _num_cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _write(series: list[CollectiveSeries], command: str, target: Path) -> None:

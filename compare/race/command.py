@@ -24,12 +24,14 @@ from compare.race.run import (
     run_command,
     run_race,
 )
-from launch.arguments import named_path, refused_path
+from launch.arguments import named_path
 from launch.display import console
+from launch.errors import UsageError, refused_path
 from launch.options import option_parser, read_option_file, read_options, validated
-from launch.resolve import num_cpus, resolve
+from launch.resolve import resolve
 from launch.supervisor import Interrupted, signals_raised
-from records.config import RunConfig, UsageError
+from records.config import RunConfig
+from records.environment import num_cpus
 from records.throughput import NUM_WARMUP_STEPS
 
 # Options of a run that a race decides itself, with what to say instead.

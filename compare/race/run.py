@@ -22,11 +22,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from compare.race.machine import DISTURBED_SHARE, ForeignLoad, look_for_idleness
 from compare.race.matmul_peak import measure_apart
 from compare.race.plan import Entrant, PlannedRun, RaceOptions, draw_plan
+from launch.errors import UsageError
 from launch.guardian import guarded
-from launch.resume import locked
+from launch.run_directory import locked
 from launch.supervisor import Interrupted
-from records.config import RACE_VARIABLE, STARTED_AT_VARIABLE, RaceContext, UsageError
-from records.record import RECORD_NAME, read_record, write_atomically
+from records.config import RACE_VARIABLE, STARTED_AT_VARIABLE, RaceContext
+from records.files import write_atomically
+from records.names import RECORD_NAME
+from records.record import read_record
 from watch.rank_files import started_ranks
 
 PLAN_NAME = "plan.json"

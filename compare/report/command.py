@@ -16,10 +16,13 @@ from rich.console import Console
 from compare.collectives.measurement import read_collectives
 from compare.race.run import RaceDirectory, RacePlan
 from compare.report.results import RESULTS_NAME, CollectiveSeries, Results
-from launch.arguments import Parser, named_path, refused_path
+from launch.arguments import Parser, named_path
 from launch.display import console
-from records.config import RunConfig, UsageError
-from records.record import RECORD_NAME, RunRecord, read_record, write_atomically
+from launch.errors import UsageError, refused_path
+from records.config import RunConfig
+from records.files import write_atomically
+from records.names import RECORD_NAME
+from records.record import RunRecord, read_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable

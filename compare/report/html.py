@@ -13,7 +13,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from compare.report.results import Results
-from records.config import UsageError
+from launch.errors import UsageError
 
 
 def render_html(results: Results) -> str:

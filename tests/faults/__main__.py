@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from records.record import describe_environment
+from records.environment import describe_environment
 from tests.faults.hangs import HANGS, hang_one
 from tests.faults.kills import Kill, campaign, summary
 from tests.launching import DISTRIBUTED

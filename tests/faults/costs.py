@@ -19,7 +19,8 @@ import numpy as np
 from scipy import stats
 
 from records.config import RunOptions
-from records.record import RunRecord, describe_environment, read_record
+from records.environment import describe_environment
+from records.record import RunRecord, read_record
 from tests.launching import train
 from watch.heartbeat import Heartbeat
 

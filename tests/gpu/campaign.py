@@ -30,7 +30,8 @@ from backends.interface import PRECISIONS
 from backends.registry import BACKENDS
 from contract.check import all_checks
 from launch.engines import EXACT_FLOAT32, PROJECT_DIRECTORY
-from records.record import describe_environment, write_atomically
+from records.environment import describe_environment
+from records.files import write_atomically
 from records.throughput import NUM_WARMUP_STEPS
 from tasks.text.grammar import generate
 from tests.gpu.contracts import ADAPTERS, NUM_PROCESSES, more_options, unavailable_reason

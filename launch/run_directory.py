@@ -1,0 +1,220 @@
+"""The directory of a run: which one it is, whether it may be used, and who holds it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from launch.errors import UsageError
+from launch.resume import Start, check_resumable, goes_on_in, latest_start
+from records.checkpoint import checkpoint_path, checkpoint_step, list_checkpoints, remove_unfinished
+from records.config import RunConfig, RunOptions
+from records.files import write_atomically
+from records.names import ATTEMPTS_NAME, CONFIG_NAME, LOGS_NAME, PROGRESS_NAME, RECORD_NAME
+from records.run_files import files_of_run, holds_run, linked_folders, names_in_the_way, remove_run
+from tasks.interface import Task, TaskSettings
+
+
+def default_output_dir(backend: str) -> Path:
+    """Names a directory under runs/ that does not exist yet, nor is about to in another process."""
+    stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    safe = "".join(character if character.isalnum() else "-" for character in backend)
+    candidates = (Path("runs") / f"{safe}-{stamp}{suffix}" for suffix in ["", *(f"-{n}" for n in range(2, 1000))])
+    return next(path for path in candidates if not path.exists()).absolute()
+
+
+def settle_output_dir(
+    options: RunOptions, backend: str, task_class: type[Task], settings: TaskSettings, start: Start | None
+) -> Path:
+    """Returns the directory that the run is to have, as an absolute path.
+
+    Raises:
+        UsageError: It cannot be used; the text says why.
+    """
+    chosen = options.output_dir or default_output_dir(backend)
+    directory = chosen.absolute()
+    if directory.exists() and not directory.is_dir():
+        raise UsageError(f"--output-dir {chosen}: this is a file; name a directory")
+    if directory.exists() and any(directory.iterdir()):
+        if not holds_run(directory):
+            raise UsageError(f"--output-dir {chosen}: not empty, and what it holds is no run; choose another directory")
+        if goes_on_in(directory, options.resume, start) and not options.overwrite:
+            check_resumable(directory)
+        elif not options.overwrite:
+            raise UsageError(
+                f"--output-dir {chosen}: holds a run already; add --resume or --overwrite, or choose another directory"
+            )
+        else:
+            refuse_links(str(chosen), directory)
+            _check_inputs_survive(directory, settings, start)
+        refuse_collisions(str(chosen), directory, task_class.model_files)
+    parent = next(path for path in (directory, *directory.parents) if path.exists() or path.is_symlink())
+    if not parent.exists():
+        raise UsageError(f"--output-dir {chosen}: {parent} is a link that leads nowhere; choose another directory")
+    if not parent.is_dir():
+        raise UsageError(f"--output-dir {chosen}: {parent} is a file; choose another directory")
+    if not os.access(parent, os.W_OK):
+        raise UsageError(f"--output-dir {chosen}: {parent} is not writable; choose another directory")
+    return directory
+
+
+def _check_inputs_survive(directory: Path, settings: TaskSettings, start: Start | None) -> None:
+    """Refuses to replace a run some of whose files the new run is to read; what no run wrote stays."""
+    removed = {path.resolve() for path in files_of_run(directory)}
+    if start is not None and start.path.resolve() in removed:
+        raise UsageError(f"--overwrite would remove the checkpoint that --resume names, {start.path}; drop one")
+    for name, value in settings:
+        if isinstance(value, (str, Path)):
+            path = Path(value).resolve()
+            is_inside = path.exists() and path.is_relative_to(directory.resolve())
+            if is_inside and any(file.is_relative_to(path) for file in removed):
+                raise UsageError(
+                    f"--overwrite would remove --{name.replace('_', '-')} {value} with the run in {directory}; "
+                    "choose another --output-dir"
+                )
+
+
+def refuse_collisions(config_name: str, directory: Path, patterns: tuple[str, ...]) -> None:
+    """Refuses a directory with files that no run wrote, and that a new run would write over.
+
+    Args:
+        config_name: The directory as the user named it.
+        directory: The directory.
+        patterns: What the files of the model will be called.
+
+    Raises:
+        UsageError: It names the first.
+    """
+    taken = names_in_the_way(directory, patterns)
+    if taken:
+        raise UsageError(
+            f"--output-dir {config_name}: holds {taken[0]}, which no run wrote and this one would write over; "
+            "move it away, or choose another directory"
+        )
+
+
+def refuse_links(config_name: str, directory: Path) -> None:
+    """Refuses to replace a run one of whose folders is a link: what lies behind it may be another run's.
+
+    Args:
+        config_name: The directory as the user named it.
+        directory: The directory.
+
+    Raises:
+        UsageError: It names the first link.
+    """
+    links = linked_folders(directory)
+    if links:
+        raise UsageError(
+            f"--overwrite: {config_name}/{links[0]} is a link, and what lies behind it is not removed; remove the "
+            "link, or choose another --output-dir"
+        )
+
+
+@contextlib.contextmanager
+def locked(output_dir: Path) -> Iterator[None]:
+    """Holds a run's directory for this process; the system lets go of it when the process ends, however it does.
+
+    Raises:
+        UsageError: Another process holds it.
+    """
+    output_dir.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(output_dir, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise _taken(output_dir) from error
+        except OSError as error:  # not every network file system has locks
+            if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.EBADF):
+                raise
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def prepare_directory(config: RunConfig, start: Start | None) -> RunConfig:
+    """Makes a run's directory ready for its ranks; returns the configuration that is in force.
+
+    With --overwrite the files of the run that was there are removed. A run that goes on in it stays: what its
+    earlier starts left is set aside. Into a new directory the checkpoint is copied.
+
+    Raises:
+        UsageError: Another run has been here since the directory was looked at.
+    """
+    directory = config.output_dir
+    if config.overwrite:
+        remove_run(directory)
+    if goes_on_in(directory, config.resume, start):
+        _set_aside(config)
+    elif any(directory.iterdir()) and not config.overwrite:
+        raise _taken(directory)
+    elif start is not None:
+        config = config.model_copy(update={"resume_from": checkpoint_path(directory, start.state.step)})
+    # Before anything else: whoever finds the directory then knows that a run of ours has it.
+    write_atomically(directory / CONFIG_NAME, config.model_dump_json(indent=1))
+    if start is not None and config.resume_from != start.path:
+        _take_checkpoints(start, directory)
+    (directory / LOGS_NAME).mkdir(exist_ok=True)
+    return config
+
+
+def restarted(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
+    """Makes the directory ready to start once more after a failure.
+
+    Returns:
+        The configuration for it, and which damaged checkpoints were passed over.
+
+    Raises:
+        UsageError: No checkpoint is whole.
+    """
+    start = latest_start(config.output_dir)
+    update = {"resume_from": start.path if start else None, "num_restarts": config.num_restarts + 1}
+    config = config.model_copy(update=update)
+    _set_aside(config)
+    write_atomically(config.output_dir / CONFIG_NAME, config.model_dump_json(indent=1))
+    (config.output_dir / LOGS_NAME).mkdir()
+    return config, start.damaged if start else ()
+
+
+def _set_aside(config: RunConfig) -> None:
+    """Moves what an earlier start of this run left, but for the checkpoints to go on from, out of the way."""
+    directory = config.output_dir
+    remove_unfinished(directory)
+    left = [directory / name for name in (LOGS_NAME, PROGRESS_NAME, RECORD_NAME, config.tracker)]
+    # Those after the one to go on from belong to a future that will not be.
+    begin = checkpoint_step(config.resume_from) if config.resume_from else 0
+    left = [path for path in left if path.exists()]
+    left += [path for path in list_checkpoints(directory) if checkpoint_step(path) > begin]
+    if not left:
+        return
+    attempts = directory / ATTEMPTS_NAME
+    attempt = attempts / str(
+        1 + max((int(path.name) for path in attempts.glob("*") if path.name.isdecimal()), default=0)
+    )
+    attempt.mkdir(parents=True)
+    with contextlib.suppress(FileNotFoundError):
+        shutil.copyfile(directory / CONFIG_NAME, attempt / CONFIG_NAME)
+    for path in left:
+        path.replace(attempt / path.name)
+
+
+def _take_checkpoints(start: Start, output_dir: Path) -> None:
+    """Copies the checkpoint, and that of the best model, into a new run."""
+    wanted = {start.state.step: start.path}
+    if start.best_path is not None and start.best_path.exists():
+        wanted[checkpoint_step(start.best_path)] = start.best_path
+    for step, source in wanted.items():
+        target = checkpoint_path(output_dir, step)
+        target.parent.mkdir(exist_ok=True)
+        shutil.copyfile(source, target)
+
+
+def _taken(output_dir: Path) -> UsageError:
+    return UsageError(f"--output-dir {output_dir}: another run has just taken it; choose another directory")

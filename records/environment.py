@@ -1,0 +1,88 @@
+"""Where a run takes place: the machine, its software, and the variables that change what libraries compute."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from records.record import Environment
+
+_PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "accelerate", "horovod", "apex", "numpy")
+
+_VARIABLE_PREFIXES = (
+    *("OMP_", "MKL_", "KMP_", "ONEDNN_", "DNNL_", "ATEN_", "TORCH_", "PYTORCH_"),
+    *("CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_", "NCCL_", "GLOO_", "HOROVOD_", "ACCELERATE_", "OMPI_MCA_"),
+)
+
+_VARIABLES = ("TOKENIZERS_PARALLELISM", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES", "LD_PRELOAD")
+
+
+def describe_environment(*, with_torch: bool) -> Environment:
+    """Describes this machine; CUDA and GPUs only where torch is loaded anyway."""
+    commit, dirty = _git_state(Path(__file__).parent)
+    cuda = nccl = None
+    gpus: list[str] = []
+    if with_torch:
+        import torch
+
+        if torch.cuda.is_available():
+            cuda = torch.version.cuda
+            nccl = ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
+            gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    variables = {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(_VARIABLE_PREFIXES) or name in _VARIABLES
+    }
+    return Environment(
+        git_commit=commit,
+        git_dirty=dirty,
+        python=platform.python_version(),
+        platform=platform.platform(),
+        cpu=_cpu_name(),
+        num_cpus=num_cpus(),
+        gpus=gpus,
+        cuda=cuda,
+        nccl=nccl,
+        packages=dict(_package_versions()),
+        variables=variables,
+    )
+
+
+def _package_versions() -> list[tuple[str, str]]:
+    found = []
+    for name in _PACKAGES:
+        try:
+            found.append((name, version(name)))
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _git_state(directory: Path) -> tuple[str | None, bool | None]:
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(directory), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD"), bool(git("status", "--porcelain"))
+    except (OSError, subprocess.SubprocessError):
+        # In an image, which has no repository, the commit it was built from.
+        return os.environ.get("LOCKSTEP_REVISION") or None, None
+
+
+def num_cpus() -> int:
+    """How many CPU cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
