@@ -9,9 +9,9 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from launch.engines.environment import rank_of_process
 from tasks.interface import Batch, Split
 from tasks.token_tagging import NUM_TAGS, TokenTagging
-from watch.rank_files import rank_from_environment
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +28,7 @@ class FaultyTask(TokenTagging):
     def collate(self, split: Split, sample_ids: Sequence[int]) -> Batch:
         self._calls += 1
         kind, faulty_rank = os.environ[FAULT_VARIABLE].split()
-        if self._calls == _FAULTY_CALL and rank_from_environment(os.environ) == int(faulty_rank):
+        if self._calls == _FAULTY_CALL and rank_of_process() == int(faulty_rank):
             print(f"fault at {time.time()}", flush=True)
             if kind == "raises":
                 raise ArithmeticError("the planted error")

@@ -17,7 +17,7 @@ from backends.interface import PRECISIONS
 from launch.arguments import Parser, named_path
 from launch.display import console
 from launch.errors import UsageError
-from launch.supervisor import Interrupted, signals_raised
+from launch.signals import Interrupted, signals_raised
 
 if TYPE_CHECKING:
     from contract.suite import Suite

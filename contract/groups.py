@@ -11,19 +11,23 @@ import pickle
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from backends.interface import Signs
 from backends.registry import BackendRow
 from contract.cases import SHUTDOWN, Case
 from contract.patience import stretched
 from contract.worker import SPECIFICATION_NAME, observation_path, phases_path
-from launch.engines import PROJECT_DIRECTORY, Ranks, engine_command, engine_environment
-from launch.supervisor import JobFailure, run_job
+from launch.engines.interface import Engine, Ranks
+from launch.engines.registry import find_engine
+from launch.job import Job, compose_job
+from launch.supervisor import run_job
 from records.names import LOGS_NAME
+from watch.failures import FailureKind, JobFailure
 from watch.rank_files import RankFiles
 from watch.stacks import innermost_frame, take_stacks
 
@@ -60,8 +64,8 @@ class Breakdown:
 
 Outcome = list[Any] | Breakdown
 
-# Composes the command that starts a group's ranks, from the backend's first start method.
-Command = Callable[[str, Ranks], list[str]]
+# Composes the job that starts a group's ranks with the backend's first engine.
+Compose = Callable[[Engine, Ranks, Path, Signs], Job]
 
 
 class Hung(Exception):
@@ -83,7 +87,7 @@ def run_group(
     single_states: Mapping[str, Path],
     on_phase: Callable[[str], None] = lambda phase: None,
     module: str = "contract.worker",
-    command: Command = engine_command,
+    compose: Compose = compose_job,
 ) -> dict[str, Outcome]:
     """Runs cases in as few groups as it takes, and returns the outcome of each.
 
@@ -97,7 +101,7 @@ def run_group(
         single_states: Files of states kept by the one-process backend, by case.
         on_phase: Told what is being done.
         module: What each rank runs.
-        command: Composes the command that starts the ranks, unless that is the backend's own launcher.
+        compose: Composes the job that starts the ranks, where that is not the backend's own launcher.
     """
     outcomes: dict[str, Outcome] = {}
     wanted = [case.name for case in cases if case is not SHUTDOWN]
@@ -117,7 +121,7 @@ def run_group(
             "cases": [name for name in left if name != SHUTDOWN.name],
             "single_states": {name: str(path) for name, path in single_states.items()},
         }
-        broken_phase, breakdown = _run_once(row, key, place, specification, device, on_phase, module, command)
+        broken_phase, breakdown = _run_once(row, key, place, specification, device, on_phase, module, compose)
         for name in left:
             paths = [observation_path(place, name, rank) for rank in range(key.world_size)]
             if all(path.exists() for path in paths):
@@ -161,7 +165,7 @@ def _run_once(
     device: str,
     on_phase: Callable[[str], None],
     module: str,
-    command: Command,
+    compose: Compose,
 ) -> tuple[str, Breakdown | None]:
     """Starts one group; returns the phase it ended in and, unless it went through, why."""
     (directory / LOGS_NAME).mkdir(parents=True)
@@ -170,15 +174,8 @@ def _run_once(
     ranks = Ranks(key.world_size, (module, str(directory)), device, 1, None, timeout, log_directory)
     watch = _PhaseWatch(directory, key.world_size, on_phase)
     try:
-        failure = run_job(
-            command(row.capabilities.start_methods[0], ranks),
-            environment=engine_environment(ranks),
-            working_directory=PROJECT_DIRECTORY,
-            run_directory=directory,
-            num_processes=key.world_size,
-            on_poll=watch.look,
-            must_end_cleanly=True,
-        )
+        job = compose(find_engine(row.capabilities.start_methods[0]), ranks, directory, row.signs)
+        failure = run_job(replace(job, must_end_cleanly=True), on_poll=watch.look)
     except Hung as hung:
         return hung.phase, hung.breakdown
     if failure is None:
@@ -187,7 +184,7 @@ def _run_once(
 
 
 def _breakdown(failure: JobFailure) -> Breakdown:
-    return Breakdown(failure.rank, failure.message, is_hang=failure.message.startswith("stuck"))
+    return Breakdown(failure.rank, failure.message, is_hang=failure.kind is FailureKind.STUCK)
 
 
 class _PhaseWatch:

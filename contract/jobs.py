@@ -18,7 +18,9 @@ from backends.registry import find_backend
 from contract.awkward_tasks import FAULT_VARIABLE
 from contract.cases import Case, global_batch_size
 from contract.patience import stretched
-from launch.engines import PROJECT_DIRECTORY, Ranks, engine_environment
+from launch.engines.environment import engine_environment
+from launch.engines.interface import PROJECT_DIRECTORY, Ranks
+from launch.engines.python import Python
 from launch.guardian import guarded
 from records.names import RECORD_NAME
 
@@ -41,7 +43,7 @@ def refusals(adapter: str, world_size: int, case: Case, directory: Path, device:
     with contextlib.suppress(subprocess.TimeoutExpired), guarded() as mark:
         subprocess.run(
             command,
-            env=engine_environment(ranks) | mark,
+            env=engine_environment(Python(), ranks) | mark,
             cwd=PROJECT_DIRECTORY,
             timeout=stretched(REFUSAL_SECONDS),
             capture_output=True,

@@ -165,7 +165,7 @@ def train_once(
     if state is not None:
         # An optimizer goes on in the very tensors it is given.
         trainer.load_state_dict(copy.deepcopy(dict(state)))
-    with watch.counting(training.count_traffic):
+    with watch.counting(backend, training.count_traffic):
         trajectory = trainer.train()
     watch.seen.losses = [step.loss for step in trajectory.steps]
     watch.seen.evaluations = [evaluation.metrics for evaluation in trajectory.evaluations]

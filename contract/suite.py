@@ -17,10 +17,10 @@ from contract import jobs
 from contract.alone import train_alone
 from contract.cases import ALL, REFUSALS, SHUTDOWN, WORLD, Case
 from contract.check import Check, Evidence, NotSeen, State, Violation, all_checks
-from contract.groups import Breakdown, Command, GroupKey, Outcome, run_group
-from launch.engines import engine_command
+from contract.groups import Breakdown, Compose, GroupKey, Outcome, run_group
 from launch.errors import UsageError
-from launch.supervisor import Interrupted
+from launch.job import compose_job
+from launch.signals import Interrupted
 
 
 @dataclass(frozen=True)
@@ -62,14 +62,14 @@ class Suite:
         precisions: Sequence[str] = PRECISIONS,
         check_ids: Iterable[str] | None = None,
         on_phase: Callable[[str, str], None] = lambda place, phase: None,
-        command: Command = engine_command,
+        compose: Compose = compose_job,
     ) -> None:
         self.adapter, self.directory = adapter, directory
         self.row = find_backend(adapter)
         self.device = self._settle_device(device)
         self.unavailable_reason = self.row.unavailable_reason()
         self.seconds: dict[str, float] = {}
-        self._on_phase, self._command = on_phase, command
+        self._on_phase, self._compose = on_phase, compose
         self._outcomes: dict[tuple[str, int], Evidence | Breakdown] = {}
         self._known: dict[str, KnownFailure] | None = None
         checks = all_checks()
@@ -238,7 +238,7 @@ class Suite:
             device=self.device,
             single_states=files,
             on_phase=lambda phase: self._on_phase(place, phase),
-            command=self._command,
+            compose=self._compose,
         )
         return {
             case.name: self._as_evidence(case, key.world_size, outcomes[case.name], alone.get(case.name))

@@ -1,4 +1,4 @@
-"""What the ranks of a group run: ``python -m contract.worker DIRECTORY``, case after case.
+"""What the ranks of a group run: ``python -m contract.worker DIRECTORY [RANK_VARIABLE]``, case after case.
 
 All collectives happen here and no judgement: each rank writes what it saw, one file a case, and
 says beforehand what it is about to do, so that a hang can be named.
@@ -62,9 +62,15 @@ def run_case(backend: Backend, case: Case, name: str, scenery: scenes.Scenery) -
     path.with_suffix(".part").replace(path)
 
 
-def main(directory: Path, run: RunCases = run_cases) -> None:
-    """Joins the group, runs the cases and leaves; on an error, exits with code 1 at once."""
-    with reporting(directory) as rank:
+def main(arguments: list[str], run: RunCases = run_cases) -> None:
+    """Joins the group, runs the cases and leaves; on an error, exits with code 1 at once.
+
+    Args:
+        arguments: The directory of the group and, where there are several ranks, the variable with the rank.
+        run: Runs the cases.
+    """
+    directory, rank_variable = Path(arguments[0]), next(iter(arguments[1:]), None)
+    with reporting(directory, rank_variable) as rank:
         specification = json.loads((directory / SPECIFICATION_NAME).read_text())
         phases = Phases(directory, rank)
         torch.set_num_threads(1)
@@ -94,4 +100,4 @@ def main(directory: Path, run: RunCases = run_cases) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(sys.argv[1:])

@@ -19,7 +19,7 @@ import torch
 from contract.cases import BITS
 from contract.check import Evidence, State
 from contract.suite import Suite
-from tests.forked.client import forked_command, session
+from tests.forked.client import forked_job, session
 from tests.launching import DISTRIBUTED, train
 
 # Equal bits with a simulation, with a repetition and with a resumed training, and half precision.
@@ -48,7 +48,7 @@ def main() -> int:
                 world_sizes=sizes,
                 precisions=options.precision.split(","),
                 check_ids=options.check.split(","),
-                command=forked_command,
+                compose=forked_job,
             )
             results = list(suite.results())
             failed = [result for result in results if result.state is State.FAILED]

@@ -19,17 +19,18 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from backends.interface import KnownFailure
+from backends.interface import KnownFailure, Signs
 from backends.registry import find_backend
 from contract.cases import ALL, BITS, STATE, STATE_FP16, Case
 from contract.check import Evidence, State, Violation, all_checks
-from contract.groups import Breakdown, Command, GroupKey, Outcome, run_group
+from contract.groups import Breakdown, Compose, GroupKey, Outcome, run_group
 from contract.patience import stretched
 from contract.suite import Instance, Result, Suite, Verdict, summarise
 from launch.cli import main
-from launch.engines import Ranks, engine_command
+from launch.engines.interface import Engine, Ranks
+from launch.job import Job, compose_job
 from tests.by_hand import ByHandBackend
-from tests.forked.client import forked_command, launched_command
+from tests.forked.client import forked_job, launched_job
 from tests.launching import DISTRIBUTED, lockstep, require_backend, train
 
 BY_HAND = "tests.by_hand:ByHandBackend"
@@ -68,24 +69,24 @@ def suites(tmp_path_factory: pytest.TempPathFactory) -> Suites:
         require_backend(adapter)
         if adapter not in made:
             directory = tmp_path_factory.mktemp("contract")
-            made[adapter] = Suite(adapter, directory, check_ids=GROUP_CHECKS, command=_launched_once())
+            made[adapter] = Suite(adapter, directory, check_ids=GROUP_CHECKS, compose=_launched_once())
         return made[adapter]
 
     return suite
 
 
-def _launched_once() -> Command:
+def _launched_once() -> Compose:
     """The first group of each size, that in fp32, has the backend's own launcher: with two ranks in new processes."""
     launched: set[int] = set()
 
-    def command(start_method: str, ranks: Ranks) -> list[str]:
+    def compose(engine: Engine, ranks: Ranks, run_directory: Path, signs: Signs) -> Job:
         if ranks.num_processes > 1 and ranks.num_processes not in launched:
             launched.add(ranks.num_processes)
-            compose = engine_command if ranks.num_processes == 2 else launched_command
-            return compose(start_method, ranks)
-        return forked_command(start_method, ranks)
+            launch = compose_job if ranks.num_processes == 2 else launched_job
+            return launch(engine, ranks, run_directory, signs)
+        return forked_job(engine, ranks, run_directory, signs)
 
-    return command
+    return compose
 
 
 @pytest.mark.parametrize(("adapter", "instance"), instances(GROUP_CHECKS))
@@ -144,7 +145,7 @@ def test_state_saved_under_one_backend_goes_on_under_another(
         device="cpu",
         # The place of the state of one process is taken by that of the other backend.
         single_states={case.name: tmp_path / "state.pt"},
-        command=forked_command,
+        compose=forked_job,
     )
     outcome = outcomes[case.name]
     assert isinstance(outcome, list), outcome
@@ -175,7 +176,6 @@ def _broken(directory: Path) -> tuple[dict[str, Outcome], int]:
         device="cpu",
         single_states={},
         module="tests.breaking_rank",
-        command=lambda start_method, ranks: [sys.executable, "-m", *ranks.module],
     )
     assert list(outcomes) == [case.name for case in cases]
     return outcomes, len(list(directory.glob("start-*")))
@@ -413,7 +413,8 @@ def test_pytest_leaves_nothing_of_the_contract_out() -> None:
 def test_ranks_that_would_want_more_gpus_are_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("contract.suite.count_gpus", lambda: 1)
     suite = Suite("ddp", tmp_path, device="cuda", world_sizes=[2], precisions=["fp32"], check_ids=["C16"])
-    suite.row = replace(suite.row, capabilities=replace(suite.row.capabilities, ranks_may_share_gpu=False))
+    capabilities = replace(suite.row.capabilities, ranks_may_share_gpu=False)
+    suite.row = replace(suite.row, declare=lambda: capabilities)
     result = suite.judge(suite.instances[0])
     assert result.state is State.UNAVAILABLE
     assert result.reason == "ddp wants a GPU for each of 2 ranks, here are 1"

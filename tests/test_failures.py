@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 
 from contract.awkward_tasks import FAULT_VARIABLE
 from contract.patience import stretched
-from launch.cli import train as train_from_command_line
-from launch.engines import PROJECT_DIRECTORY
+from launch.engines.interface import PROJECT_DIRECTORY
 from launch.errors import UsageError
+from launch.train_command import train as train_from_command_line
 from tests.launching import (
     DISTRIBUTED,
     LOCKSTEP,
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.launchers
 FAULTS = {
     "raises": "ArithmeticError: the planted error",
     "exits": "SystemExit: 3",
-    "is-killed": "ended without a word",
+    "is-killed": "ended without a message",
     "hangs": "stuck: rank 0 waited for it in vain",
 }
 TINY = ("--task", "contract.awkward_tasks:FaultyTask", "--num-processes", "2", "--max-steps", "50", "--timeout", "5")
@@ -94,7 +94,7 @@ def test_other_start_methods_end_too(tmp_path: Path, start_method: tuple[str, st
     run = tmp_path / "run"
     done = lockstep(backend, *TINY, "--start-method", method, "--output-dir", run, env={FAULT_VARIABLE: "is-killed 1"})
     assert done.returncode == 1
-    assert re.search(r"rank 1 \(\S+, step 5, data\): ended without a word", done.stderr)
+    assert re.search(r"rank 1 \(\S+, step 5, data\): ended without a message", done.stderr)
     assert not processes_of(run)
 
 
@@ -208,7 +208,7 @@ def test_a_launcher_of_another_library_is_noticed(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     environment = {**os.environ, "PYTHONPATH": str(PROJECT_DIRECTORY)}
     done = subprocess.run(
-        [*command, "-m", "training.rank", str(run)], env=environment, capture_output=True, timeout=180
+        [*command, "-m", "training.rank", str(run), "RANK"], env=environment, capture_output=True, timeout=180
     )
     assert done.returncode != 0
     errors = [json.loads(path.read_text())["message"] for path in run.glob("logs/*.error.json")]

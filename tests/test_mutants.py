@@ -17,7 +17,7 @@ from contract.alone import train_alone
 from contract.check import Evidence, State, Violation, all_checks
 from contract.groups import Breakdown, GroupKey, Outcome, run_group
 from contract.suite import Result, Suite
-from tests.forked.client import forked_command
+from tests.forked.client import forked_job
 from tests.launching import DISTRIBUTED, require_backend
 from tests.mutants import ADAPTERS, MUTANTS, Mutant
 
@@ -93,7 +93,7 @@ def _outcomes(
             device="cpu",
             single_states=files,
             module="tests.mutant_rank",
-            command=forked_command,
+            compose=forked_job,
         )
     return groups[adapter, key]
 
@@ -130,9 +130,7 @@ def test_a_mutant_is_caught_by_its_check(
 
 
 def _results(adapter: str, directory: Path, check_id: str) -> list[Result]:
-    suite = Suite(
-        adapter, directory, world_sizes=[2, 1], precisions=["fp32"], check_ids=[check_id], command=forked_command
-    )
+    suite = Suite(adapter, directory, world_sizes=[2, 1], precisions=["fp32"], check_ids=[check_id], compose=forked_job)
     # A job takes long, and each of them shows the fault.
     instances = suite.instances[:1] if suite.instances[0].case.is_job else suite.instances
     return [suite.judge(instance) for instance in instances]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.engines import PROJECT_DIRECTORY
+from launch.engines.interface import PROJECT_DIRECTORY
 from tests.launching import ending_processes_with, processes_with, wait_until
 
 RUN_SH = PROJECT_DIRECTORY / "launch" / "run.sh"
