@@ -28,6 +28,7 @@ _MAX_PROCESSES = 64
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         "contract",
+        operands="ADAPTER",
         description="Proves, clause by clause, that N ranks of an adapter compute what one process computes.",
     )
     parser.add_argument("adapter", nargs="?", help="a backend, or your own adapter as package.module:Class")

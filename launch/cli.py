@@ -33,7 +33,7 @@ _ERRORS_OF_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.
 
 
 # Modules with a function `run` that takes the remaining arguments and returns the exit code.
-_COMMANDS = {
+COMMANDS = {
     "doctor": "launch.doctor",
     "contract": "contract.command",
     "compare": "compare.race.command",
@@ -124,9 +124,9 @@ def _dispatch(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_overview())
         return 0 if arguments else 2
-    if arguments[0] in _COMMANDS:
+    if arguments[0] in COMMANDS:
         try:
-            command = importlib.import_module(_COMMANDS[arguments[0]])
+            command = importlib.import_module(COMMANDS[arguments[0]])
         except ModuleNotFoundError as error:
             raise UsageError(
                 f"{arguments[0]}: needs the package {error.name}; pip install 'lockstep[compare]', "
