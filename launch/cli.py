@@ -39,7 +39,7 @@ from records.notice import read_notice, record_directory
 from records.progress import ProgressReader
 from records.record import EvaluationRecord, Resumption, RunRecord, StepRecord, read_record, write_record
 from tasks.interface import TaskInputError
-from tasks.text.prepared import cache_directory
+from tasks.cache import cache_directory
 from training.stopping import has_stopped, request_stop
 from watch.watchdog import Watchdog
 
