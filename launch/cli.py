@@ -38,8 +38,8 @@ from records.names import LOGS_NAME, RECORD_NAME
 from records.notice import read_notice, record_directory
 from records.progress import ProgressReader
 from records.record import EvaluationRecord, Resumption, RunRecord, StepRecord, read_record, write_record
-from tasks.interface import TaskInputError
 from tasks.cache import cache_directory
+from tasks.interface import TaskInputError
 from training.stopping import has_stopped, request_stop
 from watch.watchdog import Watchdog
 

@@ -180,7 +180,7 @@ class Task(ABC):
 
         Args:
             split: The split that the samples belong to.
-            sample_ids: Sample numbers, possibly none.
+            sample_ids: At least one sample number.
 
         Returns:
             The number of samples, unless a task overrides this: where the loss is one over tokens, for example.
@@ -207,7 +207,7 @@ class Task(ABC):
         """Computes what `metrics` needs to know of each sample.
 
         Args:
-            model: The model in evaluation mode.
+            model: The model in evaluation mode, without a backend's wrapper.
             batch: A batch of B samples on the model's device.
 
         Returns:
