@@ -14,7 +14,6 @@ import io
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from backends.interface import UnsupportedError
 from backends.registry import BACKENDS
@@ -23,10 +22,8 @@ from launch.engines.environment import EXACT_FLOAT32
 from launch.errors import UsageError, one_line, tell
 from launch.signals import Interrupted, signals_raised
 from tasks.interface import TaskInputError
-from tasks.text.prepared import cache_directory
+from tasks.cache import cache_directory
 
-if TYPE_CHECKING:
-    pass
 
 
 _ERRORS_OF_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EBADF)

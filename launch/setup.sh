@@ -136,7 +136,7 @@ absolute() {
   echo "$path"
 }
 
-# Where wheels and tokenised texts are kept, as tasks/text/prepared.py has it.
+# Where wheels and tokenised texts are kept; tasks/cache.py follows the same rules.
 cache_directory() {
   local shared=${XDG_CACHE_HOME:-}
   [[ $shared == /* ]] || shared=~/.cache

@@ -154,7 +154,7 @@ def test_set_up_needs_no_temporary_directory(place: Path, temporary: str) -> Non
 def test_scripts_and_python_agree_on_the_cache(
     place: Path, variables: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tasks.text.prepared import cache_directory
+    from tasks.cache import cache_directory
 
     told = {"HOME": str(place), **variables}
     script = f'source "{RUN_SH.parent}/setup.sh"; cache_directory'

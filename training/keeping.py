@@ -22,7 +22,7 @@ from records.checkpoint import checkpoint_step, list_checkpoints
 from records.names import LOGS_NAME, RECORD_NAME
 from records.notice import Notice, give_notice
 from records.record import read_record
-from tasks.text.prepared import cache_directory
+from tasks.cache import cache_directory
 from training.room import MIB, free_bytes, is_in_memory
 from watch.heartbeat import Heartbeat
 
