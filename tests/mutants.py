@@ -23,6 +23,7 @@ import torch
 from backends.interface import StepResult
 from contract import cases
 from contract.cases import Case
+from contract.jobs import MARK_VARIABLE
 from tests.by_hand import ByHandBackend
 from training import loop
 from training.plan import Plan
@@ -1024,8 +1025,8 @@ class LitteringBackend(ByHandBackend):
 
     def __init__(self, options: Any) -> None:
         super().__init__(options)
-        # The launcher sweeps up by a variable of its own; daemons are known to clear their environment.
-        environment = {name: value for name, value in os.environ.items() if name == "LOCKSTEP_CONTRACT_RUN"}
+        # Without the launcher's mark, by which it finds what to end: daemons are known to clear their environment.
+        environment = {name: value for name, value in os.environ.items() if name == MARK_VARIABLE}
         subprocess.Popen(["sleep", "60"], env=environment, start_new_session=True)
 
 
