@@ -21,10 +21,8 @@ from launch.arguments import from_home
 from launch.engines.environment import EXACT_FLOAT32
 from launch.errors import UsageError, one_line, tell
 from launch.signals import Interrupted, signals_raised
-from tasks.interface import TaskInputError
 from tasks.cache import cache_directory
-
-
+from tasks.interface import TaskInputError
 
 _ERRORS_OF_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EBADF)
 
