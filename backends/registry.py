@@ -17,6 +17,9 @@ from backends.apex_settings import ApexSettings
 from backends.devices import count_gpus
 from backends.interface import PRECISIONS, Backend, BackendSettings, Capabilities, UnsupportedError
 
+# The backend that all others are held to.
+REFERENCE = "single"
+
 
 def _nothing() -> str | None:
     return None

@@ -32,7 +32,7 @@ from launch.resume import Finished, Start
 from launch.run_directory import locked, prepare_directory, restarted
 from launch.supervisor import Interrupted, JobFailure, run_job, signals_raised
 from records.checkpoint import checkpoint_step, list_checkpoints
-from records.config import RACE_VARIABLE, STARTED_AT_VARIABLE, RaceContext, RunConfig
+from records.config import STARTED_AT_VARIABLE, RunConfig
 from records.environment import describe_environment
 from records.names import LOGS_NAME, RECORD_NAME
 from records.notice import read_notice, record_directory
@@ -189,7 +189,7 @@ def train(backend: str, arguments: list[str]) -> int:
         except Finished as finished:
             print(finished)
             return DIVERGED if finished.has_diverged else 0
-        config, task = resolve(backend, row, asked, started_at=started_at, race=_race())
+        config, task = resolve(backend, row, asked, started_at=started_at)
         ranks = Ranks(
             num_processes=config.num_processes,
             module=("training.rank", str(config.output_dir)),
@@ -343,21 +343,6 @@ def _run_once(
     return failure, bool(asked_to_stop)
 
 
-def _race() -> RaceContext | None:
-    """What a race says of the run that it has just started.
-
-    Raises:
-        UsageError: It was not a race that set the variable.
-    """
-    text = os.environ.get(RACE_VARIABLE)
-    try:
-        return RaceContext.model_validate_json(text) if text else None
-    except ValueError as error:
-        raise UsageError(
-            f"{RACE_VARIABLE}={text!r:.100}: only lockstep compare sets this variable; unset it"
-        ) from error
-
-
 def _started_at() -> float:
     """When the user's command began, in seconds since 1970: before launch/run.sh, if that started this process.
 
@@ -401,7 +386,7 @@ def _record_end(config: RunConfig, status: Literal["failed", "interrupted"], err
     record = RunRecord(
         status=status,
         error=error,
-        config=config.model_dump(mode="json"),
+        config=config,
         gradient_accumulation_steps=config.gradient_accumulation_steps,
         task={},
         environment=describe_environment(with_torch=False),

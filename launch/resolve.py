@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import sys
 from importlib.util import find_spec
@@ -13,12 +12,13 @@ from typing import Literal, NamedTuple
 from backends.devices import count_gpus
 from backends.interface import UnsupportedError
 from backends.registry import BackendRow
+from launch.arguments import command_line
 from launch.engines import ACROSS_NODES, Ranks, engine_command
 from launch.errors import UsageError
 from launch.nodes import check_port, settle_nodes
 from launch.options import Options
 from launch.run_directory import settle_output_dir
-from records.config import DEFAULT_CPU_PROCESSES, RaceContext, RunConfig, RunOptions
+from records.config import DEFAULT_CPU_PROCESSES, RunConfig, RunOptions
 from records.environment import num_cpus
 from tasks.interface import Task
 
@@ -30,9 +30,7 @@ class Resolved(NamedTuple):
     task: Task
 
 
-def resolve(
-    backend: str, row: BackendRow, asked: Options, *, started_at: float, race: RaceContext | None = None
-) -> Resolved:
+def resolve(backend: str, row: BackendRow, asked: Options, *, started_at: float) -> Resolved:
     """Turns options into the configuration of a run that can start.
 
     Raises:
@@ -110,9 +108,8 @@ def resolve(
         "micro_batch_size": micro_batch_size,
         "learning_rate": options.learning_rate or task.default_learning_rate,
         "output_dir": output_dir,
-        "launch_command": shlex.join(["launch/run.sh", *sys.argv[1:]]),
+        "launch_command": command_line(sys.argv[1:], without="--output-dir"),
         "started_at": started_at,
-        "race": race,
         "resume_from": start.path if start else None,
     }
     return Resolved(RunConfig.model_validate(options.model_dump() | settled), task)

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from compare.numbers import format_size, interval, joined, number, percent, score
 from compare.report import plots
-from compare.report.numbers import interval, joined, number, percent, score, size
 from compare.report.page import Cell, Figure, Plot, Row, Table, measured
 from compare.report.plots import Axis, Item, Line, Style
-from compare.report.results import CollectiveSeries, Curve, Entrant, GroupResult, Scaling
 from compare.report.tables import Standings, interval_cell, mark, standing, standing_cell
+from compare.results import CollectiveSeries, Curve, Entrant, GroupResult, Scaling
 
 _PARTS = ("data", "forward", "backward", "communication", "optimizer")
 _MOST_ROWS = 50
@@ -254,7 +254,7 @@ def collective_figure(series: list[CollectiveSeries], styles: Styles) -> Figure:
     title = f"{series[0].operation}, {series[0].num_processes} ranks, {series[0].device}"
     peaks = [(one, max(one.points, key=lambda point: point.busbw)) for one in series]
     said = "; ".join(
-        f"{one.backend} over {one.transport} up to {number(peak.busbw / 1e9, 3)} GB/s at {size(peak.bytes)}"
+        f"{one.backend} over {one.transport} up to {number(peak.busbw / 1e9, 3)} GB/s at {format_size(peak.bytes)}"
         for one, peak in peaks
     )
     drawn = [
@@ -268,14 +268,14 @@ def collective_figure(series: list[CollectiveSeries], styles: Styles) -> Figure:
     ]
     sizes = sorted({point.bytes for one in series for point in one.points})
     every = -(-len(sizes) // 6)
-    x = Axis("size", log=True, ticks={num_bytes: size(num_bytes) for num_bytes in sizes[::every]})
+    x = Axis("size", log=True, ticks={num_bytes: format_size(num_bytes) for num_bytes in sizes[::every]})
     y = Axis("busbw (GB/s)", log=True, ticks=plots.decades(rate for line in drawn for rate in line.y if rate))
     rows = [
         Row(
             [
                 Cell(one.backend),
                 Cell(one.transport),
-                Cell(size(point.bytes), point.bytes),
+                Cell(format_size(point.bytes), point.bytes),
                 measured(point.median_seconds, 1e6),
                 measured(len(point.seconds)),
                 measured(point.algbw, 1e-9),

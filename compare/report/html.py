@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from compare.report.results import Results
+from compare.results import Results
 from launch.errors import UsageError
 
 

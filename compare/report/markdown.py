@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from compare.report.results import Comparison, Curve, Entrant, GroupResult, Interval, Results
 from compare.report.words import metric_heading
+from compare.results import Comparison, Curve, Entrant, GroupResult, Interval, Results
 
 _HEADINGS = (
     *("ranks", "precision", "batch = ranks x micro x accumulation", "backend", "in lockstep", "samples/s [95 %]"),

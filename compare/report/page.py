@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from compare.report.numbers import NOTHING, number
+from compare.numbers import NOTHING, number
 
 
 @dataclass(frozen=True)

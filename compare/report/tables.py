@@ -6,10 +6,10 @@ import json
 import statistics
 from typing import Any
 
-from compare.report.numbers import NOTHING, difference, interval, percent, score
+from compare.numbers import NOTHING, difference, interval, percent, score
 from compare.report.page import Cell, Row, Table, measured
-from compare.report.results import CollectiveSeries, Comparison, Curve, Entrant, GroupResult, Interval, Place, SeedRow
 from compare.report.words import metric_heading
+from compare.results import CollectiveSeries, Comparison, Curve, Entrant, GroupResult, Interval, Place, SeedRow
 
 _MIB = 1 / 2**20
 _VERDICTS = {

@@ -222,6 +222,6 @@ class Results(_Strict):
 
 
 if __name__ == "__main__":
-    # python -m compare.report.results > compare/report/results.schema.json
+    # python -m compare.results > compare/results.schema.json
     json.dump(Results.model_json_schema(), sys.stdout, indent=1)
     sys.stdout.write("\n")
