@@ -60,6 +60,11 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds * scale:.3g} {unit}"
 
 
+def one_line(text: str) -> str:
+    """Puts a text on one line."""
+    return " ".join(text.split())
+
+
 def joined(parts: list[str]) -> str:
     """Joins words as in a sentence: a, b and c."""
     return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else "".join(parts)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -219,6 +220,15 @@ class Results(_Strict):
     problems: list[str] = Field(description="what could not be used or compared, one line each")
     commands: dict[str, str] = Field(description="what reproduces which part of the report")
     facts: dict[str, Any] = Field(description="how the race was run: blocks, warm-up, confidence, order seed")
+
+
+def read_results(path: Path) -> Results:
+    """Reads and validates a file of results.
+
+    Raises:
+        OSError, ValueError: The file cannot be read, or does not hold results of this version.
+    """
+    return Results.model_validate_json(path.read_bytes())
 
 
 if __name__ == "__main__":

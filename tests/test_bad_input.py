@@ -493,7 +493,7 @@ OPTION_CASES: dict[str, tuple[str, ...]] = {
     "record-name-too-long": (f"report {LONG_NAME}", LONG_NAME, "name too long"),
     "report-name-too-long": (f"report rows.csv --output-dir {LONG_NAME}", LONG_NAME, "name too long"),
     "report-target-nan": ("report rows.csv --target-accuracy nan", "--target-accuracy nan", "finite number"),
-    "report-target-percent": ("report rows.csv --target-accuracy 90", "--target-accuracy 90", "less than or equal to 1"),
+    "report-target-percent": ("report rows.csv --target-accuracy 90", "--target-accuracy 90", "or equal to 1"),
     "record-not-text": ("report 'a\udcff'", "holds characters that no name can have"),
     "option-after-dashes": ("ddp -- --seed 1", "unknown option --;", "--help"),
     "config-too-deep": ("ddp --config config/deep.yaml", "config/deep.yaml", "not YAML or JSON"),

@@ -10,7 +10,7 @@ from compare.report import figures as report_figures
 from compare.report import tables as report_tables
 from compare.report.figures import Styles
 from compare.report.page import Block, Commands, Figure, Lines, Section, Text
-from compare.report.plots import styles_for
+from compare.report.styles import styles_for
 from compare.results import CollectiveSeries, Curve, GroupResult, Results, Scaling
 
 _T = TypeVar("_T")
