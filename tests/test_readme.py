@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from compare.report.markdown import headline_table, results_table, seed_table
-from compare.report.results import Results
+from compare.results import Results
 from launch.engines.interface import PROJECT_DIRECTORY
 from tests.faults import table
 

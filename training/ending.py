@@ -166,7 +166,7 @@ def _record(results: Results, best_step: int | None, dropped: list[int]) -> RunR
     return RunRecord(
         status="diverged" if disagreement is not None else "completed",
         error=describe(disagreement) if disagreement is not None else None,
-        config=config.model_dump(mode="json"),
+        config=config,
         gradient_accumulation_steps=config.gradient_accumulation_steps,
         task=results.task.describe(),
         environment=describe_environment(with_torch=True),

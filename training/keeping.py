@@ -172,7 +172,7 @@ def find_rescued(directory: Path, started_at: float) -> Path | None:
     """Finds where the record of a run is whose directory has gone; None if it was not kept."""
     for place in (place for parent in _refuges() for place in parent.glob(f"{glob.escape(directory.name)}.*")):
         with contextlib.suppress(OSError, ValueError):
-            if read_record(place / RECORD_NAME).config.get("started_at") == started_at:
+            if read_record(place / RECORD_NAME).config.started_at == started_at:
                 return place
     return None
 
