@@ -1,4 +1,4 @@
-"""What the ranks of a group do for one case; every function returns plain data and tensors."""
+"""What the ranks of a group do in one case; every function returns plain data and tensors."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Scenery:
 
     Attributes:
         world_size: The number of ranks that were asked for.
-        batch_for: The number of ranks that global batches are made for; another one for a process
-            alone that does what a group does.
-        rank: The number the launcher gave this process, whatever the backend believes.
-        directory: Shared by the ranks of the group, for files.
+        batch_for: The number of ranks that the size of the global batch is made for; it differs from `world_size`
+            where a single process computes what a group computes.
+        rank: The number that the launcher gave this process, whatever the backend says.
+        directory: A directory for files that the ranks of the group share.
         single_states: For each case with a training that resumes from "single", the file of that state.
     """
 
@@ -39,11 +39,11 @@ class Scenery:
     batch_for: int
     rank: int
     directory: Path
-    single_states: Mapping[str, str]
+    single_states: Mapping[str, Path]
 
 
 def world(backend: Backend, case: Case, scenery: Scenery) -> dict[str, Any]:
-    """Asks who is there, and what reaches whom."""
+    """Reads the numbers of this rank, and exchanges them with all ranks."""
     total = backend.all_reduce(torch.tensor(float(backend.rank), device=backend.device))
     facts = {"rank": backend.rank, "local_rank": backend.local_rank, "device": str(backend.device)}
     return {
@@ -56,7 +56,7 @@ def world(backend: Backend, case: Case, scenery: Scenery) -> dict[str, Any]:
 
 
 def collectives(backend: Backend, case: Case, scenery: Scenery) -> dict[str, Any]:
-    """Reduces [rank + 1, -rank] in several dtypes, many elements, a 0-d tensor, and the same shape twice."""
+    """Reduces [rank + 1, -rank] in several dtypes, then a 0-d tensor, then many elements twice."""
     results = []
     for dtype in (torch.float32, torch.float64, torch.int32, torch.int64):
         for operation in ("sum", "min", "max"):
@@ -81,12 +81,12 @@ def collectives(backend: Backend, case: Case, scenery: Scenery) -> dict[str, Any
 
 
 def barrier(backend: Backend, case: Case, scenery: Scenery) -> dict[str, Any]:
-    """Each rank in turn comes late, leaving a file just before it enters; nobody may leave without finding it."""
+    """Each rank in turn is late and writes a file just before it enters; every rank looks for it afterwards."""
     found = []
     for late_rank in range(scenery.world_size):
         late = scenery.directory / f"late-{late_rank}"
         if scenery.rank == late_rank:
-            late.unlink(missing_ok=True)  # of an earlier scene in this group
+            late.unlink(missing_ok=True)  # an earlier case of this group may have left it
         backend.all_reduce(torch.zeros(1, device=backend.device))
         if scenery.rank == late_rank:
             time.sleep(0.3)
@@ -97,7 +97,7 @@ def barrier(backend: Backend, case: Case, scenery: Scenery) -> dict[str, Any]:
 
 
 def prepared_optimizer(backend: Backend, case: Case, scenery: Scenery) -> dict[str, Any]:
-    """Hands over an optimizer that has already taken a step and has momentum."""
+    """Passes an optimizer to `setup` that has taken a step and has momentum."""
     config = Training({"momentum": 0.9}).config(
         world_size=scenery.world_size,
         precision="fp32",
@@ -119,7 +119,7 @@ def prepared_optimizer(backend: Backend, case: Case, scenery: Scenery) -> dict[s
 
 
 def train(backend: Backend, case: Case, scenery: Scenery) -> list[dict[str, Any]]:
-    """Runs the trainings of the case one after the other."""
+    """Runs the trainings of the case, one after the other."""
     seen: list[dict[str, Any]] = []
     for training in case.trainings:
         options: dict[str, Any] = {}
@@ -142,7 +142,7 @@ def train_once(
     options: Mapping[str, Any],
     state: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """Runs one training, from `state` if there is one, and returns a TrainingSeen as a dictionary."""
+    """Runs one training, from `state` if it is given, and returns a TrainingSeen as a dictionary."""
     config = training.config(
         world_size=scenery.world_size,
         precision=case.precision,
@@ -163,9 +163,9 @@ def train_once(
     trainer = Trainer(config, observed_task, cast(Backend, observed_backend), cast(ProgressLog, progress))
     progress.trainer = trainer
     if state is not None:
-        # An optimizer goes on in the very tensors it is given.
+        # An optimizer changes the tensors that it is given.
         trainer.load_state_dict(copy.deepcopy(dict(state)))
-    with watch.counting(training.count_traffic):
+    with watch.counting(backend, training.count_traffic):
         trajectory = trainer.train()
     watch.seen.losses = [step.loss for step in trajectory.steps]
     watch.seen.evaluations = [evaluation.metrics for evaluation in trajectory.evaluations]
@@ -175,7 +175,7 @@ def train_once(
 
 
 class _StepEnds:
-    """Stands where the loop reports its progress, to learn when a step is over."""
+    """Takes the place of the loop's progress log, in order to notice the end of a step."""
 
     trainer: Trainer
 
@@ -192,7 +192,7 @@ class _StepEnds:
 
 
 def _as_json(settings: dict[str, Any]) -> str:
-    """The settings as text, so that what is no plain fact among them spoils no other evidence."""
+    """Returns the settings as text, so that a value that is not a plain fact does not spoil the other evidence."""
     try:
         return json.dumps(settings, allow_nan=False, sort_keys=True)
     except (TypeError, ValueError) as error:
@@ -200,7 +200,7 @@ def _as_json(settings: dict[str, Any]) -> str:
 
 
 def refused_training(backend: Backend, case: Case, scenery: Scenery) -> dict[str, Any]:
-    """A training that must be refused on every rank; returns how."""
+    """Runs a training that must be refused, and returns the error."""
     try:
         train_once(backend, case, case.trainings[0], scenery, {}, None)
     except Exception as error:

@@ -163,6 +163,12 @@ def option_parser(command: str, models: Mapping[str, type[BaseModel]]) -> argpar
         metavar="FILE",
         help="options as a YAML or JSON mapping; the line wins",
     )
+    add_options(parser, models)
+    return parser
+
+
+def add_options(parser: argparse.ArgumentParser, models: Mapping[str, type[BaseModel]]) -> None:
+    """Adds an option for each field of these models to a parser, in groups with these titles."""
     for title, model in models.items():
         if not model.model_fields:
             continue
@@ -175,16 +181,17 @@ def option_parser(command: str, models: Mapping[str, type[BaseModel]]) -> argpar
                 extra: Any = field.json_schema_extra
                 alone = {"nargs": "?", **extra} if extra else {}
                 group.add_argument(_option(name), metavar=_metavar(field), help=_help(field), **alone)
-    return parser
 
 
 def _metavar(field: FieldInfo) -> str:
+    more = ",..." if get_origin(field.annotation) is list else ""
     for annotation in (field.annotation, *get_args(field.annotation)):
         if get_origin(annotation) is Literal:
-            return "|".join(get_args(annotation))
-    kinds = [kind for kind in (field.annotation, *get_args(field.annotation)) if kind in (int, float, Path)]
+            return "|".join(get_args(annotation)) + more
+    annotations = (field.annotation, *get_args(field.annotation))
+    kinds = [kind for outer in annotations for kind in (outer, *get_args(outer)) if kind in (int, float, Path)]
     name = {int: "N", float: "X", Path: "PATH"}[kinds[0]] if kinds else "NAME"
-    return f"{name},..." if get_origin(field.annotation) is list else name
+    return name + more
 
 
 def _help(field: FieldInfo) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from compare.race.run import RaceDirectory
 from compare.report.words import machine_of, software_of
-from launch.engines import PROJECT_DIRECTORY
+from launch.engines.interface import PROJECT_DIRECTORY
 from records.record import read_record
 from records.throughput import training_seconds
 

@@ -23,6 +23,7 @@ import torch
 from backends.interface import StepResult
 from contract import cases
 from contract.cases import Case
+from contract.jobs import MARK_VARIABLE
 from tests.by_hand import ByHandBackend
 from training import loop
 from training.plan import Plan
@@ -128,7 +129,7 @@ def scaled_loss(backend: Any, factor: float) -> Any:
 @mutant(
     "C16",
     cases.PLAIN[0],
-    words="in step 1 gradients within 1e-12 of the reference, saw 0.5 off, most in ",
+    words="gradients in step 1 within 1e-12 of the reference, saw a difference of 0.5, most in ",
 )
 def extra_division_by_world_size(backend: Any) -> Iterator[None]:
     with scaled_loss(backend, 1 / backend.world_size):
@@ -138,7 +139,7 @@ def extra_division_by_world_size(backend: Any) -> Iterator[None]:
 @mutant(
     "C16",
     cases.PLAIN[0],
-    words="in step 1 gradients within 1e-12 of the reference, saw 1 off, most in mixer.weight (2 times",
+    words="gradients in step 1 within 1e-12 of the reference, saw a difference of 1, most in mixer.weight (2 times",
 )
 def sum_for_mean(backend: Any) -> Iterator[None]:
     with scaled_loss(backend, backend.world_size):
@@ -148,14 +149,18 @@ def sum_for_mean(backend: Any) -> Iterator[None]:
 @mutant(
     "C16",
     cases.PLAIN[1],
-    words="in step 1 gradients within 1e-12 of the reference, saw 0.5 off, most in mixer.weight (0.5 times",
+    words="gradients in step 1 within 1e-12 of the reference, saw a difference of 0.5, most in mixer.weight (0.5 times",
 )
 def division_by_accumulation_steps(backend: Any) -> Iterator[None]:
     with scaled_loss(backend, 1 / 2):
         yield
 
 
-@mutant("C16", cases.PLAIN[0], words="in step 1 gradients within 1e-12 of the reference, saw 0.0062 off")
+@mutant(
+    "C16",
+    cases.PLAIN[0],
+    words="gradients in step 1 within 1e-12 of the reference, saw a difference of 0.0062, most in ",
+)
 def mean_of_means(backend: Any) -> Iterator[None]:
     """Each rank divides by its own number of targets."""
 
@@ -179,7 +184,7 @@ def mean_of_means(backend: Any) -> Iterator[None]:
 @mutant(
     "C26",
     cases.PLAIN[1],
-    words="silence before the last micro-batch of step 1, saw 391 elements in backward 0",
+    words="no reduction before the last micro-batch of step 1, saw 391 elements in backward 0",
     stops={"horovod": "Gradients were computed more than backward_passes_per_step times"},
     by_hand="reduces in step alone, whatever no_sync says",
 )
@@ -235,7 +240,7 @@ _HOROVOD_SYNCHRONISES = "synchronize() reduces what the hooks have not"
 @mutant(
     "C16",
     cases.PLAIN[1],
-    words="in step 1 gradients within 1e-12 of the reference, saw 0.33 off",
+    words="gradients in step 1 within 1e-12 of the reference, saw a difference of 0.33, most in ",
     by_hand=_BY_HAND_REDUCES,
     horovod=_HOROVOD_SYNCHRONISES,
 )
@@ -247,7 +252,7 @@ def last_micro_batch_under_no_sync(backend: Any) -> Iterator[None]:
 @mutant(
     "C16",
     cases.PLAIN[1],
-    words="in step 1 gradients within 1e-12 of the reference, saw 0.27 off",
+    words="gradients in step 1 within 1e-12 of the reference, saw a difference of 0.27, most in ",
     by_hand=_BY_HAND_REDUCES,
     horovod="refuses a gradient that is still on its way, by chance",
 )
@@ -260,7 +265,7 @@ def window_off_by_one(backend: Any) -> Iterator[None]:
 @mutant(
     "C16",
     cases.PLAIN[1],
-    words="in step 1 gradients within 1e-12 of the reference, saw 0.58 off",
+    words="gradients in step 1 within 1e-12 of the reference, saw a difference of 0.58, most in ",
     horovod="its optimizer refuses zero_grad while gradients are on their way",
 )
 def gradients_zeroed_in_the_window(backend: Any) -> Iterator[None]:
@@ -287,7 +292,7 @@ def gradients_reduced_twice(backend: Any) -> Iterator[None]:
         yield
 
 
-@mutant("C27", cases.PLAIN[0], words="gradients alone to travel in step 3, saw barrier of ")
+@mutant("C27", cases.PLAIN[0], words="only gradients to be communicated in step 3, saw barrier of ")
 def barrier_in_every_step(backend: Any) -> Iterator[None]:
     def mutated(original: Any) -> Any:
         def step(max_grad_norm: float) -> StepResult:
@@ -303,7 +308,7 @@ def barrier_in_every_step(backend: Any) -> Iterator[None]:
 @mutant(
     "C27",
     cases.PLAIN[0],
-    words="gradients alone to travel in step 7, saw allreduce of 3 in loop, allreduce of 3 in loop",
+    words="only gradients to be communicated in step 7, saw allreduce of 3 in loop, allreduce of 3 in loop",
 )
 def buffers_sent_in_every_forward(backend: Any) -> Iterator[None]:
     def mutated(original: Any) -> Any:
@@ -328,7 +333,7 @@ _REDUCES_WITHOUT_WRAPPER = "has no wrapper around the model"
 @mutant(
     "C16",
     cases.PLAIN[0],
-    words="in step 1 gradients within 1e-12 of the reference, saw 0.4 off",
+    words="gradients in step 1 within 1e-12 of the reference, saw a difference of 0.4, most in ",
     by_hand=_REDUCES_WITHOUT_WRAPPER,
     horovod=_REDUCES_WITHOUT_WRAPPER,
 )
@@ -345,7 +350,7 @@ def bare_module_trained(backend: Any) -> Iterator[None]:
         yield
 
 
-@mutant("C27", cases.PLAIN[0], words="gradients alone to travel in step 7, saw allreduce of 1 in loop")
+@mutant("C27", cases.PLAIN[0], words="only gradients to be communicated in step 7, saw allreduce of 1 in loop")
 def loss_reduced_in_every_step(backend: Any) -> Iterator[None]:
     with replaced(
         loop.Trainer,
@@ -376,7 +381,7 @@ def around_setup(backend: Any, before: Callable[..., Any], after: Callable[..., 
 @mutant(
     "C07",
     cases.PLAIN[0],
-    words="the weights rank 0 came with, saw a difference of 0.0046 in embedding.weight, mixer.weight",
+    words="the weights that rank 0 had before setup, saw a difference of 0.0046 in embedding.weight, mixer.weight",
 )
 def hidden_optimizer_step(backend: Any) -> Iterator[None]:
     """What Horovod's broadcast of a fresh optimizer's state does."""
@@ -442,7 +447,7 @@ def no_broadcast_of_buffers(backend: Any) -> Iterator[None]:
         yield
 
 
-@mutant("C10", cases.PLAIN[0], words="the object that was handed to setup: True, saw False")
+@mutant("C10", cases.PLAIN[0], words="the module that was passed to setup, saw another module")
 def wrapper_not_unwrapped(backend: Any) -> Iterator[None]:
     class Wrapper(torch.nn.Module):
         def __init__(self, module: Any) -> None:
@@ -482,13 +487,13 @@ def reduction_dropped(backend: Any) -> Iterator[None]:
         yield
 
 
-@mutant("C02", cases.COLLECTIVES, words="sum in torch.float32 to leave its argument alone: True, saw False")
+@mutant("C02", cases.COLLECTIVES, words="sum in torch.float32 to leave its argument unchanged, saw a changed argument")
 def reduction_in_place(backend: Any) -> Iterator[None]:
     with replaced(backend, "all_reduce", lambda original: lambda tensor, op="sum": tensor.copy_(original(tensor, op))):
         yield
 
 
-@mutant("C03", cases.BARRIER, words="to find what late ranks left before the barrier: [True, True], saw [")
+@mutant("C03", cases.BARRIER, words="the file of each late rank after the barrier: [True, True], saw [")
 def barrier_that_does_not_wait(backend: Any) -> Iterator[None]:
     with mock.patch.object(backend, "barrier"):
         yield
@@ -500,7 +505,7 @@ def barrier_that_does_not_wait(backend: Any) -> Iterator[None]:
 @mutant(
     "C11",
     cases.PLAIN[1],
-    words="in step 1 the samples [[18, 24, 25, 41], [38, 4, 3, 17]], saw [[22, 48, 32, 11], [40, 42, 35, 2]]",
+    words="the samples in step 1: [[18, 24, 25, 41], [38, 4, 3, 17]], saw [[22, 48, 32, 11], [40, 42, 35, 2]]",
 )
 def samples_of_the_neighbour(backend: Any) -> Iterator[None]:
     with replaced(
@@ -511,7 +516,7 @@ def samples_of_the_neighbour(backend: Any) -> Iterator[None]:
         yield
 
 
-@mutant("C12", cases.PLAIN[0], words="each of 49 samples once in epoch 0, saw sample: times {8: 2, 10: 2")
+@mutant("C12", cases.PLAIN[0], words="each of 49 samples once in epoch 0, saw these counts by sample: {8: 2, 10: 2")
 def short_batch_dropped(backend: Any) -> Iterator[None]:
     def whole(original: Any) -> Any:
         return lambda plan, epoch: [batch for batch in original(plan, epoch) if len(batch) == plan.global_batch_size]
@@ -528,7 +533,9 @@ def same_order_in_every_epoch(backend: Any) -> Iterator[None]:
 
 
 @mutant(
-    "C13", cases.PLAIN[0], words="each of 23 validation samples once, saw sample: times {5: 2, 6: 2, 7: 2, 8: 2, 9: 2}"
+    "C13",
+    cases.PLAIN[0],
+    words="each of 23 validation samples once, saw these counts by sample: {5: 2, 6: 2, 7: 2, 8: 2, 9: 2}",
 )
 def padded_duplicates_in_evaluation(backend: Any) -> Iterator[None]:
     """Ranks with fewer batches than others repeat one."""
@@ -584,7 +591,11 @@ def _around_step(backend: Any, before: Callable[[Any], Any], after: Callable[[An
     return replaced(backend, "step", mutated)
 
 
-@mutant("C17", cases.PLAIN[0], words="after step 1 weights within 1e-12 of the reference, saw 0.15 off")
+@mutant(
+    "C17",
+    cases.PLAIN[0],
+    words="weights after step 1 within 1e-12 of the reference, saw a difference of 0.15, most in ",
+)
 def learning_rate_times_world_size(backend: Any) -> Iterator[None]:
     def scale(factor: float) -> Callable[[Any], None]:
         def act(optimizer: Any) -> None:
@@ -597,7 +608,11 @@ def learning_rate_times_world_size(backend: Any) -> Iterator[None]:
         yield
 
 
-@mutant("C18", cases.MOMENTUM, words="after step 2 weights within 1e-12 of the reference, saw 0.13 off")
+@mutant(
+    "C18",
+    cases.MOMENTUM,
+    words="weights after step 2 within 1e-12 of the reference, saw a difference of 0.13, most in ",
+)
 def momentum_forgotten(backend: Any) -> Iterator[None]:
     with _around_step(backend, lambda optimizer: optimizer.state.clear(), lambda optimizer: None):
         yield
@@ -620,8 +635,8 @@ def norm_after_clipping(backend: Any) -> Iterator[None]:
     "C20",
     cases.CLIPPED[1],
     words={
-        "*": "in step 1 gradients within 1e-12 of the reference, saw 0.38 off",
-        "by_hand": "in step 1 gradients within 1e-12 of the reference, saw 0.4 off",
+        "*": "gradients in step 1 within 1e-12 of the reference, saw a difference of 0.38, most in ",
+        "by_hand": "gradients in step 1 within 1e-12 of the reference, saw a difference of 0.4, most in ",
     },
     horovod="gradients are on their way when it would clip: see the next one",
 )
@@ -641,8 +656,8 @@ def clipping_in_every_micro_step(backend: Any) -> Iterator[None]:
     "C20",
     cases.CLIPPED[0],
     words={
-        "by_hand": "in step 1 gradients within 1e-12 of the reference, saw 0.076 off",
-        "horovod": "in step 1 gradients within 1e-12 of the reference, saw ",
+        "by_hand": "gradients in step 1 within 1e-12 of the reference, saw a difference of 0.076, most in ",
+        "horovod": "gradients in step 1 within 1e-12 of the reference, saw a difference of ",
     },
     ddp="has reduced by the time step is called",
     accelerate="has reduced by the time step is called",
@@ -669,8 +684,8 @@ def clipping_before_synchronise(backend: Any) -> Iterator[None]:
     "C20",
     cases.CLIPPED[0],
     words={
-        "*": "in step 1 gradients within 1e-12 of the reference, saw 0.42 off, most in mixer.bias",
-        "by_hand": "in step 1 gradients within 1e-12 of the reference, saw 0.45 off, most in mixer.bias",
+        "*": "gradients in step 1 within 1e-12 of the reference, saw a difference of 0.42, most in mixer.bias",
+        "by_hand": "gradients in step 1 within 1e-12 of the reference, saw a difference of 0.45, most in mixer.bias",
     },
 )
 def clipping_by_group(backend: Any) -> Iterator[None]:
@@ -682,7 +697,9 @@ def clipping_by_group(backend: Any) -> Iterator[None]:
         yield
 
 
-@mutant("C21", cases.ADAMW, words="after step 2 weights within 1e-09 of the reference, saw 0.0013 off")
+@mutant(
+    "C21", cases.ADAMW, words="weights after step 2 within 1e-09 of the reference, saw a difference of 0.0013, most in "
+)
 def adam_counter_ahead_by_one(backend: Any) -> Iterator[None]:
     """What a hidden first step leaves behind for good."""
 
@@ -709,13 +726,13 @@ def _learning_rate_of(num_updates: Callable[[Any], int]) -> Any:
     return replaced(loop.Trainer, "_set_learning_rate", mutated)
 
 
-@mutant("C22", cases.ADAMW, words="in step 2 a learning rate of 0.005, saw 0.01")
+@mutant("C22", cases.ADAMW, words="a learning rate of 0.005 in step 2, saw 0.01")
 def schedule_per_micro_step(backend: Any) -> Iterator[None]:
     with _learning_rate_of(lambda trainer: trainer.num_updates * trainer.config.gradient_accumulation_steps):
         yield
 
 
-@mutant("C22", cases.ADAMW, words="in step 2 a learning rate of 0.005, saw 0.01")
+@mutant("C22", cases.ADAMW, words="a learning rate of 0.005 in step 2, saw 0.01")
 def schedule_per_rank(backend: Any) -> Iterator[None]:
     with _learning_rate_of(lambda trainer: trainer.num_updates * trainer.config.num_processes):
         yield
@@ -729,13 +746,13 @@ def _rounded(dtype: torch.dtype) -> Callable[[list[torch.Tensor]], None]:
     return act
 
 
-@mutant("C23", cases.FLOAT32, words="in step 1 gradients within 0.0001 of the reference, saw 0.000")
+@mutant("C23", cases.FLOAT32, words="gradients in step 1 within 0.0001 of the reference, saw a difference of 0.000")
 def compressed_gradients(backend: Any) -> Iterator[None]:
     with when_reduced(backend, _rounded(torch.float16)):
         yield
 
 
-@mutant("C24", cases.BITS, words="the bits of averaging by hand, saw a difference of")
+@mutant("C24", cases.BITS, words="the bits of averaging by hand after step 2, saw a difference of")
 def one_bit_off(backend: Any) -> Iterator[None]:
     def act(parameters: list[torch.Tensor]) -> None:
         for parameter in parameters:
@@ -751,7 +768,7 @@ def one_bit_off(backend: Any) -> Iterator[None]:
 @mutant(
     "C28",
     cases.HALF[0],
-    words="in step 1 gradients within 0.004 of the reference, saw 0.",
+    words="gradients in step 1 within 0.004 of the reference, saw a difference of 0.",
     by_hand=_BY_HAND_REDUCES,
     horovod=_HOROVOD_SYNCHRONISES,
 )
@@ -763,7 +780,7 @@ def half_precision_gradients_not_reduced(backend: Any) -> Iterator[None]:
 @mutant(
     "C28",
     cases.HALF[0],
-    words="in step 1 gradients within 0.004 of the reference, saw 0.5 off, most in mixer.weight (0.5 times",
+    words="gradients in step 1 within 0.004 of the reference, saw a difference of 0.5, most in mixer.weight (0.5 times",
 )
 def half_precision_gradients_halved(backend: Any) -> Iterator[None]:
     def act(parameters: list[torch.Tensor]) -> None:
@@ -785,7 +802,7 @@ def precision_ignored(backend: Any) -> Iterator[None]:
         yield
 
 
-@mutant("C30", cases.OVERFLOWS[0], words="rank 0: expected the steps skipped to be [3], saw []")
+@mutant("C30", cases.OVERFLOWS[0], words="rank 0: expected skipped steps [3], saw []")
 def overflow_decided_by_each_rank(backend: Any) -> Iterator[None]:
     """Rank 0 does not learn of the overflow of rank 1."""
 
@@ -798,14 +815,14 @@ def overflow_decided_by_each_rank(backend: Any) -> Iterator[None]:
         yield
 
 
-@mutant("C30", cases.INFINITE_LOSS, words="the steps skipped to be [3], saw []")
+@mutant("C30", cases.INFINITE_LOSS, words="skipped steps [3], saw []")
 def infinite_loss_applied(backend: Any) -> Iterator[None]:
     """The option that forbids it is not heeded."""
     with mock.patch.object(backend, "must_skip", return_value=False):
         yield
 
 
-@mutant("C31", cases.OVERFLOWS[0], words="in step 4 a loss scale of 512.0, saw 256.0")
+@mutant("C31", cases.OVERFLOWS[0], words="a loss scale in step 4 of 512.0, saw 256.0")
 def scale_quartered(backend: Any) -> Iterator[None]:
     with replaced(
         torch.amp.GradScaler, "__init__", lambda original: lambda *a, **o: original(*a, **o, backoff_factor=0.25)
@@ -813,13 +830,15 @@ def scale_quartered(backend: Any) -> Iterator[None]:
         yield
 
 
-@mutant("C32", cases.OVERFLOWS[0], words="in step 4 a learning rate of 0.375, saw 0.3125")
+@mutant("C32", cases.OVERFLOWS[0], words="a learning rate of 0.375 in step 4, saw 0.3125")
 def schedule_counts_skipped_steps(backend: Any) -> Iterator[None]:
     with _learning_rate_of(lambda trainer: trainer.step - 1):
         yield
 
 
-@mutant("C33", cases.CLIP_FP16, words="unclipped weights within 1e-05 of the reference, saw 0.")
+@mutant(
+    "C33", cases.CLIP_FP16, words="unclipped weights after step 1 within 1e-05 of the reference, saw a difference of 0."
+)
 def scaled_gradients_clipped(backend: Any) -> Iterator[None]:
     threshold = [0.0]
 
@@ -841,7 +860,7 @@ def scaled_gradients_clipped(backend: Any) -> Iterator[None]:
 # Randomness.
 
 
-@mutant("C34", cases.DROPOUT, words="rank 1: expected other masks than rank 0, saw 7 of 7 equal")
+@mutant("C34", cases.DROPOUT, words="rank 1: expected other masks than on rank 0, saw 7 of 7 equal masks")
 def same_noise_on_all_ranks(backend: Any) -> Iterator[None]:
     def mutated(original: Any) -> Any:
         return lambda seed, purpose, *key: original(seed, purpose, *key[1:])
@@ -850,7 +869,7 @@ def same_noise_on_all_ranks(backend: Any) -> Iterator[None]:
         yield
 
 
-@mutant("C35", cases.DROPOUT, words="in step 1 the masks [[")
+@mutant("C35", cases.DROPOUT, words="the masks in step 1: [[")
 def noise_that_does_not_repeat(backend: Any) -> Iterator[None]:
     def mutated(original: Any) -> Any:
         return lambda seed, purpose, *key: original(seed, purpose, *key, *([time.monotonic_ns()] if key else []))
@@ -866,7 +885,7 @@ def noise_that_does_not_repeat(backend: Any) -> Iterator[None]:
     "C36",
     cases.UNANNOUNCED[1],
     words={
-        "*": "the parameter idle, saw training went on",
+        "*": "the parameter idle, saw no error",
         "ddp": "the parameter idle, saw RuntimeError: Expected to have finished reduction",
         "accelerate": "the parameter idle, saw RuntimeError: Expected to have finished reduction",
     },
@@ -876,7 +895,7 @@ def unused_parameter_ignored(backend: Any) -> Iterator[None]:
         yield
 
 
-@mutant("C37", cases.UNUSED, words="after step 1 the unused parameter untouched, saw a difference of 0.25 in idle")
+@mutant("C37", cases.UNUSED, words="the unused parameter unchanged after step 1, saw a difference of 0.25 in idle")
 def zeros_for_an_unused_parameter(backend: Any) -> Iterator[None]:
     def before(optimizer: Any) -> None:
         for group in optimizer.param_groups:
@@ -891,7 +910,7 @@ def zeros_for_an_unused_parameter(backend: Any) -> Iterator[None]:
 @mutant(
     "C38",
     cases.RARE,
-    words="mixer.bias, mixer.weight, output.bias, saw only one of both has idle",
+    words="mixer.bias, mixer.weight, output.bias, saw idle on one side only",
 )
 def gradient_for_users_only(backend: Any) -> Iterator[None]:
     def act(parameters: list[torch.Tensor]) -> None:
@@ -907,7 +926,7 @@ def gradient_for_users_only(backend: Any) -> Iterator[None]:
 # State.
 
 
-@mutant("C39", cases.STATE, words="in step 4 learning rates [0.00833")
+@mutant("C39", cases.STATE, words="learning rates in step 4: [0.00833")
 def schedule_not_restored(backend: Any) -> Iterator[None]:
     def mutated(original: Any) -> Any:
         return lambda trainer, state: original(trainer, state | {"num_updates": 0})
@@ -916,13 +935,15 @@ def schedule_not_restored(backend: Any) -> Iterator[None]:
         yield
 
 
-@mutant("C39", cases.STATE_FP16, words="in step 4 loss scales [512.0], saw [1024.0]")
+@mutant("C39", cases.STATE_FP16, words="loss scales in step 4: [512.0], saw [1024.0]")
 def scaler_not_restored(backend: Any) -> Iterator[None]:
     with mock.patch.object(backend, "load_state_dict"):
         yield
 
 
-@mutant("C40", cases.STATE, words="after step 4 weights within 1e-09 of the reference, saw 0.012 off")
+@mutant(
+    "C40", cases.STATE, words="weights after step 4 within 1e-09 of the reference, saw a difference of 0.012, most in "
+)
 def optimizer_not_restored(backend: Any) -> Iterator[None]:
     def mutated(original: Any) -> Any:
         def load(trainer: Any, state: Any) -> None:
@@ -967,7 +988,7 @@ def state_that_runs_code(backend: Any) -> Iterator[None]:
         yield
 
 
-@mutant("C42", cases.STATE, words="rank 1: expected the saved scaler of rank 0, {'rank': 0}, saw {'rank': 1}")
+@mutant("C42", cases.STATE, words="rank 1: expected the saved loss scaler of rank 0: {'rank': 0}, saw {'rank': 1}")
 def state_of_the_rank(backend: Any) -> Iterator[None]:
     with replaced(backend, "state_dict", lambda original: lambda: original() | {"rank": backend.rank}):
         yield
@@ -1004,8 +1025,8 @@ class LitteringBackend(ByHandBackend):
 
     def __init__(self, options: Any) -> None:
         super().__init__(options)
-        # The launcher sweeps up by a variable of its own; daemons are known to clear their environment.
-        environment = {name: value for name, value in os.environ.items() if name == "LOCKSTEP_CONTRACT_RUN"}
+        # Without the launcher's mark, by which it finds what to end: daemons are known to clear their environment.
+        environment = {name: value for name, value in os.environ.items() if name == MARK_VARIABLE}
         subprocess.Popen(["sleep", "60"], env=environment, start_new_session=True)
 
 

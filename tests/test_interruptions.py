@@ -16,9 +16,9 @@ import pytest
 
 from launch.cli import main
 from launch.display import RunDisplay, console
-from launch.engines import PROJECT_DIRECTORY
+from launch.engines.interface import PROJECT_DIRECTORY
 from launch.options import read_option_file
-from launch.supervisor import Interrupted, signals_raised
+from launch.signals import Interrupted, signals_raised
 from records.progress import ProgressLog
 from tests.launching import run_config
 
@@ -72,7 +72,7 @@ def test_a_signal_during_preparation_is_told_in_a_line(
                 raise
             raise disguise("a library could not be loaded") from error
 
-    monkeypatch.setattr("launch.cli.find_backend", prepare)
+    monkeypatch.setattr("launch.train_command.find_backend", prepare)
     monkeypatch.setattr(sys, "argv", ["lockstep", "ddp"])
     with pytest.raises(SystemExit) as ended:
         main()

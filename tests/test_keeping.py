@@ -231,12 +231,12 @@ def test_no_training_begins_without_room_for_its_model(tmp_path: Path) -> None:
 
 
 def test_the_record_of_a_failed_run_has_its_warnings_and_failed_saves(tmp_path: Path) -> None:
-    from launch.cli import _record_end
+    from launch.unfinished import record_end
 
     progress = ProgressLog(tmp_path, rank=0)
     progress.warn("beware")
     progress.write("save-failed", step=4, why="full")
-    _record_end(run_config("ddp", 2, tmp_path, micro_batch_size=4), "failed", "why")
+    record_end(run_config("ddp", 2, tmp_path, micro_batch_size=4), "failed", "why")
     record = json.loads((tmp_path / "record.json").read_text())
     assert (record["failed_saves"], record["warnings"]) == ([4], ["beware"])
 

@@ -15,9 +15,10 @@ from backends.interface import UnsupportedError
 from backends.registry import find_backend
 from contract.alone import train_alone
 from contract.check import Evidence, State, Violation, all_checks
-from contract.groups import Breakdown, GroupKey, Outcome, run_group
+from contract.groups import Breakdown, Group, GroupKey, Outcome, run_group
+from contract.options import ContractOptions
 from contract.suite import Result, Suite
-from tests.forked.client import forked_command
+from tests.forked.client import forked_job
 from tests.launching import DISTRIBUTED, require_backend
 from tests.mutants import ADAPTERS, MUTANTS, Mutant
 
@@ -84,17 +85,15 @@ def _outcomes(
         cases = [*controls.values(), *(dataclasses.replace(one.case, name=name) for name, one in mutated.items())]
         cases.sort(key=lambda case: case.scene == "refused_training")
         cases.sort(key=lambda case: case.name in mutated and bool(mutated[case.name].words_of_stop(_short(adapter))))
-        groups[adapter, key] = run_group(
+        group = Group(
             adapter,
-            find_backend(adapter),
             key,
-            cases,
             directory / "group",
-            device="cpu",
             single_states=files,
             module="tests.mutant_rank",
-            command=forked_command,
+            compose=forked_job,
         )
+        groups[adapter, key] = run_group(group, cases)
     return groups[adapter, key]
 
 
@@ -105,7 +104,7 @@ def _verify(adapter: str, mutant: Mutant, outcome: Outcome) -> None:
         Violation: It does not hold.
     """
     if isinstance(outcome, Breakdown):
-        raise Violation("the case to go through", outcome.message, outcome.rank)
+        raise Violation("the case to complete", outcome.message, outcome.rank)
     memory = {}
     if any(training.resume == "single" for training in mutant.case.trainings):
         memory["single"] = train_alone(mutant.case, TWO_RANKS, device="cpu")
@@ -130,9 +129,8 @@ def test_a_mutant_is_caught_by_its_check(
 
 
 def _results(adapter: str, directory: Path, check_id: str) -> list[Result]:
-    suite = Suite(
-        adapter, directory, world_sizes=[2, 1], precisions=["fp32"], check_ids=[check_id], command=forked_command
-    )
+    options = ContractOptions(num_processes=[2, 1], precision=["fp32"], check=[check_id])
+    suite = Suite(adapter, directory, options, compose=forked_job)
     # A job takes long, and each of them shows the fault.
     instances = suite.instances[:1] if suite.instances[0].case.is_job else suite.instances
     return [suite.judge(instance) for instance in instances]

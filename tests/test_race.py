@@ -16,7 +16,7 @@ import pytest
 from compare.race.plan import Entrant, RaceOptions, draw_plan
 from compare.race.run import RaceDirectory, RacePlan
 from compare.report.results import Results
-from launch.engines import PROJECT_DIRECTORY
+from launch.engines.interface import PROJECT_DIRECTORY
 from launch.errors import UsageError
 from launch.run_directory import locked
 from records.config import RaceContext

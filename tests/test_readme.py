@@ -9,7 +9,7 @@ import pytest
 
 from compare.report.markdown import headline_table, results_table, seed_table
 from compare.report.results import Results
-from launch.engines import PROJECT_DIRECTORY
+from launch.engines.interface import PROJECT_DIRECTORY
 from tests.faults import table
 
 RACE = PROJECT_DIRECTORY / "docs" / "results" / "race-2026-11-21"

@@ -17,7 +17,7 @@ import torch
 from backends.interface import Backend
 from records.progress import ProgressLog
 from records.record import Disagreement
-from watch.rank_files import PEER_STOPPED
+from watch.failures import PeerStopped
 
 # How much is worked on at a time, so that checking a large tensor needs little memory.
 _PIECE_BYTES = 8 * 1024 * 1024
@@ -118,7 +118,7 @@ class Agreement:
         """
         if self.disagreement is not None:
             text = f"{describe(self.disagreement)}; {REMEDY}"
-            raise RuntimeError(text if self._backend.rank in self.disagreement.ranks else f"{PEER_STOPPED}: {text}")
+            raise RuntimeError(text) if self._backend.rank in self.disagreement.ranks else PeerStopped(text)
 
 
 REMEDY = (

@@ -28,7 +28,6 @@ from records.record import DiagnosisRecord
 from tasks.interface import Batch, Task
 from training.loop import Trainer, build_optimizer
 from training.plan import SampleIds
-from training.traffic import count_traffic
 
 # Counting slows a step down; these are warm-up to everything else.
 NUM_COUNTED_STEPS = 3
@@ -60,7 +59,7 @@ class DiagnosedTrainer(Trainer):
         self.backend.barrier()
         sent_before = _sent_bytes(_interface())
         began = _now(self.backend.device)
-        with count_traffic(lambda *call: self._traffic[-1].append(call)) if counting else nullcontext():
+        with self.backend.count_traffic(lambda *call: self._traffic[-1].append(call)) if counting else nullcontext():
             super().train_step(epoch, global_batch, batches)
         self._whole_seconds.append(_now(self.backend.device) - began)
         self.backend.barrier()  # what this rank sends last may still be on its way when it has all it needs itself

@@ -38,8 +38,8 @@ from training.plan import MicroBatch, Plan, SampleIds, evaluation_batches, rando
 from training.saving import CheckpointSaver
 from training.schedule import learning_rate_factor
 from training.stopping import StopRequest
+from watch.failures import FailureKind, PeerStopped
 from watch.heartbeat import Heartbeat
-from watch.rank_files import PEER_STOPPED
 
 # What a random stream is for, so that no two share a seed.
 _WEIGHTS, _DATA, _DROPOUT, _EVALUATION = range(4)
@@ -559,7 +559,7 @@ class Trainer:
                 f"the gradient of step {record.step} is not finite, though its loss is; "
                 "lower the learning rate, or pass --on-nan skip"
             )
-        raise FloatingPointError(f"{PEER_STOPPED}: its loss of step {record.step} is not finite")
+        raise PeerStopped(f"its loss of step {record.step} is not finite", FailureKind.NONFINITE)
 
 
 class _MicroBatches(Dataset[Batch]):

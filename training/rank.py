@@ -1,4 +1,4 @@
-"""What each rank runs: ``python -m training.rank RUN_DIRECTORY``, started N times by an engine.
+"""What each rank runs: ``python -m training.rank RUN_DIRECTORY [RANK_VARIABLE]``, started N times by an engine.
 
 The run directory holds the resolved configuration. Everything a rank prints goes to its own log
 there; a rank that fails writes its error beside it, for the launcher to name.
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from training.loop import Trainer
 
 
-def main(run_directory: str) -> None:
+def main(run_directory: str, rank_variable: str | None = None) -> None:
     """Runs this rank to its end; on an error, exits with code 1 at once."""
     directory = Path(run_directory)
-    with reporting(directory) as rank:
+    with reporting(directory, rank_variable) as rank:
         heartbeat = Heartbeat(RankFiles(directory, rank).heartbeat)
         config = RunConfig.model_validate_json((directory / CONFIG_NAME).read_bytes())
         run(config, directory, heartbeat)
@@ -229,4 +229,4 @@ def _rank_record(trainer: Trainer) -> RankRecord:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -38,13 +38,17 @@ from compare.collectives.measurement import (
 from compare.report.results import CollectivePoint, CollectiveSeries, Interval
 from launch.arguments import Parser, named_path
 from launch.display import console
-from launch.engines import PROJECT_DIRECTORY, Ranks, engine_command, engine_environment
+from launch.engines.interface import Ranks
+from launch.engines.registry import find_engine
 from launch.errors import UsageError
-from launch.supervisor import Interrupted, JobFailure, run_job, signals_raised
+from launch.job import compose_job
+from launch.signals import Interrupted, signals_raised
+from launch.supervisor import run_job
 from records.environment import describe_environment, num_cpus
 from records.files import write_atomically
 from records.names import LOGS_NAME
 from records.progress import ProgressReader
+from watch.failures import JobFailure
 
 _COMMAND = "launch/run.sh allreduce"
 _UNITS = {"": 1, "B": 1, "KB": 2**10, "KIB": 2**10, "MB": 2**20, "MIB": 2**20, "GB": 2**30, "GIB": 2**30}
@@ -55,15 +59,6 @@ _MAX_PROCESSES = 64
 _MAX_THREADS = 1024
 _MAX_TIMEOUT = 10**6
 _MAX_SECONDS_PER_POINT = 3600.0
-# They reduce through torch.distributed's group themselves, so that ddp's path is theirs.
-_ON_THE_PATH_OF_DDP = ("apex", "accelerate")
-# The backends whose library communicates in a way of its own.
-PATHS = tuple(
-    name
-    for name, row in BACKENDS.items()
-    if row.capabilities.max_world_size is None and name not in _ON_THE_PATH_OF_DDP
-)
-
 T = TypeVar("T")
 
 
@@ -72,9 +67,8 @@ def _parser() -> argparse.ArgumentParser:
         "allreduce",
         description="Times the collectives of each library on its own path, and tells time, algbw and busbw as "
         "nccl-tests defines them, with latency and bandwidth fitted through the sizes.",
-        epilog=f"{' and '.join(_ON_THE_PATH_OF_DDP)} reduce through torch.distributed's group themselves: their path "
-        "is that of ddp, and they are measured only where they are named. Sizes count float32 values, of one rank's "
-        "buffer or, for all_gather and gather, of the whole result.",
+        epilog="Backends that use the collectives of another one are measured only where they are named. Sizes count "
+        "float32 values, of one rank's buffer or, for all_gather and gather, of the whole result.",
     )
     parser.add_argument(
         "--backends", metavar="NAME,...", help="also your own, as package.module:Class (default: each path available)"
@@ -218,7 +212,7 @@ def _settle(
         threads_per_rank=threads,
         **shared,
     )
-    engine_command(measurement.start_method, _ranks(measurement, Path()))  # for its checks alone
+    find_engine(measurement.start_method).check(_ranks(measurement, Path()))
     return measurement
 
 
@@ -237,7 +231,9 @@ def _ranks(measurement: Measurement, directory: Path) -> Ranks:
 def _rows(text: str | None) -> dict[str, BackendRow]:
     """The backends that were named, or each that is a path of its own and can run here."""
     if text is None:
-        return {name: row for name, row in BACKENDS.items() if name in PATHS and row.unavailable_reason() is None}
+        return {
+            name: row for name, row in BACKENDS.items() if row.has_own_collectives and row.unavailable_reason() is None
+        }
     rows = {name: find_backend(name) for name in _each(text, str)}
     for name, row in rows.items():
         reason = row.unavailable_reason()
@@ -247,10 +243,10 @@ def _rows(text: str | None) -> dict[str, BackendRow]:
 
 
 def _say_what_is_left_out(terminal: Console) -> None:
-    for name in _ON_THE_PATH_OF_DDP:
-        if BACKENDS[name].unavailable_reason() is None:
+    for name, row in BACKENDS.items():
+        if row.communicates_like is not None and row.unavailable_reason() is None:
             terminal.print(
-                f"{name} is left out: its path, torch.distributed's group, is that of ddp (--backends {name})"
+                f"{name} is left out: it uses the collectives of {row.communicates_like} (--backends {name})"
             )
 
 
@@ -375,17 +371,11 @@ class _Job:
         measurement, directory = self._measurement, self._directory
         (directory / LOGS_NAME).mkdir(parents=True)
         (directory / MEASUREMENT_NAME).write_text(measurement.model_dump_json())
-        ranks = _ranks(measurement, directory)
+        engine, signs = find_engine(measurement.start_method), find_backend(measurement.backend).signs
+        job = compose_job(engine, _ranks(measurement, directory), directory, signs)
         began = time.monotonic()
         with self._progress() as refresh:
-            failure = run_job(
-                engine_command(measurement.start_method, ranks),
-                environment=engine_environment(ranks),
-                working_directory=PROJECT_DIRECTORY,
-                run_directory=directory,
-                num_processes=measurement.num_processes,
-                on_poll=refresh,
-            )
+            failure = run_job(job, on_poll=refresh)
         if failure is None:
             seconds = time.monotonic() - began
             self._terminal.print(f"{self._title}: {len(self._points)} points over {self._transport} in {seconds:.0f} s")

@@ -15,7 +15,6 @@ from rich.table import Table
 
 from backends.interface import UnsupportedError
 from backends.registry import BACKENDS, find_backend
-from compare.collectives.command import PATHS
 from compare.race.plan import Entrant, PlannedRun, RaceOptions
 from compare.race.run import (
     RaceDirectory,
@@ -29,7 +28,7 @@ from launch.display import console
 from launch.errors import UsageError, refused_path
 from launch.options import option_parser, read_option_file, read_options, validated
 from launch.resolve import resolve
-from launch.supervisor import Interrupted, signals_raised
+from launch.signals import Interrupted, signals_raised
 from records.config import RunConfig
 from records.environment import num_cpus
 from records.throughput import NUM_WARMUP_STEPS
@@ -223,7 +222,8 @@ def _show_plan(plan: RacePlan, configs: dict[Entrant, RunConfig], terminal: Cons
 
 def _measure_collectives(plan: RacePlan, directory: RaceDirectory, terminal: Console) -> None:
     """Measures each library's own path, for those who take part in worlds of more than one rank."""
-    names = [name for name in dict.fromkeys(entrant.backend for entrant in plan.entrants) if name in PATHS]
+    entered = dict.fromkeys(entrant.backend for entrant in plan.entrants)
+    names = [name for name in entered if name in BACKENDS and BACKENDS[name].has_own_collectives]
     worlds = ",".join(str(number) for number in plan.options.num_processes if number > 1)
     if not plan.options.collectives or not worlds:
         return

@@ -25,7 +25,7 @@ from compare.race.plan import Entrant, PlannedRun, RaceOptions, draw_plan
 from launch.errors import UsageError
 from launch.guardian import guarded
 from launch.run_directory import locked
-from launch.supervisor import Interrupted
+from launch.signals import Interrupted
 from records.config import RACE_VARIABLE, STARTED_AT_VARIABLE, RaceContext
 from records.files import write_atomically
 from records.names import RECORD_NAME

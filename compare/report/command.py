@@ -32,7 +32,11 @@ _MAX_FILE_BYTES = 256 * 2**20
 
 def run(arguments: list[str]) -> int:
     """Makes a report from the command line; returns the exit code."""
-    parser = Parser("report", description="Makes the report of a race, or of any records, wherever they were made.")
+    parser = Parser(
+        "report",
+        operands="FILE ...",
+        description="Makes the report of a race, or of any records, wherever they were made.",
+    )
     parser.add_argument(
         "files",
         nargs="+",
