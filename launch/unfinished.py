@@ -1,40 +1,23 @@
-"""The record of a run that did not complete, made of what it reported."""
+"""The record of a run that did not complete, made of the news that it wrote."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from typing import Any, Literal
+from typing import Literal
 
 from records.config import RunConfig
 from records.environment import describe_environment
 from records.names import RECORD_NAME
+from records.news import Disagreed, Evaluated, LossesRead, News, Resumed, SaveFailed, Warned
 from records.progress import ProgressReader
-from records.record import EvaluationRecord, Resumption, RunRecord, StepRecord, write_record
+from records.record import RunRecord, write_record
 
 
 def record_end(config: RunConfig, status: Literal["failed", "interrupted"], error: str) -> None:
     """Writes the record of a run that did not complete, with what it reported."""
     if (config.output_dir / RECORD_NAME).exists():
         return
-    steps: list[StepRecord] = []
-    evaluations: list[EvaluationRecord] = []
-    others: dict[str, Any] = {"failed_saves": [], "warnings": []}
-    for fact in ProgressReader(config.output_dir).news():
-        event = fact["event"]
-        if event == "resumed":
-            others["resumed_from"] = Resumption.model_validate(fact["origin"])
-            evaluations += [EvaluationRecord.model_validate(one) for one in fact["evaluations"]]
-        if event in ("resumed", "closed"):
-            steps += [StepRecord.model_validate(step) for step in fact["steps"]]
-        elif event == "evaluation":
-            evaluations.append(EvaluationRecord.model_validate(fact["evaluation"]))
-        elif event == "save-failed":
-            others["failed_saves"].append(fact["step"])
-        elif event == "warning":
-            others["warnings"].append(fact["text"])
-        elif event == "disagreed":
-            others["disagreement"] = fact["disagreement"]
     record = RunRecord(
         status=status,
         error=error,
@@ -44,12 +27,31 @@ def record_end(config: RunConfig, status: Literal["failed", "interrupted"], erro
         environment=describe_environment(with_torch=False),
         seconds_to_first_step=None,
         seconds=time.time() - config.started_at,
-        steps=steps,
-        evaluations=evaluations,
+        steps=[],
+        evaluations=[],
         quality={},
         ranks=[],
         restarts=config.num_restarts,
-        **others,
     )
+    for news in ProgressReader(config.output_dir).news():
+        _add_to_record(record, news)
     with contextlib.suppress(OSError):  # on a full disk, what was said must do
         write_record(record, config.output_dir)
+
+
+def _add_to_record(record: RunRecord, news: News) -> None:
+    match news:
+        case Resumed():
+            record.resumed_from = news.origin
+            record.steps += news.steps
+            record.evaluations += news.evaluations
+        case LossesRead():
+            record.steps += news.steps
+        case Evaluated():
+            record.evaluations.append(news.evaluation)
+        case SaveFailed():
+            record.failed_saves.append(news.step)
+        case Warned():
+            record.warnings.append(news.text)
+        case Disagreed():
+            record.disagreement = news.disagreement

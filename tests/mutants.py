@@ -25,8 +25,9 @@ from contract import cases
 from contract.cases import Case
 from contract.jobs import MARK_VARIABLE
 from tests.by_hand import ByHandBackend
-from training import loop
+from training import evaluation, loop, seeds
 from training.plan import Plan
+from training.state import TrainingState
 
 Apply = Callable[[Any], AbstractContextManager[Any]]
 
@@ -548,7 +549,7 @@ def padded_duplicates_in_evaluation(backend: Any) -> Iterator[None]:
 
         return batches
 
-    with replaced(loop, "evaluation_batches", mutated):
+    with replaced(evaluation, "evaluation_batches", mutated):
         yield
 
 
@@ -715,26 +716,26 @@ def adam_counter_ahead_by_one(backend: Any) -> Iterator[None]:
 def _learning_rate_of(num_updates: Callable[[Any], int]) -> Any:
     def mutated(original: Any) -> Any:
         def set_learning_rate(trainer: Any) -> float:
-            kept = trainer.num_updates
-            trainer.num_updates = num_updates(trainer)
+            kept = trainer.state.num_updates
+            trainer.state.num_updates = num_updates(trainer)
             rate: float = original(trainer)
-            trainer.num_updates = kept
+            trainer.state.num_updates = kept
             return rate
 
         return set_learning_rate
 
-    return replaced(loop.Trainer, "_set_learning_rate", mutated)
+    return replaced(loop.Trainer, "set_learning_rate", mutated)
 
 
 @mutant("C22", cases.ADAMW, words="a learning rate of 0.005 in step 2, saw 0.01")
 def schedule_per_micro_step(backend: Any) -> Iterator[None]:
-    with _learning_rate_of(lambda trainer: trainer.num_updates * trainer.config.gradient_accumulation_steps):
+    with _learning_rate_of(lambda trainer: trainer.state.num_updates * trainer.config.gradient_accumulation_steps):
         yield
 
 
 @mutant("C22", cases.ADAMW, words="a learning rate of 0.005 in step 2, saw 0.01")
 def schedule_per_rank(backend: Any) -> Iterator[None]:
-    with _learning_rate_of(lambda trainer: trainer.num_updates * trainer.config.num_processes):
+    with _learning_rate_of(lambda trainer: trainer.state.num_updates * trainer.config.num_processes):
         yield
 
 
@@ -832,7 +833,7 @@ def scale_quartered(backend: Any) -> Iterator[None]:
 
 @mutant("C32", cases.OVERFLOWS[0], words="a learning rate of 0.375 in step 4, saw 0.3125")
 def schedule_counts_skipped_steps(backend: Any) -> Iterator[None]:
-    with _learning_rate_of(lambda trainer: trainer.step - 1):
+    with _learning_rate_of(lambda trainer: trainer.state.step - 1):
         yield
 
 
@@ -865,7 +866,7 @@ def same_noise_on_all_ranks(backend: Any) -> Iterator[None]:
     def mutated(original: Any) -> Any:
         return lambda seed, purpose, *key: original(seed, purpose, *key[1:])
 
-    with replaced(loop, "random_seed", mutated):
+    with replaced(seeds, "random_seed", mutated):
         yield
 
 
@@ -874,7 +875,7 @@ def noise_that_does_not_repeat(backend: Any) -> Iterator[None]:
     def mutated(original: Any) -> Any:
         return lambda seed, purpose, *key: original(seed, purpose, *key, *([time.monotonic_ns()] if key else []))
 
-    with replaced(loop, "random_seed", mutated):
+    with replaced(seeds, "random_seed", mutated):
         yield
 
 
@@ -891,7 +892,7 @@ def noise_that_does_not_repeat(backend: Any) -> Iterator[None]:
     },
 )
 def unused_parameter_ignored(backend: Any) -> Iterator[None]:
-    with mock.patch.object(loop, "_require_gradients"):
+    with mock.patch.object(loop, "require_gradients"):
         yield
 
 
@@ -929,9 +930,9 @@ def gradient_for_users_only(backend: Any) -> Iterator[None]:
 @mutant("C39", cases.STATE, words="learning rates in step 4: [0.00833")
 def schedule_not_restored(backend: Any) -> Iterator[None]:
     def mutated(original: Any) -> Any:
-        return lambda trainer, state: original(trainer, state | {"num_updates": 0})
+        return lambda training, state: original(training, state | {"num_updates": 0})
 
-    with replaced(loop.Trainer, "load_state_dict", mutated):
+    with replaced(TrainingState, "load_state_dict", mutated):
         yield
 
 
@@ -946,13 +947,13 @@ def scaler_not_restored(backend: Any) -> Iterator[None]:
 )
 def optimizer_not_restored(backend: Any) -> Iterator[None]:
     def mutated(original: Any) -> Any:
-        def load(trainer: Any, state: Any) -> None:
-            original(trainer, state)
-            trainer.optimizer.state.clear()
+        def load(training: Any, state: Any) -> None:
+            original(training, state)
+            training.optimizer.state.clear()
 
         return load
 
-    with replaced(loop.Trainer, "load_state_dict", mutated):
+    with replaced(TrainingState, "load_state_dict", mutated):
         yield
 
 
@@ -965,20 +966,20 @@ def wrapper_saved(backend: Any) -> Iterator[None]:
     """Names carry the prefix of a wrapper; the backend itself understands them."""
 
     def saved(original: Any) -> Any:
-        def state_dict(trainer: Any) -> Any:
-            state = original(trainer)
+        def state_dict(training: Any) -> Any:
+            state = original(training)
             return state | {"model": {f"module.{name}": tensor for name, tensor in state["model"].items()}}
 
         return state_dict
 
     def loaded(original: Any) -> Any:
-        def load(trainer: Any, state: Any) -> None:
+        def load(training: Any, state: Any) -> None:
             model = {name.removeprefix("module."): tensor for name, tensor in state["model"].items()}
-            original(trainer, state | {"model": model})
+            original(training, state | {"model": model})
 
         return load
 
-    with replaced(loop.Trainer, "state_dict", saved), replaced(loop.Trainer, "load_state_dict", loaded):
+    with replaced(TrainingState, "state_dict", saved), replaced(TrainingState, "load_state_dict", loaded):
         yield
 
 

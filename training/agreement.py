@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 
 from backends.interface import Backend
+from records.news import Disagreed
 from records.progress import ProgressLog
 from records.record import Disagreement
 from watch.failures import PeerStopped
@@ -88,7 +89,7 @@ class Agreement:
                 parameters=differing,
                 buffers=differing_buffers,
             )
-            self._progress.write("disagreed", disagreement=self.disagreement.model_dump())
+            self._progress.write(Disagreed(disagreement=self.disagreement))
             if not may_be_last:
                 self.end_run()
         else:

@@ -47,6 +47,7 @@ from launch.supervisor import run_job
 from records.environment import describe_environment, num_cpus
 from records.files import write_atomically
 from records.names import LOGS_NAME
+from records.news import LibraryFound, News, PointMeasured
 from records.progress import ProgressReader
 from watch.failures import JobFailure
 
@@ -424,10 +425,10 @@ class _Job:
         task = bar.add_task(f"{self._title}: starting ranks", total=None)
 
         def refresh() -> None:
-            facts = self._news.news()
-            for fact in facts:
-                self._take(fact)
-            if facts:
+            news = self._news.news()
+            for item in news:
+                self._take(item)
+            if news:
                 what = (
                     f"{self._points[-1][0]} of {format_size(self._points[-1][1].bytes)}" if self._points else "joined"
                 )
@@ -438,13 +439,13 @@ class _Job:
         with bar:
             yield refresh
 
-    def _take(self, fact: dict[str, Any]) -> None:
-        if fact["event"] == "library":
-            self._transport, self._operations = fact["transport"], fact["operations"]
-        else:
-            operation = fact["operation"]
-            point = collective_point(operation, self._measurement.num_processes, fact["bytes"], fact["seconds"])
-            self._points.append((operation, point))
+    def _take(self, news: News) -> None:
+        match news:
+            case LibraryFound():
+                self._transport, self._operations = news.transport, news.operations
+            case PointMeasured(operation=operation):
+                point = collective_point(operation, self._measurement.num_processes, news.bytes, news.seconds)
+                self._points.append((operation, point))
 
 
 def show(series: list[CollectiveSeries], terminal: Console) -> None:

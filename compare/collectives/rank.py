@@ -24,6 +24,7 @@ from backends.collectives import Prepare, Prepared
 from backends.interface import Backend, BackendOptions
 from backends.registry import load_backend
 from compare.collectives.measurement import MEASUREMENT_NAME, Measurement, elements_per_rank, size_in_bytes
+from records.news import LibraryFound, PointMeasured
 from records.progress import ProgressLog
 from training.world import prove_world
 from watch.rank_files import RankFiles, reporting
@@ -155,7 +156,8 @@ def measure(measurement: Measurement, directory: Path, rank: int) -> None:
     log = ProgressLog(directory, rank=backend.rank)
     library = backend.collectives()
     operations = [operation for operation in measurement.operations if operation in library]
-    log.write("library", transport=backend.effective_settings().get("transport", "unknown"), operations=operations)
+    transport = backend.effective_settings().get("transport", "unknown")
+    log.write(LibraryFound(transport=transport, operations=operations))
 
     bench = Bench(
         backend,
@@ -167,7 +169,7 @@ def measure(measurement: Measurement, directory: Path, rank: int) -> None:
         counts = [elements_per_rank(operation, size, measurement.num_processes) for size in measurement.sizes]
         for num_elements, seconds in zip(counts, bench.measure(operation, library[operation], counts), strict=True):
             num_bytes = size_in_bytes(operation, num_elements, measurement.num_processes)
-            log.write("point", operation=operation, bytes=num_bytes, seconds=seconds)
+            log.write(PointMeasured(operation=operation, bytes=num_bytes, seconds=seconds))
     backend.shutdown()
 
 
