@@ -316,6 +316,11 @@ def test_fine_tuning_a_pretrained_model_on_ones_own_csv(tmp_path: Path, backend:
         ]
     assert math.fsum(losses) / len(losses) == pytest.approx(record["quality"]["loss"], rel=1e-3)
 
+    from transformers import pipeline
+
+    answers = pipeline("text-classification", model=str(run))([text for text, _ in ROWS])
+    assert [answer["label"] for answer in answers] == [label for _, label in ROWS]
+
 
 def test_the_output_of_a_run_can_be_fine_tuned_again(tmp_path: Path) -> None:
     train("single", tmp_path / "first", "--max-steps", "2")
