@@ -69,7 +69,7 @@ def wrapper_saved(backend: Any) -> Iterator[None]:
         yield
 
 
-@mutant("C42", cases.STATE, stops={"*": "plain data and tensors are all that may be saved, but a pathlib"})
+@mutant("C42", cases.STATE, stops={"*": "only plain data and tensors may be saved, but this case has saved a pathlib"})
 def state_that_runs_code(backend: Any) -> Iterator[None]:
     with replaced(backend, "state_dict", lambda original: lambda: original() | {"path": Path("anywhere")}):
         yield
