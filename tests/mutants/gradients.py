@@ -100,7 +100,7 @@ def last_micro_batch_under_no_sync(backend: Any) -> Iterator[None]:
     horovod="refuses a gradient that is still on its way, by chance",
 )
 def window_off_by_one(backend: Any) -> Iterator[None]:
-    """The first micro-batch of a window is reduced and the last is not."""
+    """The first micro-batch of a step is reduced, and the last is not."""
     with kept_local(backend, lambda micro_step: micro_step > 0):
         yield
 

@@ -18,7 +18,7 @@ from tests.mutants.mutant import mutant
     words="the weights that rank 0 had before setup, saw a difference of 0.0046 in embedding.weight, mixer.weight",
 )
 def hidden_optimizer_step(backend: Any) -> Iterator[None]:
-    """What Horovod's broadcast of a fresh optimizer's state does."""
+    """What Horovod's broadcast of the state of a new optimizer does."""
 
     def before(model: Any, optimizer: Any) -> None:
         for parameter in model.parameters():
