@@ -1,4 +1,4 @@
-"""Counting what enters a communication library: torch.distributed, from C++ too, and Horovod."""
+"""Counting the collectives of torch.distributed, those started from C++ included, and of Horovod."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 @contextmanager
 def count_traffic(count: Callable[[str, int], None]) -> Iterator[None]:
-    """Calls `count(operation, num_elements)` for every collective that this thread starts inside."""
+    """Calls `count(operation, num_elements)` for every collective that this thread starts inside the context."""
     with ExitStack() as stack:
         stack.enter_context(_TorchTraffic(count))
         if "horovod.torch" in sys.modules:
@@ -23,7 +23,7 @@ def count_traffic(count: Callable[[str, int], None]) -> Iterator[None]:
 
 
 class _TorchTraffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees every collective of torch.distributed: DDP's reducer, too, goes through the dispatcher."""
+    """Counts every collective of torch.distributed; those of DDP's reducer go through the dispatcher, too."""
 
     def __init__(self, count: Callable[[str, int], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -43,7 +43,7 @@ def _num_elements(argument: Any) -> int:
 
 @contextmanager
 def _horovod_traffic(count: Callable[[str, int], None]) -> Iterator[None]:
-    """Sees every collective of Horovod: its Python functions all lead through these."""
+    """Counts every collective of Horovod; all of its Python functions call one of those that are replaced here."""
     from horovod.torch import mpi_ops
 
     operations = {
