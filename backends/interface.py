@@ -1,16 +1,37 @@
-"""The interface every backend adapter implements.
+"""The interface that every backend adapter implements, and what an adapter promises.
 
-The training loop owns the mathematics: which samples make a global batch, how they are split,
-how the loss is normalised, the clipping threshold, the learning rate. An adapter owns the
-communication and the loss scaling: wrapping, when gradients move, what an overflow does, and the
-order of synchronise, unscale, clip, step and update. It never divides by accumulation steps and
-never changes a hyper-parameter.
+The training loop owns the mathematics: it decides which samples make a global batch, how they are
+split, how the loss is normalised, where gradients are clipped and what the learning rate is. An
+adapter owns the communication and the loss scaling: it wraps the model, reduces gradients, handles
+overflows, and keeps the order of synchronise, unscale, clip, step and update. An adapter never divides
+by the number of accumulation steps.
+
+Each item of a list in the docstrings of this file is a promise that the contract checks;
+``launch/run.sh contract --explain ID`` shows which ones a clause is about. With any adapter, a
+training as a whole keeps these:
+
+- N ranks compute the training that one process computes on whole global batches.
+- In every micro-step, every rank computes the samples that the plan gives it, in the order of the plan.
+- In an epoch, all ranks together train on each sample exactly once, and the next epoch has another order.
+- An evaluation computes each validation sample exactly once, on one of the ranks.
+- Every metric of an evaluation is, on every rank, the one that a single process computes from all samples.
+- The loss that is logged for a step is, on every rank, the mean over all targets of the global batch.
+- The learning rate of a step depends on the number of updates before it; a skipped step is not an update.
+- Between two steps whose loss is logged, ranks exchange gradients and nothing else.
+- Dropout masks differ between ranks, between steps and between micro-batches.
+- A training that is repeated draws the same random numbers and ends with the same weights.
+- Unless `find_unused_parameters` is set, a parameter that gets no gradient ends the training with an error
+  that names the parameter.
+- If a rank raises an error, exits, is killed or hangs, the whole job ends soon after the timeout at the latest:
+  with exit code 1 and a message that names the rank, and without leaving a process behind.
+- Environment variables, configuration files of libraries and files in the working directory change neither
+  the settings nor the training.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -21,43 +42,51 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from backends.collectives import Prepare
+
 PRECISIONS = ("fp32", "bf16", "fp16")
 
 
 class BackendSettings(BaseModel):
-    """A backend's own options; each field is a command-line option of the same name. Most have none."""
+    """The options of one backend alone: each field is a command-line option of the same name. Most have none."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     @property
     def implied_precision(self) -> str | None:
-        """The precision these options ask for by themselves, where the user names none."""
+        """The precision that these options imply when the user does not choose one, or None."""
         return None
 
     def check(self, *, precision: str, optimizer: str) -> None:
-        """Refuses what does not go together with the options all backends share.
+        """Refuses options that contradict those that all backends share.
+
+        Args:
+            precision: The precision of the run, one of `PRECISIONS`.
+            optimizer: The name of the optimizer.
 
         Raises:
-            UnsupportedError: The text names the value and a remedy.
+            UnsupportedError: Two options contradict each other; the message names the value and a remedy.
         """
 
 
 class UnsupportedError(ValueError):
-    """A request that a backend declares it cannot serve; the text names the value and a remedy."""
+    """A backend does not support what was asked for; the message names the value and a remedy."""
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a backend can do, declared so that everything else is refused before any work starts.
+    """What a backend supports.
+
+    - A request that is not declared here is refused with a message that names the value, before any rank starts.
 
     Attributes:
-        precisions: For each device type ("cpu", "cuda"), the precisions it really computes in.
-        start_methods: What can start its ranks, the default first.
-        max_world_size: The largest number of ranks, None when unlimited.
-        ranks_may_share_gpu: Whether there may be more ranks than GPUs.
-        unused_parameters: Whether `find_unused_parameters` is possible.
-        compiled_models: Whether the model may have been compiled with torch.compile.
-        reasons: Why some precision is left out, for the refusal.
+        precisions: For each device type ("cpu", "cuda"), the precisions in which the backend really computes.
+        start_methods: The engines that can start the backend's ranks, the default first.
+        max_world_size: The largest number of ranks; None means that there is no limit.
+        ranks_may_share_gpu: Whether several ranks may use the same GPU.
+        unused_parameters: Whether the backend supports `find_unused_parameters`.
+        compiled_models: Whether the backend supports models compiled with torch.compile.
+        reasons: For a precision that is not supported, the reason, which the refusal quotes.
     """
 
     precisions: Mapping[str, tuple[str, ...]]
@@ -71,10 +100,17 @@ class Capabilities:
     def check(
         self, *, name: str, device: str, precision: str, world_size: int = 1, find_unused_parameters: bool = False
     ) -> None:
-        """Refuses what is not declared.
+        """Refuses what the backend does not support.
+
+        Args:
+            name: The backend's name, for the message.
+            device: The device type, "cpu" or "cuda".
+            precision: The precision to compute in.
+            world_size: The number of ranks.
+            find_unused_parameters: Whether some parameters may get no gradient in a step.
 
         Raises:
-            UnsupportedError: The backend `name` cannot run with these settings.
+            UnsupportedError: One of these is not supported; the message names it and a remedy.
         """
         if device not in self.precisions:
             raise UnsupportedError(
@@ -96,18 +132,40 @@ class Capabilities:
 
 
 @dataclass(frozen=True)
-class BackendOptions:
-    """What the launcher tells an adapter; the same for all of them.
+class Signs:
+    """How a library shows, to whoever watches its ranks from outside, that one of them waits or has been left.
 
     Attributes:
-        precision: "fp32" (no autocast: parameters keep their own dtype), "bf16" or "fp16" autocast.
-        device: "cpu" or "cuda".
-        timeout_seconds: After how long a collective that some rank never enters becomes an error.
-        init_loss_scale: First loss scale under fp16.
+        waiting: Folders below site-packages: a rank whose innermost Python frame lies in one waits for other ranks.
+        lost_peer: Phrases of the errors that the library raises where another rank has ended or does not answer.
+    """
+
+    waiting: tuple[str, ...] = ()
+    lost_peer: tuple[str, ...] = ()
+
+
+# Of torch.distributed, which most adapters communicate through.
+TORCH_SIGNS = Signs(
+    waiting=("torch/distributed", "torch/nn/parallel"),
+    lost_peer=(
+        *("connectFullMesh failed", "remote process exited", "Watchdog caught collective operation timeout"),
+        *("DistNetworkError", "DistStoreError", "DistBackendError"),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class BackendOptions:
+    """What the launcher tells an adapter, the same for every backend.
+
+    Attributes:
+        precision: "fp32" computes in the dtype of the parameters; "bf16" and "fp16" use autocast.
+        device: The device type, "cpu" or "cuda".
+        timeout_seconds: The time after which a collective that some rank never enters fails, in seconds.
+        init_loss_scale: The first loss scale under fp16.
         find_unused_parameters: Whether some parameters may get no gradient in a step.
-        skip_nonfinite: Whether a step whose averaged gradient is not finite leaves everything as it was,
-            in every precision; under fp16 the loss scaler sees to that anyway.
-        settings: The backend's own.
+        skip_nonfinite: Whether a step whose averaged gradient is not finite is skipped; under fp16 it always is.
+        settings: The options of this backend alone.
     """
 
     precision: str = "fp32"
@@ -121,11 +179,11 @@ class BackendOptions:
 
 @dataclass(frozen=True)
 class KnownFailure:
-    """A clause of the contract that a backend is known not to keep, through no fault of its adapter.
+    """A clause of the contract that an adapter cannot keep because of a bug in the library.
 
     Attributes:
         reason: What goes wrong, in one line.
-        link: Where it is reported or described.
+        link: The address of a report or a description of the bug.
     """
 
     reason: str
@@ -137,9 +195,8 @@ class StepResult:
     """What one optimizer step did.
 
     Attributes:
-        grad_norm: Global 2-norm of the averaged, unscaled gradient before clipping, 0-d, on the
-            device: reading it is left to the logging interval.
-        skipped: Whether all ranks skipped the update because the averaged gradient was not finite.
+        grad_norm: The gradient norm, 0-d. It stays on the device, so that a GPU waits only when the loop logs it.
+        skipped: Whether the update was skipped because the averaged gradient was not finite.
     """
 
     grad_norm: torch.Tensor
@@ -149,22 +206,30 @@ class StepResult:
 class Backend(ABC):
     """One process's view of a data-parallel library.
 
-    Constructing an adapter joins the group of ranks that its launcher started. One adapter may
-    serve several trainings in turn: each begins with `setup`.
+    Constructing an adapter joins a group of ranks. One adapter may serve several trainings in turn: each begins
+    with `setup`.
+
+    - The group consists of the ranks that the launcher has started, and each of them reaches all others.
+    - Every rank has the `rank` and the `local_rank` that the launcher gave to its process.
 
     Attributes:
-        Settings: The backend's own options.
-        known_failures: Checks of the contract that are expected to fail, by id.
-        rank: This process's number among all processes, from 0.
-        local_rank: This process's number among those on its machine.
+        name: The name of the backend.
+        capabilities: What the backend supports.
+        Settings: The options of this backend alone.
+        known_failures: The clauses of the contract that are expected to fail, by id.
+        signs: How the library shows that a rank waits for others, or has lost one.
+        options: What the launcher asked for.
+        rank: The number of this process among all processes, from 0.
+        local_rank: The number of this process among those on its machine, from 0.
         world_size: The number of processes.
-        device: Where this process computes.
+        device: The device on which this process computes.
     """
 
     name: ClassVar[str]
     capabilities: ClassVar[Capabilities]
     Settings: ClassVar[type[BackendSettings]] = BackendSettings
     known_failures: ClassVar[Mapping[str, KnownFailure]] = {}
+    signs: ClassVar[Signs] = TORCH_SIGNS
 
     rank: int
     local_rank: int
@@ -173,14 +238,19 @@ class Backend(ABC):
 
     @classmethod
     def unavailable_reason(cls) -> str | None:
-        """Says in one line why this machine cannot run the backend and what to install, or None."""
+        """Returns in one line why this machine cannot run the backend and what to install; None if it can."""
         return None
 
     def __init__(self, options: BackendOptions) -> None:
-        """Keeps the options, refusing what the backend does not declare; subclasses then join their group.
+        """Checks and keeps the options; a subclass calls this first and joins its group afterwards.
+
+        - Options that `capabilities` does not declare are refused before the adapter joins a group.
+
+        Args:
+            options: What the launcher asks for.
 
         Raises:
-            UnsupportedError: The options ask for something that is not among `capabilities`.
+            UnsupportedError: `capabilities` does not declare an option; the message names its value.
         """
         self.capabilities.check(
             name=self.name,
@@ -192,72 +262,184 @@ class Backend(ABC):
 
     @abstractmethod
     def setup(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """Prepares training and returns what the loop is to call instead of its arguments.
+        """Prepares a training.
 
-        `model` already lies on `device` (an optimizer must be built on the parameters it will
-        update). Afterwards all parameters and buffers equal those of rank 0; no weight of rank 0,
-        no hyper-parameter and no optimizer state has changed.
+        - No weight of rank 0 changes, and no hyper-parameter of the optimizer, its defaults included.
+        - No optimizer state is dropped, changed or added.
+        - Afterwards, all ranks have the parameters and buffers of rank 0, buffers outside the state_dict included.
+
+        Args:
+            model: The task's module, which already lies on `device`.
+            optimizer: An optimizer of the parameters of `model`, with or without state.
+
+        Returns:
+            The module and the optimizer that the loop uses in place of the arguments.
         """
 
     @abstractmethod
     def autocast(self) -> AbstractContextManager[Any]:
-        """Computes a forward pass in the chosen precision."""
+        """Returns a context manager for a forward pass.
+
+        - Inside, layers compute in `options.precision`.
+        """
 
     @abstractmethod
     def no_sync(self) -> AbstractContextManager[Any]:
-        """Keeps the gradients of the forward and backward inside local; for all but the last micro-batch."""
+        """Returns a context manager for the forward and backward pass of every micro-batch but the last of a step.
+
+        - Inside, no gradient is reduced.
+        """
 
     @abstractmethod
     def backward(self, loss: torch.Tensor) -> None:
-        """Back-propagates `loss`, scaled for the precision; gradients add up until `step`."""
+        """Computes gradients, and outside `no_sync` starts to average them over ranks.
+
+        - The gradients of several calls add up until `step`.
+        - The loss is multiplied by the loss scale under fp16, and by nothing in other precisions.
+
+        Args:
+            loss: This rank's contribution to the loss, 0-d.
+        """
 
     @abstractmethod
     def step(self, max_grad_norm: float) -> StepResult:
-        """Finishes the averaging over ranks, clips to `max_grad_norm` (0: not at all), updates, zeroes gradients."""
+        """Completes an optimizer step: averages gradients over ranks, unscales, clips, updates and zeroes them.
+
+        - The optimizer is given, on every rank, the average over ranks of the gradients that have added up.
+        - Gradients are averaged in their own dtype, without compression.
+        - Every gradient element is reduced exactly once in an optimizer step, here or in `backward`.
+        - Clipping scales the averaged gradient, as one vector over all parameters, to a norm of `max_grad_norm`.
+        - Under fp16, gradients are unscaled before their norm is computed and before they are clipped.
+        - The norm that every rank returns is that of the averaged gradient of all parameters before clipping.
+        - Nothing but the optimizer changes weights, and nothing changes buffers.
+        - No gradient of this step is left over for the next one.
+        - If the averaged gradient is not finite, every rank skips the update, reports this and keeps its weights:
+          always under fp16, and in other precisions with `options.skip_nonfinite`.
+        - The loss scale of fp16 is `options.init_loss_scale` until a step is skipped, which halves it on every rank.
+        - With `options.find_unused_parameters`, a parameter that no rank has used keeps its bits, and the gradient
+          of one that some rank has used is averaged over all ranks.
+
+        Args:
+            max_grad_norm: The largest gradient norm to step with; 0 means that gradients are not clipped.
+
+        Returns:
+            The gradient norm, and whether the update was skipped.
+        """
 
     def must_skip(self, grad_norm: torch.Tensor) -> bool:
-        """Whether the options forbid an update with a gradient of this norm.
+        """Returns whether `options.skip_nonfinite` forbids an update with a gradient of this norm.
 
-        The norm of averaged gradients is the same on every rank, and so is the answer. It costs a
-        GPU a synchronisation, where it was asked for.
+        The norm is the same on every rank, and so is the answer. If the option is set, reading it makes a GPU wait.
+
+        Args:
+            grad_norm: The norm of the averaged gradient, 0-d.
         """
         return self.options.skip_nonfinite and not bool(grad_norm.isfinite())
 
     @abstractmethod
     def all_reduce(self, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
-        """Reduces `tensor` over all ranks with "sum", "min" or "max" and returns the result to each."""
+        """Reduces a tensor over all ranks.
+
+        - The result is the sum, minimum or maximum over all ranks, element by element, and every rank gets it.
+        - The result keeps the dtype (float32, float64, int32 or int64) and the shape of `tensor`, 0-d included.
+        - The call does not change `tensor`, and a later call does not change the result.
+
+        Args:
+            tensor: A tensor on `device`, with the same shape and dtype on every rank.
+            op: "sum", "min" or "max".
+
+        Returns:
+            The reduced tensor, on `device`.
+        """
 
     @abstractmethod
     def barrier(self) -> None:
-        """Returns once every rank has called it."""
+        """Waits for all ranks.
+
+        - The call returns on no rank before every rank has called it.
+        """
 
     @abstractmethod
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """Returns the task's own module behind what `setup` returned."""
+        """Returns the task's module, which is inside the wrapper.
+
+        - The result is the very module that was passed to `setup`.
+
+        Args:
+            model: The module that `setup` returned.
+        """
 
     def weights(self, model: nn.Module) -> dict[str, Any]:
-        """Returns the state of the task's module, each weight with all digits that training has of it."""
+        """Returns the tensors to be saved, by name; where training keeps a copy with more digits, that copy.
+
+        - The names are those of the task's module, without a prefix.
+
+        Args:
+            model: The module that `setup` returned.
+        """
         return self.unwrap(model).state_dict()
 
     def load_weights(self, model: nn.Module, weights: Mapping[str, Any]) -> None:
-        """Restores what `weights` returned, under whatever backend.
+        """Restores what `weights` has returned under any backend.
 
-        The mapping has the same order on every rank, so an adapter may communicate tensor by tensor.
+        Args:
+            model: The module that `setup` returned.
+            weights: The tensors by name, in the same order on every rank, so that an adapter may communicate
+                tensor by tensor.
         """
         self.unwrap(model).load_state_dict(weights)
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Returns the adapter's own state, which is that of its loss scaler."""
+        """Returns the state of the loss scaler; it is empty if the adapter does not scale losses.
+
+        - The state consists of tensors, numbers, strings, lists and dictionaries, and is equal on all ranks.
+        - Under fp16, the state contains the loss scale in force.
+        - The single-process backend loads the state, and its training continues as this one does.
+        """
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` returned; to be called after `setup`."""
+        """Restores the state of the loss scaler; the caller has called `setup` before.
+
+        - With the weights and the optimizer's state, it continues a training as if it had not been interrupted.
+        - State that the single-process backend has saved is loaded, and the training continues as it does there.
+
+        Args:
+            state: What `state_dict` has returned, under this or another backend.
+        """
 
     @abstractmethod
     def effective_settings(self) -> dict[str, Any]:
-        """Reads back from the library what is in force: versions, transport, bucket sizes."""
+        """Returns the settings that the library really uses, by name: its transport, bucket sizes, and so on.
+
+        - The settings are plain facts that JSON can hold, name the "transport" and are the same on all ranks.
+        """
+
+    def collectives(self) -> Mapping[str, Prepare]:
+        """Returns the library's own collectives, for a benchmark: those of torch.distributed where it has a group.
+
+        Returns:
+            By operation ("all_reduce", "all_gather", "gather", "broadcast"), what prepares a call.
+        """
+        from backends.collectives import collectives_of_group, only_all_reduce
+
+        return collectives_of_group() or only_all_reduce(self.all_reduce)
+
+    def count_traffic(self, count: Callable[[str, int], None]) -> AbstractContextManager[Any]:
+        """Calls `count(operation, num_elements)` for every collective that this thread starts inside.
+
+        Those of torch.distributed are seen, from C++ too; an adapter of another library adds its own.
+        """
+        from backends.traffic import count_torch_traffic
+
+        return count_torch_traffic(count)
 
     @abstractmethod
     def shutdown(self) -> None:
-        """Leaves the group: drops wrappers, waits for all ranks, destroys, in that order."""
+        """Leaves the group.
+
+        An adapter drops its wrappers before it destroys the group: one that outlives its group can abort the process.
+
+        - The call returns on every rank, and the launcher then ends with exit code 0.
+        """

@@ -1,4 +1,4 @@
-"""The single-process backend doing what a group of ranks does, in this very process: both ends of a state exchange."""
+"""Runs the trainings of a case under the single-process backend, in this process, to exchange states with a group."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from backends.single import SingleBackend
 from contract.cases import INIT_LOSS_SCALE, Case
 from contract.scenes import Scenery, train_once
 
-# By case, world size and device: it is the same for every adapter.
+# Keyed by case, world size and device; it is the same for every adapter.
 _TRAINED: dict[tuple[str, int, str], dict[str, Any]] = {}
 
 
 def train_alone(case: Case, world_size: int, *, device: str) -> dict[str, Any]:
-    """Runs the first training of a case on the batches of a group, and returns what was seen, saved state included."""
+    """Runs the first training of a case with the batches of a group, and returns what was observed and its state."""
     key = (case.name, world_size, device)
     if key not in _TRAINED:
         _TRAINED[key] = _train(case, world_size, 0, None, device)
@@ -27,7 +27,7 @@ def train_alone(case: Case, world_size: int, *, device: str) -> dict[str, Any]:
 
 
 def continue_alone(case: Case, world_size: int, state: Mapping[str, Any], *, device: str) -> dict[str, Any]:
-    """Resumes the case's second training, which continues the first, from a saved state."""
+    """Runs the second training of a case, which continues the first, from a saved state."""
     return _train(case, world_size, 1, state, device)
 
 

@@ -1,4 +1,4 @@
-"""Tasks that are awkward or faulty on purpose, for the checks of unused parameters and of failures."""
+"""Tasks that are faulty or have unused parameters on purpose, for the checks of failures and of such parameters."""
 
 from __future__ import annotations
 
@@ -7,42 +7,53 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from pydantic import Field
+
+from launch.engines.environment import rank_of_process
 from tasks.interface import Batch, Split
-from tasks.token_tagging import NUM_TAGS, TokenTagging
-from watch.rank_files import rank_from_environment
+from tasks.token_tagging import NUM_TAGS, TokenTagging, TokenTaggingSettings
 
 if TYPE_CHECKING:
     import torch
 
-FAULT_VARIABLE = "LOCKSTEP_FAULT"
-_FAULTY_CALL = 5
+_FAULTY_BATCH = 5
+
+
+class FaultySettings(TokenTaggingSettings):
+    """Which rank fails, and how."""
+
+    fault: Literal["raises", "exits", "is-killed", "hangs"] = Field("raises", description="what a rank does")
+    faulty_rank: int = Field(1, description="the rank that does it, in its fifth batch")
 
 
 class FaultyTask(TokenTagging):
-    """Does what the variable says when the last rank asks for its fifth batch, after noting the time on its output."""
+    """One rank fails in its fifth batch, after it has printed the time."""
 
-    _calls = 0
+    Settings: ClassVar[type[TokenTaggingSettings]] = FaultySettings
+    settings: FaultySettings
+    _num_batches = 0
 
     def collate(self, split: Split, sample_ids: Sequence[int]) -> Batch:
-        self._calls += 1
-        kind, faulty_rank = os.environ[FAULT_VARIABLE].split()
-        if self._calls == _FAULTY_CALL and rank_from_environment(os.environ) == int(faulty_rank):
+        self._num_batches += 1
+        if self._num_batches == _FAULTY_BATCH and rank_of_process() == self.settings.faulty_rank:
             print(f"fault at {time.time()}", flush=True)
-            if kind == "raises":
-                raise ArithmeticError("the planted error")
-            if kind == "exits":
-                sys.exit(3)
-            if kind == "is-killed":
-                os.kill(os.getpid(), signal.SIGKILL)
-            if kind == "hangs":
-                time.sleep(600)
+            self._fail()
         return super().collate(split, sample_ids)
+
+    def _fail(self) -> None:
+        if self.settings.fault == "raises":
+            raise ArithmeticError("the planted error")
+        if self.settings.fault == "exits":
+            sys.exit(3)
+        if self.settings.fault == "is-killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(600)
 
 
 class UnusedParameterTask(TokenTagging):
-    """Has a parameter that no forward uses."""
+    """Has a parameter that no forward pass uses."""
 
     def build_model(self) -> torch.nn.Module:
         import torch
@@ -53,7 +64,7 @@ class UnusedParameterTask(TokenTagging):
 
 
 class DisusedParameterTask(UnusedParameterTask):
-    """Uses that parameter in the first training forward, and never again."""
+    """Uses that parameter in the first forward pass of the training, and never again."""
 
     def build_model(self) -> torch.nn.Module:
         import torch
@@ -72,7 +83,7 @@ def _use_idle_once(model: Any, arguments: tuple[torch.Tensor], scores: torch.Ten
 
 
 class RareParameterTask(UnusedParameterTask):
-    """Uses that parameter for few sentences only, so that it gets a gradient in some micro-batches, on some ranks."""
+    """Uses that parameter for few sentences, so that it gets a gradient in some micro-batches on some ranks only."""
 
     def build_model(self) -> torch.nn.Module:
         model = super().build_model()

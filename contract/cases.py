@@ -1,11 +1,11 @@
-"""What is done with an adapter: small trainings and other scenes, each known by its name.
+"""The cases: small trainings and other scenes that an adapter goes through, each with a name.
 
-Ranks look a case up by name, run it and write down what they saw. Checks, which run later in
+Ranks look up a case by its name, run it and write what they observe. Checks, which run later in
 another process, name the cases whose evidence they judge.
 
-Most trainings use the token-tagging task, made to be unforgiving: shards differ tenfold in tokens
+Most trainings use the token-tagging task, which makes mistakes show: shards differ tenfold in tokens
 and in their mix of labels, some targets are masked, a weight is tied, and a buffer holds integers.
-An epoch is three global batches and one sample: the last step leaves all ranks but one empty.
+An epoch consists of three global batches and one sample, so that in its last step only one rank has a sample.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from records.config import RunConfig
 
 NUM_VALIDATION_SAMPLES = 23
 _MOST_ACCUMULATION = 4
-# Small enough for no gradient of these trainings to overflow in fp16, unless it is made to.
+# Small enough that no gradient of these trainings overflows in fp16, unless a case makes it.
 INIT_LOSS_SCALE = 1024.0
 
 
 def global_batch_size(world_size: int) -> int:
-    """At least 16, and such that four accumulation steps of so many ranks divide it."""
+    """Returns the smallest size of at least 16 that four accumulation steps of `world_size` ranks divide."""
     return -(-16 // (_MOST_ACCUMULATION * world_size)) * _MOST_ACCUMULATION * world_size
 
 
 @dataclass(frozen=True)
 class Overflow:
-    """Makes the loss of one micro-batch infinite, on one rank only (the last if there are fewer)."""
+    """Makes the loss of one micro-batch infinite on one rank, or on the last rank if there are fewer."""
 
     rank: int
     step: int
@@ -43,16 +43,16 @@ class Training:
     """One training of a case.
 
     Attributes:
-        options: What differs from plain SGD at a constant rate without clipping.
-        settings: Of the task.
-        accumulation: Micro-batches of a full window, on each rank.
-        task: The task's name.
-        overflow: A fault to inject.
-        count_traffic: Whether to watch every collective.
-        save_after: The step after which to keep the state of the training.
-        resume: Where to begin: "own" is the state kept by the training before this one, "single"
-            that of the one-process backend in the same training.
-        clip_just_above: Whether to clip at slightly more than the largest norm of the training before.
+        options: The options that differ from plain SGD at a constant learning rate without clipping.
+        settings: The settings of the task.
+        accumulation: The number of micro-batches of each rank in a full step.
+        task: The name of the task.
+        overflow: The micro-batch whose loss is made infinite, if any.
+        count_traffic: Whether to count every collective.
+        save_after: The step after which the state of the training is kept, if any.
+        resume: The state to begin with: "own" is the one that the previous training of the case has kept, "single"
+            is that of the single-process backend in the same training.
+        clip_just_above: Whether the threshold is slightly above the largest norm of the previous training.
     """
 
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -74,9 +74,14 @@ class Training:
         find_unused_parameters: bool,
         batch_for: int | None = None,
     ) -> RunConfig:
-        """The configuration of this training at one world size.
+        """Returns the configuration of this training at one world size.
 
-        `batch_for` is the world size that the global batch is made for, where it is another one.
+        Args:
+            world_size: The number of ranks.
+            precision: The precision to compute in.
+            device: "cpu" or "cuda".
+            find_unused_parameters: Whether the adapter is told to expect unused parameters.
+            batch_for: The world size that the size of the global batch is made for, if it is another one.
         """
         batch_size = global_batch_size(batch_for or world_size)
         defaults: dict[str, Any] = {
@@ -105,7 +110,7 @@ class Training:
             "max_grad_norm": 0.0,
             "num_train_epochs": 2,
             "logging_steps": 3,
-            # What is not finite is judged, where a user's run would stop.
+            # A user's run would stop at a value that is not finite; here it is judged.
             "on_nan": "skip",
             "seed": 3,
             "output_dir": Path(),
@@ -120,11 +125,11 @@ class Case:
     """One scene in a group of ranks, or one job of its own.
 
     Attributes:
-        name: Its name, which ranks look it up by.
-        trainings: What is trained, in order; empty for other scenes.
-        scene: What the ranks do: a function of contract.scenes, or, for a job, of contract.jobs.
-        precision: Of the group that runs it.
-        world_sizes: How many ranks it is run with unless the user asks for other numbers.
+        name: The name by which ranks look it up.
+        trainings: Its trainings, in order; empty for other scenes.
+        scene: What the ranks do: a function of contract.scenes or, for a job, of contract.jobs.
+        precision: The precision of the group that runs it.
+        world_sizes: The numbers of ranks that run it, unless the user asks for others.
         find_unused_parameters: Whether the adapter is told to expect unused parameters.
         is_job: Whether it is a process tree of its own instead of a scene in a group.
     """
@@ -138,14 +143,14 @@ class Case:
     is_job: bool = False
 
     def sizes_among(self, asked: Sequence[int] | None) -> Sequence[int]:
-        """The world sizes to run it at: its own, or those asked for, one rank only where it makes sense."""
+        """Returns the world sizes to run it at: its own, or those of `asked` that make sense for it."""
         if asked is None or self.world_sizes == (1,):
             return self.world_sizes
         return [size for size in asked if size in self.world_sizes or (size > 1 and max(self.world_sizes) > 1)]
 
 
 def _saved_and_resumed(training: Training, *, overflow: Overflow | None = None) -> tuple[Training, ...]:
-    """A training that keeps its state after the third step, and two that go on, from that and from one process'."""
+    """Returns a training that keeps its state after step 3, and two that resume: from this state, and from "single"."""
     whole = replace(training, save_after=3, overflow=overflow)
     return whole, replace(training, resume="own"), replace(training, resume="single")
 
@@ -211,7 +216,7 @@ OVERFLOWS = tuple(
     )
     for overflow in (Overflow(1, 3, 0), Overflow(0, 3, 1))
 )
-# The same without a loss scale, where no scaler skips.
+# The same without a loss scale, so that no scaler skips the step.
 INFINITE_LOSS = Case("infinite-loss", (replace(_DECAYING_CLIPPED, overflow=Overflow(1, 3, 0)),), world_sizes=_PAIR)
 _FP16 = Training(settings=_FLOAT32, accumulation=2)
 CLIP_FP16 = Case(
@@ -237,7 +242,7 @@ RARE = Case(
     world_sizes=_PAIR,
     find_unused_parameters=True,
 )
-# They leave a training half done, so they come last.
+# They end in the middle of a training, so they come last.
 UNANNOUNCED = tuple(
     Case(
         f"unannounced-{name}",
@@ -251,7 +256,7 @@ UNANNOUNCED = tuple(
 REFUSALS = Case("refusals", scene="refusals", world_sizes=(1,), is_job=True)
 HOSTILE = Case("hostile-environment", scene="hostile", world_sizes=_PAIR, is_job=True)
 FAULTS = tuple(
-    # A rank that hangs is noticed by those that wait for it.
+    # Only a rank that waits for it can notice a rank that hangs.
     Case(f"rank-{fault}", scene="fault", world_sizes=(2,) if fault == "hangs" else _PAIR, is_job=True)
     for fault in ("raises", "exits", "is-killed", "hangs")
 )

@@ -1,4 +1,4 @@
-"""What a check is: one clause of the contract, the cases it looks at, and how it is judged."""
+"""What a check is: one clause of the contract, the cases whose evidence it judges, and how it judges them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 from contract.cases import Case
 
-# World sizes that a check may be about.
+# World sizes that a check may apply to.
 ANY = range(1, sys.maxsize)
 SEVERAL = range(2, sys.maxsize)
 
 
 class State(str, Enum):
-    """How a check may end; no two of these are ever mixed."""
+    """How a check may end."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -26,12 +26,12 @@ class State(str, Enum):
 
 
 class Violation(Exception):
-    """The clause does not hold.
+    """A clause does not hold.
 
     Attributes:
         expected: What the clause demands, in a few words.
         seen: What was observed instead.
-        rank: On which rank, None if it is about all of them.
+        rank: The rank on which it was observed, or None if all ranks are concerned.
     """
 
     def __init__(self, expected: str, seen: str, rank: int | None = None) -> None:
@@ -41,21 +41,21 @@ class Violation(Exception):
 
 
 class NotSeen(Exception):
-    """The suite has no way of seeing what the check is about; the text says why."""
+    """The suite cannot observe what the check is about; the message says why."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What one case showed in one group of ranks.
+    """What was observed of one case in one group of ranks.
 
     Attributes:
         adapter: The adapter, as the user named it.
-        case: What was done.
+        case: The case.
         world_size: The number of ranks that were asked for.
         device: "cpu" or "cuda".
         ranks: What each rank observed, in the order of ranks; for a job as a whole, one element.
         memory: What several checks compute from the same evidence; "single" holds what the
-            one-process backend did in a case about saved state.
+            single-process backend did in a case about saved state.
     """
 
     adapter: str
@@ -74,17 +74,19 @@ class Check:
         id: "C" and two digits.
         title: The clause in a few words, for tables.
         clause: What must be true, in one sentence.
-        explanation: How it is checked, and why the check can fail.
+        explanation: How it is checked, and what makes it fail.
+        promises: The promises of the interface that it is about, as quotes for `find_promise`.
         traps: The entries of the trap catalogue that it catches.
-        cases: What it looks at: each of these, at each world size it runs at, is judged by itself.
-        world_sizes: Those it has something to say about.
-        verify: Raises Violation when the evidence of one case breaks the clause.
+        cases: The cases that it judges, each by itself and at each world size.
+        world_sizes: The world sizes that it applies to.
+        verify: Raises a Violation if the evidence of one case breaks the clause.
     """
 
     id: str
     title: str
     clause: str
     explanation: str
+    promises: tuple[str, ...]
     traps: tuple[str, ...]
     cases: tuple[Case, ...]
     world_sizes: Container[int]
@@ -95,16 +97,21 @@ _CHECKS: dict[str, Check] = {}
 
 
 def all_checks() -> dict[str, Check]:
-    """Every check by id, in order."""
+    """Returns all checks by id, in order."""
     import contract.checks  # noqa: F401 (registers them)
 
     return dict(sorted(_CHECKS.items()))
 
 
 def check(
-    check_id: str, cases: Sequence[Case], *, traps: str = "", world_sizes: Container[int] = ANY
+    check_id: str,
+    cases: Sequence[Case],
+    *,
+    promises: Sequence[str],
+    traps: str = "",
+    world_sizes: Container[int] = ANY,
 ) -> Callable[[Callable[[Evidence], None]], Callable[[Evidence], None]]:
-    """Registers a function as the check of the clause that its docstring begins with."""
+    """Registers a function as the check of the clause that is the first sentence of its docstring."""
 
     def register(verify: Callable[[Evidence], None]) -> Callable[[Evidence], None]:
         assert check_id not in _CHECKS, f"two checks are called {check_id}"
@@ -116,6 +123,7 @@ def check(
             title=title,
             clause=clause.strip(),
             explanation="\n".join(lines),
+            promises=tuple(promises),
             traps=tuple(traps.split()),
             cases=tuple(cases),
             world_sizes=world_sizes,

@@ -1,35 +1,37 @@
-"""Starting groups of ranks for cases: through the backend's own launcher, one group for many cases.
+"""Starts groups of ranks through the backend's own launcher, each for as many cases as possible.
 
-A case that hangs is ended and named. What it left undone is done by a fresh group, for as long as each start
-brings some case to its end, good or bad.
+A case that hangs is ended and named. A new group then runs the cases that are left, as long as each start
+completes at least one case, whether it passes or fails.
 """
 
 from __future__ import annotations
 
-import json
 import pickle
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from backends.registry import BackendRow
+from backends.interface import Signs
+from backends.registry import find_backend
 from contract.cases import SHUTDOWN, Case
 from contract.patience import stretched
-from contract.worker import SPECIFICATION_NAME, observation_path, phases_path
-from launch.engines import PROJECT_DIRECTORY, Ranks, engine_command, engine_environment
-from launch.supervisor import JobFailure, run_job
+from contract.worker import SPECIFICATION_NAME, Specification, observation_path, phases_path
+from launch.engines.interface import Engine, Ranks
+from launch.engines.registry import find_engine
+from launch.job import Job, compose_job
+from launch.supervisor import run_job
 from records.names import LOGS_NAME
+from watch.failures import FailureKind, JobFailure
 from watch.rank_files import RankFiles
 from watch.stacks import innermost_frame, take_stacks
 
-# A collective that one rank never enters should fail by itself, naming the rank; what does not is
-# ended after this long in one phase. Starting Python and torch is not the adapter's doing. All of them
-# are for an idle machine.
+# For a machine that does nothing else. A collective that one rank never enters should fail by itself, naming the rank;
+# a phase that does not is ended after PHASE_SECONDS. The start of Python and torch is not the adapter's doing.
 COLLECTIVE_SECONDS = 15.0
 PHASE_SECONDS = 25.0
 START_SECONDS = 90.0
@@ -38,7 +40,7 @@ _MAX_HANGS = 2
 
 @dataclass(frozen=True)
 class GroupKey:
-    """What is settled when a group of ranks is started."""
+    """What is settled when a group of ranks is started; cases with the same key share a group."""
 
     world_size: int
     precision: str
@@ -51,7 +53,7 @@ class GroupKey:
 
 @dataclass(frozen=True)
 class Breakdown:
-    """Why a case gave no evidence: on which rank (None: unknown) and what happened."""
+    """Why a case left no evidence: what happened, and on which rank, if that is known."""
 
     rank: int | None
     message: str
@@ -60,44 +62,53 @@ class Breakdown:
 
 Outcome = list[Any] | Breakdown
 
-# Composes the command that starts a group's ranks, from the backend's first start method.
-Command = Callable[[str, Ranks], list[str]]
+# Composes the job that starts the ranks of a group, given the backend's default engine.
+Compose = Callable[[Engine, Ranks, Path, Signs], Job]
 
 
 class Hung(Exception):
-    """Some rank has been in one phase for too long."""
+    """A rank has been in one phase for too long."""
 
     def __init__(self, phase: str, breakdown: Breakdown) -> None:
         super().__init__(breakdown.message)
         self.phase, self.breakdown = phase, breakdown
 
 
+@dataclass(frozen=True)
+class Group:
+    """What a group of ranks is started with.
+
+    Attributes:
+        adapter: The name of a backend, or "module:Class".
+        key: The number of ranks, and what else the ranks cannot change later.
+        directory: Receives all files of the group; it is created.
+        device: "cpu" or "cuda".
+        single_states: For each case that resumes from the single-process backend, the file of its state.
+        module: The module that each rank runs.
+        compose: Composes the job that starts the ranks.
+    """
+
+    adapter: str
+    key: GroupKey
+    directory: Path
+    device: str = "cpu"
+    single_states: Mapping[str, Path] = field(default_factory=dict)
+    module: str = "contract.worker"
+    compose: Compose = compose_job
+
+
 def run_group(
-    adapter: str,
-    row: BackendRow,
-    key: GroupKey,
-    cases: Sequence[Case],
-    directory: Path,
-    *,
-    device: str,
-    single_states: Mapping[str, Path],
-    on_phase: Callable[[str], None] = lambda phase: None,
-    module: str = "contract.worker",
-    command: Command = engine_command,
+    group: Group, cases: Sequence[Case], on_phase: Callable[[str], None] = lambda phase: None
 ) -> dict[str, Outcome]:
-    """Runs cases in as few groups as it takes, and returns the outcome of each.
+    """Runs cases in as few starts of a group as possible.
 
     Args:
-        adapter: A name of the registry, or module:Class.
-        row: Its row.
-        key: What the group is started with.
-        cases: What to run; leaving the group is a case of its own, always the last.
-        directory: Receives everything; created.
-        device: "cpu" or "cuda".
-        single_states: Files of states kept by the one-process backend, by case.
-        on_phase: Told what is being done.
-        module: What each rank runs.
-        command: Composes the command that starts the ranks, unless that is the backend's own launcher.
+        group: What the ranks are started with.
+        cases: The cases to run. Leaving the group is a case of its own, which always comes last.
+        on_phase: Called with the phase that the slowest rank is in.
+
+    Returns:
+        The outcome of each case, by its name.
     """
     outcomes: dict[str, Outcome] = {}
     wanted = [case.name for case in cases if case is not SHUTDOWN]
@@ -106,33 +117,23 @@ def run_group(
     num_starts = 0
     while left := [name for name in wanted if name not in outcomes]:
         num_starts += 1
-        place = directory / f"start-{num_starts}"
-        specification = {
-            "adapter": adapter,
-            "world_size": key.world_size,
-            "precision": key.precision,
-            "device": device,
-            "find_unused_parameters": key.find_unused_parameters,
-            "timeout_seconds": stretched(COLLECTIVE_SECONDS),
-            "cases": [name for name in left if name != SHUTDOWN.name],
-            "single_states": {name: str(path) for name, path in single_states.items()},
-        }
-        broken_phase, breakdown = _run_once(row, key, place, specification, device, on_phase, module, command)
+        place = group.directory / f"start-{num_starts}"
+        broken_phase, breakdown = _run_once(group, left, place, on_phase)
         for name in left:
-            paths = [observation_path(place, name, rank) for rank in range(key.world_size)]
+            paths = [observation_path(place, name, rank) for rank in range(group.key.world_size)]
             if all(path.exists() for path in paths):
                 outcomes[name] = _read(paths)
         if breakdown is not None and broken_phase in left:
             outcomes[broken_phase] = breakdown
         never_ran = [name for name in left if name not in outcomes]
         num_hangs = sum(isinstance(outcome, Breakdown) and outcome.is_hang for outcome in outcomes.values())
-        if len(never_ran) == len(left) or num_hangs == _MAX_HANGS:  # it comes as far as no case, or others will hang
+        if len(never_ran) == len(left) or num_hangs == _MAX_HANGS:  # no case was reached, or others would hang, too
             outcomes |= dict.fromkeys(never_ran, _not_run(num_starts, broken_phase, breakdown, outcomes))
     return outcomes
 
 
 def _not_run(num_starts: int, phase: str, breakdown: Breakdown | None, outcomes: Mapping[str, Outcome]) -> Breakdown:
-    """What to say of cases that no start has come to."""
+    """Says why some cases never ran."""
     if breakdown is None:
         why = "the ranks ended without any observation"
     elif breakdown.is_hang:
@@ -140,8 +141,8 @@ def _not_run(num_starts: int, phase: str, breakdown: Breakdown | None, outcomes:
         why = f"{' and '.join(hung) or phase} hung ({breakdown.message})"
     else:
         where = "" if breakdown.rank is None else f"rank {breakdown.rank}: "
-        why = f"the last one ended in {phase!r} with: {where}{breakdown.message}"
-    return Breakdown(None, f"not run: the group was started {num_starts} time{'s' * (num_starts > 1)}, {why}")
+        why = f"the last start ended in {phase!r} with: {where}{breakdown.message}"
+    return Breakdown(None, f"not run: the group was started {num_starts} time{'s' * (num_starts > 1)}, and {why}")
 
 
 def _read(paths: list[Path]) -> Outcome:
@@ -149,36 +150,33 @@ def _read(paths: list[Path]) -> Outcome:
         return [torch.load(path, map_location="cpu") for path in paths]
     except pickle.UnpicklingError as error:
         found = re.search(r"GLOBAL (\S+)", str(error))
-        kind = f", but a {found[1]}" if found else ""
-        return Breakdown(None, f"plain data and tensors are all that may be saved{kind}: it is not loaded")
+        kind = f"a {found[1]}" if found else "something else"
+        return Breakdown(None, f"only plain data and tensors may be saved, but this case has saved {kind}")
 
 
 def _run_once(
-    row: BackendRow,
-    key: GroupKey,
-    directory: Path,
-    specification: Mapping[str, Any],
-    device: str,
-    on_phase: Callable[[str], None],
-    module: str,
-    command: Command,
+    group: Group, case_names: Sequence[str], directory: Path, on_phase: Callable[[str], None]
 ) -> tuple[str, Breakdown | None]:
-    """Starts one group; returns the phase it ended in and, unless it went through, why."""
+    """Starts the group once; returns the phase in which it ended and, unless all went well, why."""
+    key, timeout = group.key, stretched(COLLECTIVE_SECONDS)
     (directory / LOGS_NAME).mkdir(parents=True)
-    (directory / SPECIFICATION_NAME).write_text(json.dumps(specification))
-    log_directory, timeout = directory / LOGS_NAME, specification["timeout_seconds"]
-    ranks = Ranks(key.world_size, (module, str(directory)), device, 1, None, timeout, log_directory)
+    specification = Specification(
+        adapter=group.adapter,
+        world_size=key.world_size,
+        precision=key.precision,
+        device=group.device,
+        find_unused_parameters=key.find_unused_parameters,
+        timeout_seconds=timeout,
+        cases=[name for name in case_names if name != SHUTDOWN.name],
+        single_states=dict(group.single_states),
+    )
+    (directory / SPECIFICATION_NAME).write_text(specification.model_dump_json())
+    ranks = Ranks(key.world_size, (group.module, str(directory)), group.device, 1, None, timeout, directory / LOGS_NAME)
     watch = _PhaseWatch(directory, key.world_size, on_phase)
     try:
-        failure = run_job(
-            command(row.capabilities.start_methods[0], ranks),
-            environment=engine_environment(ranks),
-            working_directory=PROJECT_DIRECTORY,
-            run_directory=directory,
-            num_processes=key.world_size,
-            on_poll=watch.look,
-            must_end_cleanly=True,
-        )
+        row = find_backend(group.adapter)
+        job = group.compose(find_engine(row.capabilities.start_methods[0]), ranks, directory, row.signs)
+        failure = run_job(replace(job, must_end_cleanly=True), on_poll=watch.look)
     except Hung as hung:
         return hung.phase, hung.breakdown
     if failure is None:
@@ -187,11 +185,11 @@ def _run_once(
 
 
 def _breakdown(failure: JobFailure) -> Breakdown:
-    return Breakdown(failure.rank, failure.message, is_hang=failure.message.startswith("stuck"))
+    return Breakdown(failure.rank, failure.message, is_hang=failure.kind is FailureKind.STUCK)
 
 
 class _PhaseWatch:
-    """Follows what the ranks say they are doing, and ends the group when one is at it for too long."""
+    """Follows the phases that ranks report, and ends the group when a rank is in one of them for too long."""
 
     def __init__(self, directory: Path, world_size: int, on_phase: Callable[[str], None]) -> None:
         self._directory, self._world_size, self._on_phase = directory, world_size, on_phase
@@ -207,16 +205,16 @@ class _PhaseWatch:
             if now - since > stretched(PHASE_SECONDS if name != "start" else START_SECONDS)
         ]
         if late:
-            # The one that is behind the others, or that never waited for them, is stuck.
+            # The rank that hangs entered its phase first: ranks that wait for it have come further.
             rank = min(late, key=lambda rank: phases[rank][0])
             name = phases[rank][1]
             stacks = take_stacks(RankFiles(self._directory, number) for number in range(self._world_size))
             where = "; ".join(f"rank {n} {innermost_frame(stacks.get(n, ''))}" for n in range(self._world_size))
             seconds = f"{now - phases[rank][0]:.0f} s"
-            raise Hung(name, Breakdown(None, f"hung: no end to {name} after {seconds} ({where})", True))
+            raise Hung(name, Breakdown(None, f"hung: {name} has not ended after {seconds} ({where})", True))
 
     def phase(self, rank: int | None) -> str:
-        """The phase this rank is in; for None, the one that the slowest is in."""
+        """Returns the phase that a rank is in; for None, the phase of the slowest rank."""
         phases = self._phases()
         return phases[rank][1] if rank is not None else min(phases)[1]
 

@@ -1,4 +1,4 @@
-"""Cases that are whole jobs of their own: started from the command line, as a user would, and judged from outside."""
+"""Cases that are whole jobs: started from the command line, as a user starts them, and observed from outside."""
 
 from __future__ import annotations
 
@@ -15,25 +15,30 @@ from pathlib import Path
 from typing import Any
 
 from backends.registry import find_backend
-from contract.awkward_tasks import FAULT_VARIABLE
 from contract.cases import Case, global_batch_size
 from contract.patience import stretched
-from launch.engines import PROJECT_DIRECTORY, Ranks, engine_environment
+from launch.engines.environment import engine_environment
+from launch.engines.interface import PROJECT_DIRECTORY, Ranks
+from launch.engines.python import Python
 from launch.guardian import guarded
 from records.names import RECORD_NAME
 
 # The command line of this installation.
 LOCKSTEP = (str(Path(sysconfig.get_path("scripts")) / "lockstep"),)
-# On an idle machine: the whole job, with the start of its ranks; what follows a fault has a limit of its own.
+# For a whole job on an idle machine, the start of its ranks included. The end after a fault has a limit of its own.
 JOB_SECONDS = 75.0
 REFUSAL_SECONDS = 25.0
 # The timeout of collectives in a job with a fault.
 FAULT_TIMEOUT = 10.0
+# Marks the processes of a job, so that those left behind are found by the environment that they were started with.
+# Nothing simpler finds a process that has left its group and its parent; the launcher's own mark is of no use here,
+# since the launcher itself ends every process that still carries it.
+MARK_VARIABLE = "LOCKSTEP_CONTRACT_RUN"
 _IMPOSTORS = ("torch", "numpy", "horovod", "accelerate", "transformers", "datasets", "launch", "tasks", "backends")
 
 
 def refusals(adapter: str, world_size: int, case: Case, directory: Path, device: str) -> list[dict[str, Any]]:
-    """What the adapter answers to requests it does not declare; the last may be one it failed to answer."""
+    """Makes requests that the adapter does not declare, and returns its answers."""
     answers = directory / "answers.jsonl"
     answers.touch()
     ranks = Ranks(1, (), "cpu", 1, None, 15.0, directory)
@@ -41,7 +46,7 @@ def refusals(adapter: str, world_size: int, case: Case, directory: Path, device:
     with contextlib.suppress(subprocess.TimeoutExpired), guarded() as mark:
         subprocess.run(
             command,
-            env=engine_environment(ranks) | mark,
+            env=engine_environment(Python(), ranks) | mark,
             cwd=PROJECT_DIRECTORY,
             timeout=stretched(REFUSAL_SECONDS),
             capture_output=True,
@@ -59,16 +64,16 @@ def refusals(adapter: str, world_size: int, case: Case, directory: Path, device:
 
 
 def fault(adapter: str, world_size: int, case: Case, directory: Path, device: str) -> list[dict[str, Any]]:
-    """What becomes of a job whose last rank goes wrong in the way the case is named after."""
+    """Runs a job whose last rank fails in the way that the case is named after, and returns how the job ended."""
     rank, kind = world_size - 1, case.name.removeprefix("rank-")
     run = directory / "run"
-    # The question is whether the library gives up by itself, not whether the launcher notices before.
+    # Without the launcher's watchdog: the library itself must give up.
     timeout = round(stretched(FAULT_TIMEOUT))
     patience = ("--timeout", timeout, "--hang-timeout", "0")
-    options = ("--task", "contract.awkward_tasks:FaultyTask", "--max-steps", "50", *patience)
-    variables = {FAULT_VARIABLE: f"{kind} {rank}", "LOCKSTEP_CONTRACT_RUN": str(run)}
+    task = ("--task", "contract.awkward_tasks:FaultyTask", "--fault", kind, "--faulty-rank", rank)
+    options = (*task, "--max-steps", "50", *patience, *_world(world_size, device))
     began_at = time.time()
-    done = _run(adapter, directory, *options, *_world(world_size, device), "--output-dir", run, **variables)
+    done = _run(adapter, directory, *options, "--output-dir", run, **{MARK_VARIABLE: str(run)})
     ended_at = time.time()
     log = run / "logs" / f"rank{rank}.log"
     noted = re.search(r"fault at ([\d.]+)", log.read_text()) if log.exists() else None
@@ -88,8 +93,8 @@ def fault(adapter: str, world_size: int, case: Case, directory: Path, device: st
 
 
 def hostile(adapter: str, world_size: int, case: Case, directory: Path, device: str) -> list[dict[str, Any]]:
-    """The same job twice: in peace, and amid everything libraries have been seen to obey by mistake."""
-    # Float32, since autocast leaves float64 alone whatever it is told.
+    """Runs the same job twice: first with everything that libraries are known to obey by mistake, then without it."""
+    # In float32: autocast does not touch float64, so that a wrong precision would not be noticed.
     task = ("--task", "token-tagging", "--max-steps", 4, "--dtype", "float32")
     patience = ("--timeout", round(stretched(20.0)))
     options = (*task, *patience, "--threads-per-rank", 1, *_world(world_size, device))
@@ -112,20 +117,20 @@ def hostile(adapter: str, world_size: int, case: Case, directory: Path, device: 
         "MASTER_PORT": "1",
     }
     with socket.socket() as listener:
-        # The port that launchers meet on unless told otherwise; if it is taken already, so be it.
+        # The default port of launchers; if another process uses it already, that serves the purpose, too.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         with contextlib.suppress(OSError):
             listener.bind(("127.0.0.1", 29500))
             listener.listen()
-        amid = _run(adapter, working, *options, "--output-dir", directory / "hostile", **variables)
-    if amid.returncode == 124:  # whatever hangs would do so in peace, too
-        in_peace = amid
+        disturbed = _run(adapter, working, *options, "--output-dir", directory / "hostile", **variables)
+    if disturbed.returncode == 124:  # the job hung, and would take as long again
+        undisturbed = disturbed
     else:
-        in_peace = _run(adapter, directory, *options, "--output-dir", directory / "peaceful")
+        undisturbed = _run(adapter, directory, *options, "--output-dir", directory / "peaceful")
     return [
         {
-            "peaceful": _record(directory / "peaceful", in_peace),
-            "hostile": _record(directory / "hostile", amid),
+            "peaceful": _record(directory / "peaceful", undisturbed),
+            "hostile": _record(directory / "hostile", disturbed),
         }
     ]
 
@@ -136,7 +141,7 @@ def _world(world_size: int, device: str) -> tuple[Any, ...]:
 
 
 def _run(adapter: str, working_directory: Path, *arguments: Any, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Runs one command line to its end; it has a process group of its own, ended if it takes too long."""
+    """Runs a command line to its end, or ends it when it takes too long."""
     command = [*LOCKSTEP, adapter, *map(str, arguments)]
     environment = {name: value for name, value in os.environ.items() if name != "LOCKSTEP_STARTED_AT"} | variables
     if "PYTHONPATH" in environment:
@@ -157,9 +162,9 @@ def _run(adapter: str, working_directory: Path, *arguments: Any, **variables: st
             stdout, stderr = job.communicate(timeout=limit)
             return subprocess.CompletedProcess(command, job.returncode, stdout, stderr)
         except subprocess.TimeoutExpired:
-            return subprocess.CompletedProcess(command, 124, "", f"no end within {limit:.0f} s")
+            return subprocess.CompletedProcess(command, 124, "", f"the job has not ended within {limit:.0f} s")
         finally:
-            # Politely first: it then ends its ranks, whatever they do with signals.
+            # SIGTERM first: on that, the launcher ends its ranks, however they handle signals.
             if job.poll() is None:
                 job.terminate()
                 try:
@@ -178,7 +183,7 @@ def _record(directory: Path, done: subprocess.CompletedProcess[str]) -> dict[str
 
 
 def _processes_of(run: str) -> list[int]:
-    """Processes with the run on their command line or in the environment that they were started with."""
+    """Returns the processes that have the run on their command line or in the environment they were started with."""
     found = set()
     for path in Path("/proc").glob("[0-9]*"):
         for name in ("cmdline", "environ"):

@@ -1,8 +1,8 @@
-"""Watching one training from outside: stand-ins for backend and task that pass everything on and write it down.
+"""Observes one training from outside: stand-ins for the backend and the task pass every call on and record it.
 
-What is recorded is what happened, not what a backend says of itself: the loss scale is the gradient
-that reaches the loss, the weight of a micro-batch the gradient that reaches its sum, traffic is
-counted where it enters a communication library.
+They record what happens, not what a backend reports: the loss scale is the gradient that reaches the loss,
+the weight of a micro-batch is the gradient that reaches its summed loss, and traffic is counted where it
+enters a communication library.
 """
 
 from __future__ import annotations
@@ -18,22 +18,21 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from backends.interface import Backend, StepResult
 from contract.cases import Overflow
 from tasks.interface import Batch, Split, Task
-from training.traffic import count_traffic
 
 Tensors = dict[str, torch.Tensor]
 
 
 @dataclass
 class MicroSeen:
-    """One micro-batch on one rank.
+    """What was observed of one micro-batch on one rank.
 
     Attributes:
-        sample_ids: What was collated for it.
-        coefficient: The factor its summed loss entered the backward pass with, loss scale included.
-        scale: The factor the backend put on the loss it was given.
-        loss_dtype: Of the summed loss.
-        layer_dtype: Of what a linear layer inside the model returned.
-        mask: Which of the first hidden units dropout silenced.
+        sample_ids: The samples that were collated for it.
+        coefficient: The factor of its summed loss in the backward pass, loss scale included.
+        scale: The factor by which the backend multiplied the loss that it was given.
+        loss_dtype: The dtype of the summed loss.
+        layer_dtype: The dtype of the output of a linear layer inside the model.
+        mask: Which of the first hidden units dropout set to 0.
     """
 
     sample_ids: list[int]
@@ -46,10 +45,17 @@ class MicroSeen:
 
 @dataclass
 class StepSeen:
-    """One optimizer step on one rank; `gradients` is None if the optimizer was not stepped.
+    """What was observed of one optimizer step on one rank.
 
-    `traffic` lists what entered a communication library: where ("forward 0", "backward 0", ...,
-    "step", "loop"), which operation, how many elements.
+    Attributes:
+        micro_batches: Its micro-batches, in order.
+        learning_rates: The learning rate of each parameter group.
+        gradients: What the optimizer was given, by name; None if the optimizer was not called.
+        grad_norm: The norm that the backend returned.
+        skipped: Whether the backend said that it skipped the update.
+        weights: The weights after the step, by name.
+        traffic: For each collective, where it was called ("forward 0", "backward 0", "between", "step" or "loop"),
+            its operation, and its number of elements.
     """
 
     micro_batches: list[MicroSeen] = field(default_factory=list)
@@ -63,7 +69,7 @@ class StepSeen:
 
 @dataclass
 class SetupSeen:
-    """Model and optimizer around `setup`, on one rank."""
+    """The model and the optimizer before and after `setup`, on one rank."""
 
     weights_before: Tensors
     weights_after: Tensors
@@ -78,7 +84,7 @@ class SetupSeen:
 
 @dataclass
 class TrainingSeen:
-    """One whole training on one rank."""
+    """What was observed of a whole training on one rank."""
 
     setup: SetupSeen | None = None
     steps: list[StepSeen] = field(default_factory=list)
@@ -91,7 +97,7 @@ class TrainingSeen:
 
 
 class Watch:
-    """Collects what one training does on one rank."""
+    """Collects what is observed of one training on one rank."""
 
     def __init__(self) -> None:
         self.seen = TrainingSeen()
@@ -101,15 +107,15 @@ class Watch:
         self.evaluated: list[int] = []
 
     def close_step(self, model: torch.nn.Module) -> None:
-        """To be called when the loop has completed an optimizer step."""
+        """Closes the current step; the loop has just completed it."""
         self.step.weights = named(model.named_parameters())
         self.seen.steps.append(self.step)
         self.step = StepSeen()
 
     @contextmanager
-    def counting(self, enabled: bool) -> Iterator[None]:
-        """Counts what enters torch.distributed, from C++ too, and Horovod where it is loaded."""
-        with count_traffic(self._count) if enabled else nullcontext():
+    def counting(self, backend: Backend, enabled: bool) -> Iterator[None]:
+        """Counts what enters the communication library of a backend."""
+        with backend.count_traffic(self._count) if enabled else nullcontext():
             yield
 
     def _count(self, operation: str, num_elements: int) -> None:
@@ -117,7 +123,7 @@ class Watch:
 
 
 class ObservedTask:
-    """A task that writes down which samples are asked for and how they are weighed."""
+    """A task that records which samples are asked for and with which weight they enter the loss."""
 
     def __init__(self, task: Task, watch: Watch, rank: int, overflow: Overflow | None) -> None:
         self._task, self._watch, self._rank, self._overflow = task, watch, rank, overflow
@@ -126,7 +132,7 @@ class ObservedTask:
         return getattr(self._task, name)
 
     def build_model(self) -> torch.nn.Module:
-        # Ranks are seeded apart, so that only the adapter can make them equal.
+        # Ranks are seeded differently, so that only the adapter can make them equal.
         torch.manual_seed(1000 + self._rank)
         model = self._task.build_model()
         for module in model.modules():
@@ -152,14 +158,8 @@ class ObservedTask:
         loss = self._task.loss_sum(model, batch)
         micro_batch.loss_dtype = str(loss.dtype)
         _on_gradient(loss, micro_batch, "coefficient")
-        fault = self._overflow
-        if fault is not None and (fault.rank, fault.step, fault.micro_step) == (
-            self._rank,
-            len(watch.seen.steps) + 1,
-            micro_step,
-        ):
-            loss = loss * float("inf")
-        return loss
+        here = Overflow(self._rank, len(watch.seen.steps) + 1, micro_step)
+        return loss * float("inf") if here == self._overflow else loss
 
     def metrics(self, rows: torch.Tensor) -> dict[str, float | None]:
         self._watch.seen.evaluated.append(self._watch.evaluated)
@@ -169,13 +169,13 @@ class ObservedTask:
     def _see_dropout(self, module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> None:
         if module.training:
             micro_batch = self._watch.step.micro_batches[-1]
-            # What dropout is given comes from the linear layer before it, and keeps its dtype.
+            # Dropout keeps the dtype of its input, which is the output of a linear layer.
             micro_batch.layer_dtype = str(output.dtype)
             micro_batch.mask = (output == 0).flatten()[:12].tolist()
 
 
 class ObservedBackend:
-    """A backend that writes down what `setup`, `backward` and `step` are given and do."""
+    """A backend that records the arguments and the effects of `setup`, `backward` and `step`."""
 
     def __init__(self, backend: Backend, watch: Watch) -> None:
         self._backend, self._watch = backend, watch
@@ -186,7 +186,7 @@ class ObservedBackend:
     def setup(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:
         self.model, before = model, _describe(model, optimizer)
         names = {id(parameter): name for name, parameter in model.named_parameters()}
-        # By place in the optimizer: a backend may put master weights where parameters were.
+        # By position in the optimizer: a backend may replace parameters by master weights.
         self.names = [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
         wrapped, wrapped_optimizer = self._backend.setup(model, optimizer)
         unwrapped = self._backend.unwrap(wrapped)
@@ -219,7 +219,7 @@ class ObservedBackend:
         watch.step.learning_rates = [group["lr"] for group in self.optimizer.param_groups]
 
         def see_gradients(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-            # Horovod's optimizer steps through that of its parent class, hooks and all: the last counts.
+            # Horovod's optimizer calls the step of its parent class, which runs this hook again: the last call counts.
             watch.step.gradients = {
                 name: parameter.grad.detach().cpu().clone()
                 for names, group in zip(self.names, optimizer.param_groups, strict=True)
@@ -241,7 +241,7 @@ class ObservedBackend:
 
 
 def named(tensors: Any) -> Tensors:
-    """Copies named tensors to the CPU."""
+    """Returns copies of named tensors on the CPU."""
     return {name: tensor.detach().cpu().clone() for name, tensor in tensors}
 
 
@@ -270,5 +270,5 @@ def _plain(value: Any) -> Any:
 
 
 def _on_gradient(loss: torch.Tensor, micro_batch: MicroSeen, name: str) -> None:
-    """Writes down the gradient that reaches a loss, which is the factor it counts with."""
+    """Records the gradient that reaches a loss, which is the factor of the loss in the backward pass."""
     loss.register_hook(lambda gradient: setattr(micro_batch, name, float(gradient)))  # type: ignore[no-untyped-call]

@@ -1,11 +1,11 @@
-"""What one process computes on whole global batches, sharing no code with the loop or the adapters.
+"""Computes what one process computes on whole global batches, without any code of the loop or of the adapters.
 
-It knows the task's model and its sentences, and does the rest its own way: the documented plan
-rewritten, the mean negative log-likelihood written out, gradients from torch.autograd.grad, and
-SGD, AdamW, clipping and the schedule as formulas on a list of tensors.
+The reference uses the model and the sentences of the task, and does the rest in its own way: it computes the plan
+again from its description, writes out the mean negative log-likelihood, gets gradients from torch.autograd.grad, and
+has SGD, AdamW, clipping and the schedule as formulas on tensors.
 
-`simulate` is for precisions in which the shape of a computation shows in its rounding. It computes
-the same micro-batches one after the other, in the task's own words, and averages them by hand.
+`simulate` is for precisions in which rounding depends on the shape of a computation. It computes the micro-batches of
+all ranks one after the other, with the loss of the task, and averages them by hand.
 """
 
 from __future__ import annotations
@@ -19,24 +19,27 @@ import numpy as np
 import torch
 
 from records.config import RunConfig
+from tasks.interface import Task
 from tasks.registry import load_task
 from tasks.token_tagging import NO_TARGET, NUM_TAGS, TokenTagging
 
 Tensors = dict[str, torch.Tensor]
 
+_HALF_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
 
 @dataclass
 class Reference:
-    """A training as it should be; lists have one entry for each optimizer step.
+    """A training as it should be; the lists have one entry for each optimizer step.
 
     Attributes:
-        batches: The sample numbers of each global batch.
-        learning_rates: What the step used.
-        losses: Mean over the targets of the global batch.
-        grad_norms: Before clipping.
-        gradients: After clipping; None where the step was to be skipped.
-        weights: After the step.
-        evaluations: Metrics after each epoch.
+        batches: The numbers of the samples of each global batch.
+        learning_rates: The learning rate of the step.
+        losses: The mean over the targets of the global batch.
+        grad_norms: The norm of the gradient before clipping.
+        gradients: The gradients after clipping; None where the step must be skipped.
+        weights: The weights after the step.
+        evaluations: The metrics after each epoch.
     """
 
     batches: list[list[int]] = field(default_factory=list)
@@ -49,7 +52,7 @@ class Reference:
 
 
 def global_batches(config: RunConfig) -> list[list[list[int]]]:
-    """The documented plan, by epochs: one permutation each, by PCG64 seeded with (seed, epoch), cut in order."""
+    """Returns the plan by epochs: for each, a permutation by PCG64 seeded with (seed, epoch), cut in order."""
     num_samples = config.task_settings["num_train_samples"]
     epochs: list[list[list[int]]] = []
     num_steps = 0
@@ -69,7 +72,7 @@ def _is_complete(config: RunConfig, num_epochs: int, num_steps: int) -> bool:
 
 
 def micro_batches(config: RunConfig, batch: list[int]) -> list[list[list[int]]]:
-    """For each rank, its micro-batches in order; a short batch is spread evenly, the first pieces one longer."""
+    """Returns the micro-batches of each rank; a short batch is spread evenly, with longer pieces first."""
     world_size = config.num_processes
     num_micro_steps = math.ceil(len(batch) / (config.micro_batch_size * world_size))
     smaller, num_larger = divmod(len(batch), num_micro_steps * world_size)
@@ -83,7 +86,7 @@ def micro_batches(config: RunConfig, batch: list[int]) -> list[list[list[int]]]:
 
 
 def learning_rate(config: RunConfig, num_updates: int, num_steps: int) -> float:
-    """Linear warm-up from 0, then constant or linear down to 0 (transformers.get_scheduler)."""
+    """Returns the rate of a linear warm-up from 0, then constant or linear down to 0 (transformers.get_scheduler)."""
     warmup = math.ceil(config.warmup_ratio * num_steps)
     if num_updates < warmup:
         return config.learning_rate * num_updates / warmup
@@ -111,7 +114,7 @@ def compute_reference(initial: Tensors, config: RunConfig, *, skipped_steps: tup
         gradients = {name: g for name, g in zip(trained, derivatives, strict=True) if g is not None}
         norm = math.sqrt(sum(float((gradient * gradient).sum()) for gradient in gradients.values()))
         if 0 < config.max_grad_norm < norm:
-            # torch.nn.utils.clip_grad_norm_ keeps the quotient finite in this way.
+            # As in torch.nn.utils.clip_grad_norm_, which keeps the quotient finite.
             factor = config.max_grad_norm / (norm + 1e-6)
             gradients = {name: gradient * factor for name, gradient in gradients.items()}
         reference.learning_rates.append(learning_rate(config, update.num_updates, num_steps))
@@ -136,7 +139,7 @@ def _ends(epochs: list[list[list[int]]]) -> list[int]:
 def _mean_loss(
     model: torch.nn.Module, sentences: list[tuple[torch.Tensor, torch.Tensor]]
 ) -> tuple[torch.Tensor, list[tuple[int, int]]]:
-    """Returns the mean loss over all targets, and of each target the tag that is right and the one predicted."""
+    """Returns the mean loss over all targets, and for each target the right tag and the predicted one."""
     total, pairs = torch.zeros((), dtype=torch.float64), []
     for tokens, tags in sentences:
         scores = model(tokens[None])[0]
@@ -148,7 +151,7 @@ def _mean_loss(
 
 
 def _evaluate(model: torch.nn.Module, sentences: list[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, float]:
-    """Loss, accuracy, and F1 averaged over the tags that occur, each counted out."""
+    """Returns loss, accuracy, and F1 averaged over the tags that occur, all by counting."""
     loss, pairs = _mean_loss(model, sentences)
     scores = []
     for tag in range(NUM_TAGS):
@@ -204,56 +207,31 @@ def _decay(config: RunConfig, weight: torch.Tensor) -> float:
 def simulate(initial: Tensors, config: RunConfig, *, loss_scale: float = 1.0, casts_model: bool = False) -> Reference:
     """Computes every rank's micro-batches in this process, in the run's own precision, and averages by hand.
 
-    Precision below float32 is that of torch.autocast; with `casts_model`, of a model that is cast as a
-    whole, returns float32, and is given new weights from float32 ones after every step. The sum over
-    ranks is in the dtype of the gradients.
+    Args:
+        initial: The weights to begin with.
+        config: The configuration of the run.
+        loss_scale: The loss scale.
+        casts_model: Whether the precision is that of a model that is cast as a whole, returns float32, and gets new
+            weights from float32 ones after every step. Otherwise it is that of torch.autocast.
+
+    Returns:
+        The training. The sum over ranks is in the dtype of the gradients.
     """
-    device = torch.device(config.device)
-    task_class = load_task(config.task)
-    task = task_class(task_class.Settings.model_validate(config.task_settings))
-    task.prepare()
-    model = task.build_model().to(device)
-    model.load_state_dict(initial, strict=False)
-    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    matrices = [parameter for parameter in parameters.values() if parameter.ndim >= 2]
-    vectors = [parameter for parameter in parameters.values() if parameter.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    optimizer = (
-        torch.optim.AdamW(groups, lr=1.0, fused=True)
-        if config.optimizer == "adamw"
-        else torch.optim.SGD(groups, lr=1.0, momentum=config.momentum)
-    )
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision)
-    working = model
-    if casts_model:
-        working = copy.deepcopy(model).to(dtype)
-        working.register_forward_hook(lambda module, arguments, scores: scores.float())
-    working_parameters = {name: p for name, p in working.named_parameters() if p.requires_grad}
-    autocasts = dtype is not None and not casts_model
-    world_size = config.num_processes
+    task, model = _task_and_model(config, initial)
+    model = model.to(config.device)
+    working = _cast(model, config) if casts_model else model
+    parameters = _trainable(model)
+    optimizer = _optimizer(config, parameters)
     reference = Reference()
-    epochs = global_batches(config)
-    num_steps = sum(len(batches) for batches in epochs)
-    for step, batch in enumerate(batch for batches in epochs for batch in batches):
-        num_targets = task.num_targets("train", batch)
-        totals = {name: torch.zeros_like(parameter) for name, parameter in working_parameters.items()}
-        for share in micro_batches(config, batch):
-            for piece in share:
-                if piece:
-                    with torch.autocast(device.type, dtype=dtype, enabled=autocasts):
-                        loss = task.loss_sum(working, task.collate("train", piece).to(device)) * (1.0 / num_targets)
-                    (loss * world_size * loss_scale).backward()  # type: ignore[no-untyped-call]
-            for name, parameter in working_parameters.items():
-                if parameter.grad is not None:
-                    totals[name] += parameter.grad
-                    parameter.grad = None
+    batches = [batch for epoch in global_batches(config) for batch in epoch]
+    for step, batch in enumerate(batches):
+        totals = _summed_gradients(task, working, config, batch, loss_scale, autocasts=not casts_model)
         for name, parameter in parameters.items():
-            parameter.grad = (totals[name] / world_size).to(parameter.dtype) / loss_scale
-        reference.grad_norms.append(
-            float(torch.nn.utils.clip_grad_norm_(parameters.values(), config.max_grad_norm or math.inf))
-        )
+            parameter.grad = (totals[name] / config.num_processes).to(parameter.dtype) / loss_scale
+        norm = torch.nn.utils.clip_grad_norm_(parameters.values(), config.max_grad_norm or math.inf)
+        reference.grad_norms.append(float(norm))
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(config, step, num_steps)
+            group["lr"] = learning_rate(config, step, len(batches))
         reference.gradients.append({name: p.grad.cpu().clone() for name, p in parameters.items() if p.grad is not None})
         optimizer.step()
         optimizer.zero_grad()
@@ -262,3 +240,54 @@ def simulate(initial: Tensors, config: RunConfig, *, loss_scale: float = 1.0, ca
         reference.batches.append(batch)
         reference.weights.append({name: p.detach().cpu().clone() for name, p in model.named_parameters()})
     return reference
+
+
+def _task_and_model(config: RunConfig, initial: Tensors) -> tuple[Task, torch.nn.Module]:
+    task_class = load_task(config.task)
+    task = task_class(task_class.Settings.model_validate(config.task_settings))
+    task.prepare()
+    model = task.build_model()
+    model.load_state_dict(initial, strict=False)
+    return task, model
+
+
+def _trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def _cast(model: torch.nn.Module, config: RunConfig) -> torch.nn.Module:
+    """Returns a copy of the model in half precision that returns float32."""
+    half = copy.deepcopy(model).to(_HALF_DTYPES[config.precision])
+    half.register_forward_hook(lambda module, arguments, scores: scores.float())
+    return half
+
+
+def _optimizer(config: RunConfig, parameters: Mapping[str, torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """Builds torch's own optimizer, for equal bits; vectors are not decayed."""
+    matrices = [parameter for parameter in parameters.values() if parameter.ndim >= 2]
+    vectors = [parameter for parameter in parameters.values() if parameter.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    if config.optimizer == "adamw":
+        return torch.optim.AdamW(groups, lr=1.0, fused=True)
+    return torch.optim.SGD(groups, lr=1.0, momentum=config.momentum)
+
+
+def _summed_gradients(
+    task: Task, model: torch.nn.Module, config: RunConfig, batch: list[int], loss_scale: float, *, autocasts: bool
+) -> Tensors:
+    """Returns the sum over ranks of the scaled gradients of one global batch, and leaves none in the model."""
+    parameters = _trainable(model)
+    dtype = _HALF_DTYPES.get(config.precision)
+    num_targets = task.num_targets("train", batch)
+    totals = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
+    for share in micro_batches(config, batch):
+        for piece in filter(None, share):
+            with torch.autocast(config.device, dtype=dtype, enabled=autocasts and dtype is not None):
+                samples = task.collate("train", piece).to(torch.device(config.device))
+                loss = task.loss_sum(model, samples) * (1.0 / num_targets)
+            (loss * config.num_processes * loss_scale).backward()  # type: ignore[no-untyped-call]
+        for name, parameter in parameters.items():
+            if parameter.grad is not None:
+                totals[name] += parameter.grad
+                parameter.grad = None
+    return totals

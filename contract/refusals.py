@@ -1,6 +1,6 @@
-"""Asks an adapter for what it does not declare: ``python -m contract.refusals ADAPTER FILE``, one process, no group.
+"""Asks an adapter for what it does not declare: ``python -m contract.refusals ADAPTER FILE``, in one process.
 
-Each request must be refused by the constructor. The answers go to the file, one JSON line each.
+The constructor must refuse each request. The answers are written to the file, a line of JSON for each.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from backends.registry import load_backend
 
 
 def undeclared(capabilities: Capabilities) -> list[dict[str, Any]]:
-    """Options that the capabilities exclude, each with the value that a refusal must name."""
+    """Returns options that the capabilities exclude, each with the value that the refusal must name."""
     known = {"precision": "fp32", "device": next(iter(capabilities.precisions))}
     requests: list[dict[str, Any]] = [{**known, "precision": "fp7", "names": "fp7"}]
     for device in ("cpu", "cuda", "abacus"):
@@ -33,7 +33,7 @@ def undeclared(capabilities: Capabilities) -> list[dict[str, Any]]:
 
 
 def main(adapter_name: str, path: Path) -> None:
-    """Makes the requests in turn; ends at the first that is not refused, since a group may then exist."""
+    """Makes the requests in turn, and ends at the first that is not refused, since a group may then exist."""
     adapter = load_backend(adapter_name)
     for request in undeclared(adapter.capabilities):
         options = {name: value for name, value in request.items() if name != "names"}

@@ -1,4 +1,4 @@
-"""Showing how an adapter fared: rows for people, JSON for machines, and what a check is about."""
+"""Shows the results of an adapter: rows on the terminal, JSON in a file, and the explanation of a clause."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from contract.check import Check, State
+from contract.promises import find_promise
 from contract.suite import Result, Suite, Verdict, summarise
 from contract.traps import load_traps
 from records.environment import describe_environment
@@ -26,7 +27,7 @@ _STYLES = {
 
 
 class Rows:
-    """Prints a row for each check as soon as the last of its cases is judged, and what is being done meanwhile."""
+    """Prints a row for each check as soon as all of its cases are judged, and what the suite is doing."""
 
     def __init__(self, suite: Suite, terminal: Console, *, is_whole: bool) -> None:
         self._suite, self._terminal, self._is_whole = suite, terminal, is_whole
@@ -34,10 +35,10 @@ class Rows:
         self._results: list[Result] = []
         self._place = ""
         self._width = max(len(instance.check.title) for instance in suite.instances)
-        self._print("check", "clause", Text("result"), "where, why")
+        self._print("check", "clause", Text("result"), "where, or why")
 
     def add(self, result: Result) -> None:
-        """Takes the next result."""
+        """Takes the next result, and prints the row of its check if that is complete."""
         self._results.append(result)
         check = result.instance.check
         self._left[check.id] -= 1
@@ -49,18 +50,18 @@ class Rows:
             self._print(check.id, check.title, Text(verdict.state.value, style=_STYLES[verdict.state]), detail)
 
     def verdicts(self) -> list[Verdict]:
-        """Of all checks with a result so far."""
+        """Returns the verdicts on all checks that have a result so far."""
         known = self._suite.known_failures if self._suite.unavailable_reason is None else {}
         return summarise(self._results, known, is_whole=self._is_whole)
 
     def enter(self, place: str) -> None:
-        """Says where the suite is now, once for each place; on a terminal that is shown elsewhere."""
+        """Prints which group or job the suite has begun, unless a status line on a terminal shows it."""
         if place != self._place and not self._terminal.is_terminal:
             self._terminal.print(f"{place}: {len(self._results)} of {len(self._suite.instances)} results so far")
         self._place = place
 
     def close(self, seconds: float) -> None:
-        """Prints a line that counts the checks."""
+        """Prints a line with the number of checks in each state."""
         verdicts = self.verdicts()
         counts = [f"{_count(verdicts, state)} {state.value}" for state in State if _count(verdicts, state)]
         self._terminal.print(f"{self._suite.adapter} on {self._suite.device}: {', '.join(counts)} in {seconds:.0f} s")
@@ -75,7 +76,7 @@ def _count(verdicts: list[Verdict], state: State) -> int:
 
 
 def _where(verdict: Verdict) -> str:
-    """The world sizes and precisions a check passed at."""
+    """Returns the world sizes and precisions at which a check has passed."""
     passed = [result.instance for result in verdict.results if result.state is State.PASSED]
     sizes = sorted({instance.world_size for instance in passed})
     precisions = dict.fromkeys(instance.case.precision for instance in passed)
@@ -84,7 +85,7 @@ def _where(verdict: Verdict) -> str:
 
 
 def write_json(suite: Suite, verdicts: list[Verdict], seconds: float, path: Path) -> None:
-    """Writes every verdict and every single result, whole or not at all."""
+    """Writes every verdict and every single result as JSON, in one atomic step."""
     content: dict[str, Any] = {
         "schema_version": 1,
         "adapter": suite.adapter,
@@ -118,12 +119,15 @@ def write_json(suite: Suite, verdicts: list[Verdict], seconds: float, path: Path
 
 
 def explain(check: Check, terminal: Console) -> None:
-    """Prints the clause, how it is checked, where, and the traps it catches."""
+    """Prints the clause, how and where it is checked, the promises that it is about, and the traps that it catches."""
     cases = [f"{case.name} ({case.precision}; {', '.join(map(str, case.world_sizes))})" for case in check.cases]
     terminal.print(Text(f"{check.id}  {check.clause}", style="bold"))
     if check.explanation:
         terminal.print(Text(f"\n{check.explanation}"))
-    terminal.print(Text(f"\nEvidence (precision; ranks): {', '.join(cases)}"))
+    terminal.print(Text(f"\nCases (precision; numbers of ranks): {', '.join(cases)}"))
+    terminal.print(Text("\nPromises in backends/interface.py:"))
+    for quote in check.promises:
+        terminal.print(Text(f"  {find_promise(quote)}"))
     traps = load_traps()
     if check.traps:
         terminal.print(Text("\nTraps it catches:"))

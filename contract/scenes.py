@@ -1,4 +1,4 @@
-"""What the ranks of a group do for one case; every function returns plain data and tensors."""
+"""What the ranks of a group do in one case; every function returns plain data and tensors."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ import torch
 from backends.interface import Backend
 from contract.cases import Case, Training
 from contract.observe import ObservedBackend, ObservedTask, Watch, named
-from records.progress import ProgressLog
 from tasks.interface import Task
 from tasks.registry import load_task
-from training.loop import Trainer, build_optimizer
+from training.hooks import Hooks
+from training.loop import Trainer
+from training.optimizer import build_optimizer
+from training.state import TrainingState
 from training.world import gather_facts
 
 
@@ -28,10 +30,10 @@ class Scenery:
 
     Attributes:
         world_size: The number of ranks that were asked for.
-        batch_for: The number of ranks that global batches are made for; another one for a process
-            alone that does what a group does.
-        rank: The number the launcher gave this process, whatever the backend believes.
-        directory: Shared by the ranks of the group, for files.
+        batch_for: The number of ranks that the size of the global batch is made for; it differs from `world_size`
+            where a single process computes what a group computes.
+        rank: The number that the launcher gave this process, whatever the backend says.
+        directory: A directory for files that the ranks of the group share.
         single_states: For each case with a training that resumes from "single", the file of that state.
     """
 
@@ -39,11 +41,11 @@ class Scenery:
     batch_for: int
     rank: int
     directory: Path
-    single_states: Mapping[str, str]
+    single_states: Mapping[str, Path]
 
 
 def world(backend: Backend, case: Case, scenery: Scenery) -> dict[str, Any]:
-    """Asks who is there, and what reaches whom."""
+    """Reads the numbers of this rank, and exchanges them with all ranks."""
     total = backend.all_reduce(torch.tensor(float(backend.rank), device=backend.device))
     facts = {"rank": backend.rank, "local_rank": backend.local_rank, "device": str(backend.device)}
     return {
@@ -56,7 +58,7 @@ def world(backend: Backend, case: Case, scenery: Scenery) -> dict[str, Any]:
 
 
 def collectives(backend: Backend, case: Case, scenery: Scenery) -> dict[str, Any]:
-    """Reduces [rank + 1, -rank] in several dtypes, many elements, a 0-d tensor, and the same shape twice."""
+    """Reduces [rank + 1, -rank] in several dtypes, then a 0-d tensor, then many elements twice."""
     results = []
     for dtype in (torch.float32, torch.float64, torch.int32, torch.int64):
         for operation in ("sum", "min", "max"):
@@ -81,12 +83,12 @@ def collectives(backend: Backend, case: Case, scenery: Scenery) -> dict[str, Any
 
 
 def barrier(backend: Backend, case: Case, scenery: Scenery) -> dict[str, Any]:
-    """Each rank in turn comes late, leaving a file just before it enters; nobody may leave without finding it."""
+    """Each rank in turn is late and writes a file just before it enters; every rank looks for it afterwards."""
     found = []
     for late_rank in range(scenery.world_size):
         late = scenery.directory / f"late-{late_rank}"
         if scenery.rank == late_rank:
-            late.unlink(missing_ok=True)  # of an earlier scene in this group
+            late.unlink(missing_ok=True)  # an earlier case of this group may have left it
         backend.all_reduce(torch.zeros(1, device=backend.device))
         if scenery.rank == late_rank:
             time.sleep(0.3)
@@ -97,7 +99,7 @@ def barrier(backend: Backend, case: Case, scenery: Scenery) -> dict[str, Any]:
 
 
 def prepared_optimizer(backend: Backend, case: Case, scenery: Scenery) -> dict[str, Any]:
-    """Hands over an optimizer that has already taken a step and has momentum."""
+    """Passes an optimizer to `setup` that has taken a step and has momentum."""
     config = Training({"momentum": 0.9}).config(
         world_size=scenery.world_size,
         precision="fp32",
@@ -119,7 +121,7 @@ def prepared_optimizer(backend: Backend, case: Case, scenery: Scenery) -> dict[s
 
 
 def train(backend: Backend, case: Case, scenery: Scenery) -> list[dict[str, Any]]:
-    """Runs the trainings of the case one after the other."""
+    """Runs the trainings of the case, one after the other."""
     seen: list[dict[str, Any]] = []
     for training in case.trainings:
         options: dict[str, Any] = {}
@@ -142,7 +144,7 @@ def train_once(
     options: Mapping[str, Any],
     state: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """Runs one training, from `state` if there is one, and returns a TrainingSeen as a dictionary."""
+    """Runs one training, from `state` if it is given, and returns a TrainingSeen as a dictionary."""
     config = training.config(
         world_size=scenery.world_size,
         precision=case.precision,
@@ -159,13 +161,12 @@ def train_once(
         overflow = dataclasses.replace(overflow, rank=min(overflow.rank, scenery.world_size - 1))
     observed_task = cast(Task, ObservedTask(task, watch, scenery.rank, overflow))
     observed_backend = ObservedBackend(backend, watch)
-    progress = _StepEnds(watch, observed_backend, training.save_after)
-    trainer = Trainer(config, observed_task, cast(Backend, observed_backend), cast(ProgressLog, progress))
-    progress.trainer = trainer
+    trainer = Trainer(config, observed_task, cast(Backend, observed_backend))
+    trainer.observe(_StepEnds(watch, observed_backend, trainer.state, training.save_after))
     if state is not None:
-        # An optimizer goes on in the very tensors it is given.
-        trainer.load_state_dict(copy.deepcopy(dict(state)))
-    with watch.counting(training.count_traffic):
+        # An optimizer changes the tensors that it is given.
+        trainer.state.load_state_dict(copy.deepcopy(dict(state)))
+    with watch.counting(backend, training.count_traffic):
         trajectory = trainer.train()
     watch.seen.losses = [step.loss for step in trajectory.steps]
     watch.seen.evaluations = [evaluation.metrics for evaluation in trajectory.evaluations]
@@ -174,25 +175,20 @@ def train_once(
     return dataclasses.asdict(watch.seen)
 
 
-class _StepEnds:
-    """Stands where the loop reports its progress, to learn when a step is over."""
+class _StepEnds(Hooks):
+    """Writes down the weights after each step, and the whole state after one of them."""
 
-    trainer: Trainer
+    def __init__(self, watch: Watch, backend: ObservedBackend, state: TrainingState, save_after: int | None) -> None:
+        self._watch, self._backend, self._state, self._save_after = watch, backend, state, save_after
 
-    def __init__(self, watch: Watch, backend: ObservedBackend, save_after: int | None) -> None:
-        self._watch, self._backend, self._save_after = watch, backend, save_after
-
-    def beat(self, *, step: int, **_: Any) -> None:
+    def on_step_end(self, step: int) -> None:
         self._watch.close_step(self._backend.model)
         if step == self._save_after:
-            self._watch.seen.state = _copied(self.trainer.state_dict())
-
-    def write(self, *_: Any, **__: Any) -> None:
-        pass
+            self._watch.seen.state = _copied(self._state.state_dict())
 
 
 def _as_json(settings: dict[str, Any]) -> str:
-    """The settings as text, so that what is no plain fact among them spoils no other evidence."""
+    """Returns the settings as text, so that a value that is not a plain fact does not spoil the other evidence."""
     try:
         return json.dumps(settings, allow_nan=False, sort_keys=True)
     except (TypeError, ValueError) as error:
@@ -200,7 +196,7 @@ def _as_json(settings: dict[str, Any]) -> str:
 
 
 def refused_training(backend: Backend, case: Case, scenery: Scenery) -> dict[str, Any]:
-    """A training that must be refused on every rank; returns how."""
+    """Runs a training that must be refused, and returns the error."""
     try:
         train_once(backend, case, case.trainings[0], scenery, {}, None)
     except Exception as error:

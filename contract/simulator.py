@@ -1,9 +1,9 @@
-"""Simulations, computed in a process that is started as a rank is: ``python -m contract.simulator``.
+"""Computes simulations in a process that is started in the same way as a rank: ``python -m contract.simulator``.
 
-What is compared bit for bit has to be computed with the same number of threads and the same kernels on both sides.
-The process that judges has the environment of the user's shell, and uses all cores; both decide which kernels run,
-and where they cut a tensor into pieces. So the simulation has a process of its own, with the environment and the
-threads of a rank; it serves one request after the other for as long as its standard input is open.
+A comparison bit for bit needs the same number of threads and the same kernels on both sides. The process that judges
+has the environment of the user's shell and uses all cores; both determine which kernels run and where they divide a
+tensor. The simulation therefore runs in a process of its own, with the environment and the threads of a rank. It
+serves one request after the other until its standard input is closed.
 """
 
 from __future__ import annotations
@@ -19,16 +19,19 @@ from typing import Any, BinaryIO
 
 import torch
 
+from backends.interface import Signs
 from contract.reference import Reference, Tensors, simulate
-from launch.engines import PROJECT_DIRECTORY, Ranks, engine_command, engine_environment
+from launch.engines.interface import PROJECT_DIRECTORY, Ranks
+from launch.engines.python import Python
+from launch.job import compose_job
 from records.config import RunConfig
 
-# By what was asked: adapters that begin with the same weights share one simulation.
+# Keyed by what is computed: adapters that begin with the same weights share a simulation.
 _SIMULATIONS: dict[str, Reference] = {}
 
 
 def simulate_as_a_rank(initial: Tensors, config: RunConfig, *, loss_scale: float, casts_model: bool) -> Reference:
-    """Calls `contract.reference.simulate` with a rank's threads and environment.
+    """Calls `contract.reference.simulate` with the threads and the environment of a rank.
 
     Raises:
         RuntimeError: The simulation failed.
@@ -46,7 +49,7 @@ def simulate_as_a_rank(initial: Tensors, config: RunConfig, *, loss_scale: float
         except (EOFError, OSError, pickle.UnpicklingError) as error:
             _process.cache_clear()  # the next simulation starts another
             process.kill()
-            raise RuntimeError(f"the process that simulates has ended with code {process.wait()}") from error
+            raise RuntimeError(f"the process that simulates has ended with exit code {process.wait()}") from error
         if isinstance(answer, str):
             raise RuntimeError(f"the simulation failed: {answer}")
         _SIMULATIONS[key] = answer
@@ -54,7 +57,7 @@ def simulate_as_a_rank(initial: Tensors, config: RunConfig, *, loss_scale: float
 
 
 def key_of(initial: Tensors, config: RunConfig, options: dict[str, Any]) -> str:
-    """Names what a training computes: its weights at the start, to the last bit, and its configuration."""
+    """Returns a digest of everything that a training depends on: its initial weights, bit for bit, and its options."""
     digest = hashlib.sha256(config.model_copy(update={"started_at": 0.0}).model_dump_json().encode())
     digest.update(repr(options).encode())
     for name, tensor in sorted(initial.items()):
@@ -66,10 +69,10 @@ def key_of(initial: Tensors, config: RunConfig, options: dict[str, Any]) -> str:
 @functools.cache
 def _process(device: str) -> subprocess.Popen[bytes]:
     """Starts the process; it ends with this one, which holds the other end of its standard input."""
-    ranks = Ranks(1, (__name__,), device, 1, None, 0.0, Path())
+    job = compose_job(Python(), Ranks(1, (__name__,), device, 1, None, 0.0, Path()), Path(), Signs())
     return subprocess.Popen(
-        engine_command("python", ranks),
-        env=engine_environment(ranks),
+        job.command,
+        env=job.environment,
         cwd=PROJECT_DIRECTORY,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -87,7 +90,7 @@ def _serve(requests: BinaryIO, answers: BinaryIO) -> None:
         answer: Reference | str
         try:
             answer = simulate(initial, config, **options)
-        except Exception as error:  # whatever it is, the one who asked tells it
+        except Exception as error:  # the other process reports it
             answer = f"{type(error).__name__}: {error}"
         pickle.dump(answer, answers)
         answers.flush()

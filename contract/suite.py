@@ -1,9 +1,9 @@
-"""Holding one adapter to the contract: which cases are run in which group, and what the checks make of them."""
+"""Holds one adapter to the contract: runs cases in groups of ranks and judges them by the checks."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,16 @@ from contract import jobs
 from contract.alone import train_alone
 from contract.cases import ALL, REFUSALS, SHUTDOWN, WORLD, Case
 from contract.check import Check, Evidence, NotSeen, State, Violation, all_checks
-from contract.groups import Breakdown, Command, GroupKey, Outcome, run_group
-from launch.engines import engine_command
+from contract.groups import Breakdown, Compose, Group, GroupKey, Outcome, run_group
+from contract.options import ContractOptions
 from launch.errors import UsageError
-from launch.supervisor import Interrupted
+from launch.job import compose_job
+from launch.signals import Interrupted
 
 
 @dataclass(frozen=True)
 class Instance:
-    """One check, to be judged by the evidence of one case at one world size."""
+    """One check of one case at one world size."""
 
     check: Check
     case: Case
@@ -37,7 +38,7 @@ class Instance:
 
 @dataclass(frozen=True)
 class Result:
-    """How an instance ended, and why unless it passed."""
+    """How an instance ended and, unless it passed, why."""
 
     instance: Instance
     state: State
@@ -46,7 +47,14 @@ class Result:
 
 
 class Suite:
-    """All that is known about one adapter, found out when it is asked for.
+    """All that is known about one adapter; groups and jobs run when their evidence is asked for.
+
+    Args:
+        adapter: The name of a backend, or "module:Class".
+        directory: Receives the files of all groups and jobs.
+        options: Which part of the contract to check, and where.
+        on_phase: Called with the group or job that runs, and with its phase.
+        command: Composes the commands that start ranks.
 
     Raises:
         UnsupportedError: There is no such adapter.
@@ -56,32 +64,29 @@ class Suite:
         self,
         adapter: str,
         directory: Path,
+        options: ContractOptions,
         *,
-        device: str = "auto",
-        world_sizes: Sequence[int] | None = None,
-        precisions: Sequence[str] = PRECISIONS,
-        check_ids: Iterable[str] | None = None,
         on_phase: Callable[[str, str], None] = lambda place, phase: None,
-        command: Command = engine_command,
+        compose: Compose = compose_job,
     ) -> None:
         self.adapter, self.directory = adapter, directory
         self.row = find_backend(adapter)
-        self.device = self._settle_device(device)
+        self.device = self._settle_device(options.device)
         self.unavailable_reason = self.row.unavailable_reason()
         self.seconds: dict[str, float] = {}
-        self._on_phase, self._command = on_phase, command
+        self._on_phase, self._compose = on_phase, compose
         self._outcomes: dict[tuple[str, int], Evidence | Breakdown] = {}
         self._known: dict[str, KnownFailure] | None = None
         checks = all_checks()
         wanted = [
             Instance(checks[check_id], case, world_size)
-            for check_id in (checks if check_ids is None else check_ids)
+            for check_id in sorted(options.check or checks)
             for case in checks[check_id].cases
-            if case.precision in precisions
-            for world_size in self._world_sizes(case, world_sizes)
+            if case.precision in (options.precision or PRECISIONS)
+            for world_size in self._world_sizes(case, options.num_processes or None)
             if world_size in checks[check_id].world_sizes
         ]
-        # By groups, so that whoever goes through them in turn sees each group started once.
+        # Sorted by group, so that judging them in this order starts each group once.
         self.instances = sorted(wanted, key=lambda instance: _order(instance.case, instance.world_size))
 
     def _settle_device(self, asked: str) -> str:
@@ -93,12 +98,12 @@ class Suite:
     def _world_sizes(self, case: Case, asked: Sequence[int] | None) -> Sequence[int]:
         sizes = case.sizes_among(asked)
         limit = self.row.capabilities.max_world_size
-        if case.is_job and sizes:  # once is enough
+        if case.is_job and sizes:  # a job is run at the largest size only
             return [max([size for size in sizes if limit is None or size <= limit] or sizes)]
         return sizes
 
     def results(self) -> Iterator[Result]:
-        """Judges every instance, starting what that takes."""
+        """Judges every instance, and starts the groups and jobs that this takes."""
         for instance in self.instances:
             yield self.judge(instance)
 
@@ -130,10 +135,12 @@ class Suite:
 
     def _require_gpus(self, world_size: int) -> None:
         if self.device == "cuda" and world_size > count_gpus() and not self.row.capabilities.ranks_may_share_gpu:
-            raise NotSeen(f"{self.adapter} wants a GPU for each of {world_size} ranks, here are {count_gpus()}")
+            raise NotSeen(
+                f"{self.adapter} needs one GPU for each of {world_size} ranks, but {count_gpus()} are visible"
+            )
 
     def _require_supported(self, instance: Instance) -> None:
-        """Raises UnsupportedError for what the adapter does not declare, once it is shown to refuse that itself."""
+        """Raises UnsupportedError for what the adapter does not declare, provided that it refuses that itself."""
         case, world_size = instance.case, instance.world_size
         try:
             self.row.capabilities.check(
@@ -146,10 +153,10 @@ class Suite:
         except UnsupportedError as error:
             if self._refuses(case, world_size):
                 raise
-            raise Violation(f"a refusal of what is not declared ({error})", "the adapter took it") from error
+            raise Violation(f"a refusal of what is not declared ({error})", "the adapter accepted it") from error
 
     def _refuses(self, case: Case, world_size: int) -> bool:
-        """Whether the adapter, asked for what this case needs, refused with a clear error."""
+        """Whether the adapter refuses what this case needs with a clear error."""
         evidence = self.evidence(REFUSALS, 1)
         assert isinstance(evidence, Evidence), "a job always leaves evidence"
         limit = self.row.capabilities.max_world_size
@@ -165,7 +172,7 @@ class Suite:
 
     @property
     def known_failures(self) -> dict[str, KnownFailure]:
-        """The adapter's own list of clauses it is known to break, by id."""
+        """The clauses that the adapter declares to fail, by id."""
         if self._known is None:
             self._known = dict(load_backend(self.adapter).known_failures)
             for check_id, known in self._known.items():
@@ -177,23 +184,23 @@ class Suite:
         return self._known
 
     def _require_world(self, case: Case, world_size: int) -> None:
-        """Nothing that a group shows is worth anything unless it is the group that was asked for."""
+        """Refuses to judge a group that is not the one that was asked for."""
         world = self._outcome(WORLD, _key(case, world_size), world_size)
         if isinstance(world, Breakdown):
             raise Violation("a group of ranks", world.message, world.rank)
         try:
             all_checks()["C01"].verify(world)
         except Violation as violation:
-            raise Violation("a world to judge by (C01)", str(violation)) from violation
+            raise Violation("the group of ranks that was asked for (C01)", str(violation)) from violation
 
     @staticmethod
     def _verify(check: Check, evidence: Evidence | Breakdown) -> None:
         if isinstance(evidence, Breakdown):
-            raise Violation("the case to go through", evidence.message, evidence.rank)
+            raise Violation("the case to complete", evidence.message, evidence.rank)
         check.verify(evidence)
 
     def evidence(self, case: Case, world_size: int) -> Evidence | Breakdown:
-        """What a case showed, or why it showed nothing."""
+        """Returns what was observed of a case, or why nothing was."""
         return self._outcome(case, _key(case, world_size), world_size)
 
     def _outcome(self, case: Case, key: GroupKey, world_size: int) -> Evidence | Breakdown:
@@ -229,17 +236,8 @@ class Suite:
                 alone[case.name] = train_alone(case, key.world_size, device=self.device)
                 files[case.name] = directory / f"{case.name}.single.pt"
                 torch.save(alone[case.name]["state"], files[case.name])
-        outcomes = run_group(
-            self.adapter,
-            self.row,
-            key,
-            cases,
-            directory,
-            device=self.device,
-            single_states=files,
-            on_phase=lambda phase: self._on_phase(place, phase),
-            command=self._command,
-        )
+        group = Group(self.adapter, key, directory, self.device, files, compose=self._compose)
+        outcomes = run_group(group, cases, lambda phase: self._on_phase(place, phase))
         return {
             case.name: self._as_evidence(case, key.world_size, outcomes[case.name], alone.get(case.name))
             for case in cases
@@ -264,13 +262,13 @@ def _order(case: Case, world_size: int) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one check over all its instances.
+    """How one check ended over all its instances.
 
     Attributes:
         check: The check.
         state: The worst of its instances' states; passed if some passed and the others could not run.
-        results: Of its instances.
-        reason: Why, unless it passed everywhere.
+        results: The results of its instances.
+        reason: Why, unless all instances passed.
     """
 
     check: Check
@@ -283,7 +281,13 @@ _WORST_FIRST = (State.FAILED, State.EXPECTED_FAILURE, State.PASSED, State.UNSUPP
 
 
 def summarise(results: Sequence[Result], known: dict[str, KnownFailure], *, is_whole: bool = True) -> list[Verdict]:
-    """Sums up results by check. A failure that was expected and did not come, in a whole run, is a failure."""
+    """Sums up results by check.
+
+    Args:
+        results: The results of instances.
+        known: The clauses that the adapter declares to fail, by id.
+        is_whole: Whether all cases were run; then a check that passes although it is declared to fail has failed.
+    """
     verdicts = []
     for check in all_checks().values():
         mine = tuple(result for result in results if result.instance.check is check)
@@ -293,7 +297,7 @@ def summarise(results: Sequence[Result], known: dict[str, KnownFailure], *, is_w
         if is_whole and state is State.PASSED and check.id in known:
             state, reason = (
                 State.FAILED,
-                f"expected to fail ({known[check.id].reason}) but passes: drop it from the list",
+                f"declared to fail ({known[check.id].reason}), but it passes: remove it from known_failures",
             )
         else:
             reason = _reason(mine, state)
@@ -302,7 +306,7 @@ def summarise(results: Sequence[Result], known: dict[str, KnownFailure], *, is_w
 
 
 def _reason(results: tuple[Result, ...], state: State) -> str:
-    """The first reason among the results that decided, or where a check that passed could not be held to."""
+    """Returns the first reason of a result that decided, or where a check that passed could not run."""
     if state is State.PASSED:
         return "; ".join(_gap(results, missing) for missing in (State.UNSUPPORTED, State.UNAVAILABLE)).strip("; ")
     deciding = [result for result in results if result.state is state]
@@ -315,7 +319,7 @@ def _reason(results: tuple[Result, ...], state: State) -> str:
 
 
 def _gap(results: tuple[Result, ...], missing: State) -> str:
-    """World sizes and precisions at which a check that passed elsewhere is in the state `missing`."""
+    """Returns the world sizes and precisions at which a check that passed elsewhere is in the state `missing`."""
     passed = [result.instance for result in results if result.state is State.PASSED]
     left = [result.instance for result in results if result.state is missing]
     sizes = {instance.world_size for instance in left} - {instance.world_size for instance in passed}

@@ -1,4 +1,4 @@
-"""The catalogue of traps: what goes wrong in real projects, and what here catches it.
+"""The catalogue of traps: what goes wrong in real projects, and which check or test catches it.
 
 ``python -m contract.traps > docs/traps.md`` renders it.
 """
@@ -24,7 +24,7 @@ class Trap(BaseModel):
         trap: What goes wrong, in one sentence.
         verdict: "caught" by checks or tests; "impossible", because of how things are built here;
             "open", because something is missing to test it.
-        how: Why it is impossible, or what is missing; for a caught one, anything worth adding.
+        how: Why it is impossible, or what is missing; for a trap that is caught, anything worth adding.
         tests: Tests outside the contract that catch it, as file::name.
     """
 
@@ -37,13 +37,13 @@ class Trap(BaseModel):
 
 
 def load_traps() -> dict[str, Trap]:
-    """Reads the catalogue, by id."""
+    """Reads the catalogue; returns the traps by id."""
     content = yaml.safe_load(Path(__file__).with_name("traps.yaml").read_text(encoding="utf-8"))
     return {trap_id: Trap.model_validate(trap) for trap_id, trap in content.items()}
 
 
 def render() -> str:
-    """The catalogue as Markdown, with the checks and tests that catch each trap."""
+    """Returns the catalogue as Markdown, with the checks and tests that catch each trap."""
     catching: dict[str, list[str]] = {}
     for check in all_checks().values():
         for trap_id in check.traps:
@@ -53,14 +53,14 @@ def render() -> str:
     lines = [
         "# Traps",
         "",
-        f"{len(traps)} ways to get data-parallel training wrong, met in published scripts or in libraries, and what "
-        f"becomes of them here: {counts['caught']} are caught by a check or a test, {counts['impossible']} cannot "
-        f"happen by design, {counts['open']} are open for want of something to test them with.",
+        f"{len(traps)} ways to get data-parallel training wrong, found in published scripts or in libraries. Of these, "
+        f"{counts['caught']} are caught by a check or a test, {counts['impossible']} cannot happen by design, and "
+        f"{counts['open']} cannot be tested yet.",
         "",
-        "`C..` are checks of the contract: `launch/run.sh contract --explain C16` tells what one demands. This page is "
+        "`C..` are checks of the contract: `launch/run.sh contract --explain C16` shows what one demands. This page is "
         "made by `python -m contract.traps > docs/traps.md` from [contract/traps.yaml](../contract/traps.yaml).",
         "",
-        "| id | trap | | by | why, how |",
+        "| id | trap | verdict | caught by | why, or how |",
         "| --- | --- | --- | --- | --- |",
     ]
     for trap_id, trap in traps.items():

@@ -1,18 +1,18 @@
-"""What the ranks of a group run: ``python -m contract.worker DIRECTORY``, case after case.
+"""What each rank of a group runs: ``python -m contract.worker DIRECTORY [RANK_VARIABLE]``, one case after the other.
 
-All collectives happen here and no judgement: each rank writes what it saw, one file a case, and
-says beforehand what it is about to do, so that a hang can be named.
+The ranks communicate here, and nothing is judged: each rank writes what it observes of a case into a file. Before
+each phase it writes the name of the phase, so that a hang can be named.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from pydantic import BaseModel, ConfigDict
 
 from backends.interface import Backend, BackendOptions
 from backends.registry import load_backend
@@ -23,24 +23,51 @@ from watch.rank_files import reporting
 SPECIFICATION_NAME = "group.json"
 
 
+class Specification(BaseModel):
+    """What the ranks of a group are told.
+
+    Attributes:
+        adapter: The name of a backend, or "module:Class".
+        world_size: The number of ranks.
+        precision: For the backend's options.
+        device: For the backend's options.
+        find_unused_parameters: For the backend's options.
+        timeout_seconds: For the backend's options.
+        cases: The names of the cases to run.
+        single_states: For each case that resumes from the single-process backend, the file of its state.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    adapter: str
+    world_size: int
+    precision: str
+    device: str
+    find_unused_parameters: bool
+    timeout_seconds: float
+    cases: list[str]
+    single_states: dict[str, Path]
+
+
 class Phases:
-    """Says what a rank is doing, one line a phase with the time it began."""
+    """The file in which a rank notes its phases: a line for each, with the time at which it began."""
 
     def __init__(self, directory: Path, rank: int) -> None:
         self._path = phases_path(directory, rank)
 
     def enter(self, phase: str) -> None:
+        """Notes that this rank begins a phase."""
         with self._path.open("a") as file:
             file.write(f"{time.time()} {phase}\n")
 
 
 def phases_path(directory: Path, rank: int) -> Path:
-    """Where a rank says what it is doing."""
+    """Returns the file in which a rank notes its phases."""
     return directory / f"rank{rank}.phases"
 
 
 def observation_path(directory: Path, case_name: str, rank: int) -> Path:
-    """Where a rank leaves what it saw of a case."""
+    """Returns the file in which a rank leaves what it has observed of a case."""
     return directory / f"{case_name}.rank{rank}.pt"
 
 
@@ -48,50 +75,56 @@ RunCases = Callable[[Backend, list[str], scenes.Scenery, Phases], None]
 
 
 def run_cases(backend: Backend, case_names: list[str], scenery: scenes.Scenery, phases: Phases) -> None:
-    """Runs cases in turn, leaving the observations of each."""
+    """Runs cases in turn; each leaves its observations."""
     for name in case_names:
         phases.enter(name)
         run_case(backend, BY_NAME[name], name, scenery)
 
 
 def run_case(backend: Backend, case: Case, name: str, scenery: scenes.Scenery) -> None:
-    """Plays the case's scene and writes what this rank saw, whole or not at all, under `name`."""
+    """Runs the scene of a case, and writes what this rank has observed under `name`, in one atomic step."""
     seen = getattr(scenes, case.scene)(backend, case, scenery)
     path = observation_path(scenery.directory, name, scenery.rank)
     torch.save(seen, path.with_suffix(".part"))
     path.with_suffix(".part").replace(path)
 
 
-def main(directory: Path, run: RunCases = run_cases) -> None:
-    """Joins the group, runs the cases and leaves; on an error, exits with code 1 at once."""
-    with reporting(directory) as rank:
-        specification = json.loads((directory / SPECIFICATION_NAME).read_text())
+def main(arguments: list[str], run: RunCases = run_cases) -> None:
+    """Joins the group, runs the cases and leaves the group; an error ends the process at once with code 1.
+
+    Args:
+        arguments: The directory of the group and, where there are several ranks, the variable that holds the rank.
+        run: Runs the cases.
+    """
+    directory, rank_variable = Path(arguments[0]), next(iter(arguments[1:]), None)
+    with reporting(directory, rank_variable) as rank:
+        specification = Specification.model_validate_json((directory / SPECIFICATION_NAME).read_bytes())
         phases = Phases(directory, rank)
         torch.set_num_threads(1)
         phases.enter("import")
-        adapter = load_backend(specification["adapter"])
+        adapter = load_backend(specification.adapter)
         phases.enter("construct")
         options = BackendOptions(
-            precision=specification["precision"],
-            device=specification["device"],
-            timeout_seconds=specification["timeout_seconds"],
+            precision=specification.precision,
+            device=specification.device,
+            timeout_seconds=specification.timeout_seconds,
             init_loss_scale=INIT_LOSS_SCALE,
             skip_nonfinite=True,
-            find_unused_parameters=specification["find_unused_parameters"],
+            find_unused_parameters=specification.find_unused_parameters,
         )
         backend = adapter(options)
         scenery = scenes.Scenery(
-            world_size=specification["world_size"],
-            batch_for=specification["world_size"],
+            world_size=specification.world_size,
+            batch_for=specification.world_size,
             rank=rank,
             directory=directory,
-            single_states=specification["single_states"],
+            single_states=specification.single_states,
         )
-        run(backend, specification["cases"], scenery, phases)
+        run(backend, specification.cases, scenery, phases)
         phases.enter("shutdown")
         backend.shutdown()
         torch.save({}, observation_path(directory, "shutdown", rank))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(sys.argv[1:])

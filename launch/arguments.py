@@ -18,8 +18,10 @@ _FROM_HOME = re.compile(r"(--[\w-]+=)?(~[\w-]*/.*)", re.DOTALL)
 class Parser(argparse.ArgumentParser):
     """A parser whose options cannot be abbreviated, and that raises UsageError where argparse would exit."""
 
-    def __init__(self, command: str, **options: Any) -> None:
-        super().__init__(prog=f"launch/run.sh {command}", allow_abbrev=False, **options)
+    def __init__(self, command: str, *, operands: str = "", **options: Any) -> None:
+        prog = f"launch/run.sh {command}"
+        usage = " ".join(filter(None, (prog, operands, "[options]")))
+        super().__init__(prog=prog, usage=usage, allow_abbrev=False, **options)
 
     def print_help(self, file: Any = None) -> None:
         print(self.format_help(), end="", file=file)  # argparse hides that it could not

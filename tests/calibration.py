@@ -16,7 +16,7 @@ from pathlib import Path
 from compare.race.directory import RaceDirectory
 from compare.report.reading import read_run
 from compare.report.words import machine_of, software_of
-from launch.engines import PROJECT_DIRECTORY
+from launch.engines.interface import PROJECT_DIRECTORY
 from records.throughput import training_seconds
 
 ENTRANTS = {"ddp": "ddp", "same": "tests.variants_of_ddp:SameDDP", "slowed": "tests.variants_of_ddp:SlowedDDP"}

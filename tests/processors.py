@@ -18,8 +18,9 @@ import torch
 
 from contract.cases import BITS
 from contract.check import Evidence, State
+from contract.options import ContractOptions
 from contract.suite import Suite
-from tests.forked.client import forked_command, session
+from tests.forked.client import forked_job, session
 from tests.launching import DISTRIBUTED, train
 
 # Equal bits with a simulation, with a repetition and with a resumed training, and half precision.
@@ -36,20 +37,14 @@ def main() -> int:
     parser.add_argument("--precision", default="fp32,bf16")
     parser.add_argument("--bert", action="store_true")
     options = parser.parse_args()
-    sizes = [int(size) for size in options.num_processes.split(",")]
+    asked = ContractOptions(
+        device="cpu", num_processes=options.num_processes, precision=options.precision, check=options.check
+    )
     failures = 0
     finals: dict[str, dict[str, torch.Tensor]] = {}
     with tempfile.TemporaryDirectory(prefix="lockstep-processors-") as directory, session():
         for number, adapter in enumerate(options.adapters):
-            suite = Suite(
-                adapter,
-                Path(directory) / str(number),
-                device="cpu",
-                world_sizes=sizes,
-                precisions=options.precision.split(","),
-                check_ids=options.check.split(","),
-                command=forked_command,
-            )
+            suite = Suite(adapter, Path(directory) / str(number), asked, compose=forked_job)
             results = list(suite.results())
             failed = [result for result in results if result.state is State.FAILED]
             failures += len(failed)

@@ -18,6 +18,7 @@ from backends import registry
 from backends.apex_settings import ApexSettings
 from backends.interface import BackendOptions, Capabilities, UnsupportedError
 from contract.check import State
+from contract.options import ContractOptions
 from contract.suite import Suite
 from launch.doctor import run as doctor
 from tests import apex_double
@@ -258,4 +259,4 @@ def test_bert_trains_under_the_code_of_apex(tmp_path: Path, adapter_name: str) -
 
 
 def test_apex_is_held_to_every_check() -> None:
-    assert {instance.check.id for instance in Suite("apex", Path()).instances}
+    assert {instance.check.id for instance in Suite("apex", Path(), ContractOptions()).instances}

@@ -167,7 +167,7 @@ class FaultyBackend(DDPBackend):
 
 FAULTS = {
     "raises": "rank 1: ArithmeticError: the planted error",
-    "is-killed": "rank 1: ended without a word",
+    "is-killed": "rank 1: ended without a message",
     "hangs": "rank 1: stuck: rank 0 waited for it in vain",
 }
 
@@ -239,7 +239,7 @@ def _measuring_rank(launcher: int, rank: str) -> psutil.Process:
             with contextlib.suppress(psutil.Error):
                 words = process.cmdline()
                 is_rank = "compare.collectives.rank" in words and process.environ().get("HOROVOD_RANK") == rank
-                if is_rank and (Path(words[-1]) / "progress.jsonl").exists():
+                if is_rank and (Path(words[words.index("compare.collectives.rank") + 1]) / "progress.jsonl").exists():
                     return process
         time.sleep(0.1)
     raise AssertionError("no rank has come as far as measuring")

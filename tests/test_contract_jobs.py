@@ -1,4 +1,4 @@
-"""Clauses of the contract that whole jobs show: refusals, a hostile environment, ranks that fail."""
+"""The clauses of the contract about whole jobs: refusals, a hostile environment, ranks that fail."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from contract.check import State
+from contract.options import ContractOptions
 from contract.suite import Instance, Suite
 from tests.forked.client import interpreter
 from tests.launching import require_backend
@@ -16,11 +17,12 @@ from tests.test_contract import JOB_CHECKS, instances
 
 @pytest.fixture(scope="module")
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Suite]:
-    return functools.cache(lambda adapter: Suite(adapter, tmp_path_factory.mktemp("jobs"), check_ids=JOB_CHECKS))
+    options = ContractOptions(check=JOB_CHECKS)
+    return functools.cache(lambda adapter: Suite(adapter, tmp_path_factory.mktemp("jobs"), options))
 
 
-# Jobs whose commands, launchers and ranks may be forked from a process that has loaded all libraries. Others need new
-# ones: those that libraries find in a hostile environment, and, for what is left behind, those of the rank killed.
+# Jobs whose commands, launchers and ranks may be forked from a process that has loaded all libraries. The others need
+# new processes: in a hostile environment for the imports of libraries, after a kill for the processes left behind.
 _FORKED = ("rank-raises", "rank-exits", "rank-hangs")
 
 

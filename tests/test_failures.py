@@ -15,11 +15,10 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from contract.awkward_tasks import FAULT_VARIABLE
 from contract.patience import stretched
-from launch.cli import train as train_from_command_line
-from launch.engines import PROJECT_DIRECTORY
+from launch.engines.interface import PROJECT_DIRECTORY
 from launch.errors import UsageError
+from launch.train_command import train as train_from_command_line
 from tests.launching import (
     DISTRIBUTED,
     LOCKSTEP,
@@ -36,7 +35,7 @@ pytestmark = pytest.mark.launchers
 FAULTS = {
     "raises": "ArithmeticError: the planted error",
     "exits": "SystemExit: 3",
-    "is-killed": "ended without a word",
+    "is-killed": "ended without a message",
     "hangs": "stuck: rank 0 waited for it in vain",
 }
 TINY = ("--task", "contract.awkward_tasks:FaultyTask", "--num-processes", "2", "--max-steps", "50", "--timeout", "5")
@@ -53,7 +52,7 @@ TINY = ("--task", "contract.awkward_tasks:FaultyTask", "--num-processes", "2", "
 def test_a_failing_rank_ends_the_job_by_name(tmp_path: Path, backend: str, fault: str) -> None:
     require_backend(backend)
     began = time.monotonic()
-    done = lockstep(backend, *TINY, "--output-dir", tmp_path / "run", env={FAULT_VARIABLE: f"{fault} 1"})
+    done = lockstep(backend, *TINY, "--fault", fault, "--output-dir", tmp_path / "run")
     assert time.monotonic() - began < stretched(40)
     assert done.returncode == 1
     named = re.match(r"lockstep: (\S+) failed: rank 1 \((\S+), step 5, data\): (.*)", done.stderr)
@@ -92,9 +91,9 @@ def test_other_start_methods_end_too(tmp_path: Path, start_method: tuple[str, st
     require_backend(backend)
     require_start_method(method)
     run = tmp_path / "run"
-    done = lockstep(backend, *TINY, "--start-method", method, "--output-dir", run, env={FAULT_VARIABLE: "is-killed 1"})
+    done = lockstep(backend, *TINY, "--fault", "is-killed", "--start-method", method, "--output-dir", run)
     assert done.returncode == 1
-    assert re.search(r"rank 1 \(\S+, step 5, data\): ended without a word", done.stderr)
+    assert re.search(r"rank 1 \(\S+, step 5, data\): ended without a message", done.stderr)
     assert not processes_of(run)
 
 
@@ -132,9 +131,7 @@ def test_a_task_that_cannot_save_leaves_its_weights(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_failed_run_keeps_the_steps_it_took(tmp_path: Path) -> None:
-    done = lockstep(
-        "ddp", *TINY, "--logging-steps", "1", "--output-dir", tmp_path / "run", env={FAULT_VARIABLE: "raises 1"}
-    )
+    done = lockstep("ddp", *TINY, "--logging-steps", "1", "--output-dir", tmp_path / "run")
     assert done.returncode == 1
     record = json.loads((tmp_path / "run" / "record.json").read_text())
     assert [step["step"] for step in record["steps"]] == list(range(1, len(record["steps"]) + 1))
@@ -206,7 +203,7 @@ def test_a_launcher_of_another_library_is_noticed(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     environment = {**os.environ, "PYTHONPATH": str(PROJECT_DIRECTORY)}
     done = subprocess.run(
-        [*command, "-m", "training.rank", str(run)], env=environment, capture_output=True, timeout=180
+        [*command, "-m", "training.rank", str(run), "RANK"], env=environment, capture_output=True, timeout=180
     )
     assert done.returncode != 0
     errors = [json.loads(path.read_text())["message"] for path in run.glob("logs/*.error.json")]

@@ -1,4 +1,4 @@
-"""The suite itself under test: every fault that is put in on purpose is caught by the check named for it."""
+"""The suite itself under test: the check that a mutant names catches it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from backends.interface import UnsupportedError
 from backends.registry import find_backend
 from contract.alone import train_alone
 from contract.check import Evidence, State, Violation, all_checks
-from contract.groups import Breakdown, GroupKey, Outcome, run_group
+from contract.groups import Breakdown, Group, GroupKey, Outcome, run_group
+from contract.options import ContractOptions
 from contract.suite import Result, Suite
-from tests.forked.client import forked_command
+from tests.forked.client import forked_job
 from tests.launching import DISTRIBUTED, require_backend
-from tests.mutants import ADAPTERS, MUTANTS, Mutant
+from tests.mutants import MUTANTS, Mutant
+from tests.mutants.adapters import ADAPTERS
 
 pytestmark = pytest.mark.slow
 
@@ -84,17 +86,15 @@ def _outcomes(
         cases = [*controls.values(), *(dataclasses.replace(one.case, name=name) for name, one in mutated.items())]
         cases.sort(key=lambda case: case.scene == "refused_training")
         cases.sort(key=lambda case: case.name in mutated and bool(mutated[case.name].words_of_stop(_short(adapter))))
-        groups[adapter, key] = run_group(
+        group = Group(
             adapter,
-            find_backend(adapter),
             key,
-            cases,
             directory / "group",
-            device="cpu",
             single_states=files,
             module="tests.mutant_rank",
-            command=forked_command,
+            compose=forked_job,
         )
+        groups[adapter, key] = run_group(group, cases)
     return groups[adapter, key]
 
 
@@ -105,7 +105,7 @@ def _verify(adapter: str, mutant: Mutant, outcome: Outcome) -> None:
         Violation: It does not hold.
     """
     if isinstance(outcome, Breakdown):
-        raise Violation("the case to go through", outcome.message, outcome.rank)
+        raise Violation("the case to complete", outcome.message, outcome.rank)
     memory = {}
     if any(training.resume == "single" for training in mutant.case.trainings):
         memory["single"] = train_alone(mutant.case, TWO_RANKS, device="cpu")
@@ -130,9 +130,8 @@ def test_a_mutant_is_caught_by_its_check(
 
 
 def _results(adapter: str, directory: Path, check_id: str) -> list[Result]:
-    suite = Suite(
-        adapter, directory, world_sizes=[2, 1], precisions=["fp32"], check_ids=[check_id], command=forked_command
-    )
+    options = ContractOptions(num_processes=[2, 1], precision=["fp32"], check=[check_id])
+    suite = Suite(adapter, directory, options, compose=forked_job)
     # A job takes long, and each of them shows the fault.
     instances = suite.instances[:1] if suite.instances[0].case.is_job else suite.instances
     return [suite.judge(instance) for instance in instances]
@@ -155,7 +154,9 @@ def test_a_broken_adapter_is_caught_by_its_check(
 ) -> None:
     assert {result.state for result in sound(check_id)} == {State.PASSED}, sound(check_id)
     broken = [
-        result for result in _results(f"tests.mutants:{name}", tmp_path, check_id) if result.state is State.FAILED
+        result
+        for result in _results(f"tests.mutants.adapters:{name}", tmp_path, check_id)
+        if result.state is State.FAILED
     ]
     assert broken
     assert all(words in result.reason for result in broken), [result.reason for result in broken]

@@ -19,7 +19,7 @@ from compare.race.plan import Entrant, PlannedRun, RacePlan, draw_plan
 from compare.report.reading import read_inputs, read_run
 from compare.report.runs import RaceFacts, race_file
 from compare.results import Results
-from launch.engines import PROJECT_DIRECTORY
+from launch.engines.interface import PROJECT_DIRECTORY
 from launch.errors import UsageError
 from launch.run_directory import locked
 from records.environment import describe_environment

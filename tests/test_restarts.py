@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from contract.awkward_tasks import FAULT_VARIABLE
 from tests.faults.kills import campaign
 from tests.launching import DISTRIBUTED, lockstep, require_backend
 
@@ -37,7 +36,7 @@ def test_restarts_come_to_an_end(tmp_path: Path) -> None:
     """What fails every time fails in the end, and every start's logs are kept."""
     run = tmp_path / "run"
     options = ("--task", "contract.awkward_tasks:FaultyTask", "--max-steps", "20", "--save-every", "2")
-    done = lockstep("ddp", *options, "--max-restarts", "2", "--output-dir", run, env={FAULT_VARIABLE: "raises 1"})
+    done = lockstep("ddp", *options, "--max-restarts", "2", "--output-dir", run)
     assert done.returncode == 1
     lines = [line for line in done.stderr.splitlines() if line.startswith("lockstep: ")]
     first, second = (line for line in lines if "restart" in line)

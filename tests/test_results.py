@@ -14,7 +14,7 @@ from compare.report.html import render_html
 from compare.report.markdown import render_markdown
 from compare.report.picture import render_picture
 from compare.results import Results, read_results
-from launch.engines import PROJECT_DIRECTORY
+from launch.engines.interface import PROJECT_DIRECTORY
 from tests.sample_results import HOSTILE, empty_results, sample_results
 
 PLACE = PROJECT_DIRECTORY / "docs" / "results"

@@ -10,7 +10,7 @@ import pytest
 
 from compare.report.statistics import SMALLEST_CLAIM, compare_pairs, detectable_difference, mean_interval
 from compare.results import Comparison
-from launch.engines import PROJECT_DIRECTORY
+from launch.engines.interface import PROJECT_DIRECTORY
 from tests.variants_of_ddp import PLANTED_SLOWDOWN
 
 NUM_RACES = 40

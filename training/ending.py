@@ -1,9 +1,10 @@
-"""What rank 0 does when training is over: it saves the model and writes the record, wherever there is room."""
+"""The end of a run: rank 0 saves the model and writes the record, wherever there is room."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,27 +23,24 @@ from records.run_files import model_files, note_model_files
 from tasks.interface import Task
 from training.agreement import describe
 from training.keeping import Keeper
-from training.loop import Trajectory
 from training.room import MIB, SLACK_BYTES, model_bytes
+from training.state import Trajectory
 from watch.heartbeat import Heartbeat
 from watch.stragglers import find_stragglers
 
-# What the weights are saved as where the task's own way of saving fails.
+# The file of the weights alone, for a task that fails to save its model.
 WEIGHTS_NAME = "weights.safetensors"
-
-# It can only be read by setting it, which is no thing to do while other threads make files.
-_UMASK = os.umask(0o022)
-os.umask(_UMASK)
 
 
 @dataclass(frozen=True)
 class Results:
-    """What a training leaves on rank 0."""
+    """The results of a training on one rank."""
 
     config: RunConfig
     task: Task
     model: nn.Module
     trajectory: Trajectory
+    first_step_at: float | None
     ranks: list[RankRecord]
     resumption: Resumption | None
     failed_saves: list[int]
@@ -55,7 +53,7 @@ def save_results(results: Results, directory: Path, heartbeat: Heartbeat) -> Non
     """Saves the model and writes the record.
 
     Raises:
-        RuntimeError: The task cannot save its model; the text says where its bare weights are.
+        RuntimeError: The task cannot save its model; the message says where the weights alone are.
     """
     config, trajectory = results.config, results.trajectory
     metric, best_step = config.metric_for_best_model, None
@@ -75,9 +73,11 @@ def save_results(results: Results, directory: Path, heartbeat: Heartbeat) -> Non
 
 
 def _load_best(model: nn.Module, directory: Path, evaluations: list[EvaluationRecord], metric: str) -> int | None:
-    """Puts the best weights that there are into the model, which has the last ones, and returns their step.
+    """Loads the best weights that can be read into the model, which has those of the last step.
 
-    That may be the second best, where a disk was full or a file is damaged. None if no evaluation gave a value.
+    Returns:
+        The step of these weights, which may be the second best if a disk was full or a file is damaged. None if the
+        metric was undefined in all evaluations.
     """
     for evaluation in by_merit(evaluations, metric):
         if evaluation.step == evaluations[-1].step:
@@ -85,7 +85,7 @@ def _load_best(model: nn.Module, directory: Path, evaluations: list[EvaluationRe
         try:
             checkpoint = read_checkpoint(checkpoint_path(directory, evaluation.step))
         except CheckpointError as error:
-            with contextlib.suppress(OSError):  # the log may lie on a full disk
+            with contextlib.suppress(OSError):  # the log may be on a full disk
                 print(f"the next best weights are saved: {error}")
             continue
         model.load_state_dict(without_prefix("model", checkpoint.tensors))
@@ -104,8 +104,8 @@ def _keep_model(keeper: Keeper, results: Results) -> Path:
             lambda place: _save(lambda inner: task.save(model, inner), place),
             has_substitute=True,
         )
-    except Exception as error:  # the task's own code may raise anything
-        # Copied: a file of tensors cannot hold two that share memory.
+    except Exception as error:  # a task's code may raise any exception
+        # They are copied, since a file cannot hold two tensors that share memory.
         weights = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in model.state_dict().items()}
         place = keeper.keep(
             "the weights",
@@ -119,14 +119,15 @@ def _keep_model(keeper: Keeper, results: Results) -> Path:
 
 
 def _save(write: Callable[[Path], None], directory: Path) -> None:
-    """Saves beside the target and moves file by file, so that no file is ever there by half.
+    """Has files written beside their place, and moves each of them when it is complete.
 
-    The names are written down before, so that a later run can tell these files from others.
+    The names are noted before, so that a later run can tell these files from those of the user.
 
     Raises:
         FileExistsError: A file that no run wrote is in the way.
     """
     with tempfile.TemporaryDirectory(prefix=".model.", dir=directory) as unfinished:
+        mode = _mode_of_new_files(Path(unfinished))
         write(Path(unfinished))
         files = sorted(path for path in Path(unfinished).rglob("*") if path.is_file())
         names = [str(file.relative_to(unfinished)) for file in files]
@@ -136,11 +137,24 @@ def _save(write: Callable[[Path], None], directory: Path) -> None:
                 raise FileExistsError(f"{directory / name} is not of this run, and the model has a file of this name")
         note_model_files(directory, names)
         for file, name in zip(files, names, strict=True):
-            file.chmod(0o666 & ~_UMASK)  # safetensors lets nobody else read its files
+            file.chmod(mode)  # safetensors makes files that only their owner can read
             with file.open("rb+") as content:
                 os.fsync(content.fileno())
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             file.replace(directory / name)
+
+
+def _mode_of_new_files(directory: Path) -> int:
+    """Returns the permissions that a new file gets in a directory, by making one.
+
+    They follow from the umask of the process, which os.umask() can tell only by setting another one for a moment, in
+    which other threads may make files.
+    """
+    probe = directory / "probe"
+    probe.touch()
+    mode = stat.S_IMODE(probe.stat().st_mode)
+    probe.unlink()
+    return mode
 
 
 def _record(results: Results, best_step: int | None, dropped: list[int]) -> RunRecord:
@@ -151,7 +165,6 @@ def _record(results: Results, best_step: int | None, dropped: list[int]) -> RunR
     warnings = list(results.warnings)
     if dropped:
         warnings.append(f"checkpoint(s) of step {', '.join(map(str, dropped))} removed to make room for the model")
-    first_step_at = trajectory.first_step_at
     return RunRecord(
         status="diverged" if disagreement is not None else "completed",
         error=describe(disagreement) if disagreement is not None else None,
@@ -159,7 +172,7 @@ def _record(results: Results, best_step: int | None, dropped: list[int]) -> RunR
         gradient_accumulation_steps=config.gradient_accumulation_steps,
         task=results.task.describe(),
         environment=describe_environment(with_torch=True),
-        seconds_to_first_step=first_step_at - config.started_at if first_step_at else None,
+        seconds_to_first_step=results.first_step_at - config.started_at if results.first_step_at else None,
         seconds=time.time() - config.started_at,
         steps=trajectory.steps,
         evaluations=trajectory.evaluations,

@@ -14,21 +14,22 @@ from typing import Any
 
 from backends.devices import count_gpus
 from backends.registry import BackendRow
-from compare.collectives.job import Job, ranks_of
+from compare.collectives.job import MeasuringJob, ranks_of
 from compare.collectives.measurement import ELEMENT_BYTES, CollectivesFile, Measurement
 from compare.collectives.options import CollectivesOptions, parse_sizes
-from compare.collectives.paths import ON_THE_PATH_OF_DDP, measured_backends, say_what_is_left_out
+from compare.collectives.paths import measured_backends, say_what_is_left_out
 from compare.collectives.table import show
 from compare.numbers import format_size
 from compare.results import CollectiveSeries
 from launch.arguments import Parser, command_line
 from launch.display import console
-from launch.engines import engine_command
+from launch.engines.registry import find_engine
 from launch.errors import UsageError
 from launch.options import add_options, validated
-from launch.supervisor import Interrupted, JobFailure, signals_raised
+from launch.signals import Interrupted, signals_raised
 from records.environment import describe_environment, num_cpus
 from records.files import write_atomically
+from watch.failures import JobFailure
 
 
 def run(arguments: list[str]) -> int:
@@ -42,9 +43,8 @@ def run(arguments: list[str]) -> int:
         argument_default=argparse.SUPPRESS,
         description="Times the collectives of each library, and prints time, algbw and busbw as nccl-tests defines "
         "them, with a latency and a bandwidth fitted through the sizes.",
-        epilog=f"{' and '.join(ON_THE_PATH_OF_DDP)} communicate as ddp does, through torch.distributed, and are "
-        "measured only if you name them. A size counts the float32 values in the buffer of one rank or, for "
-        "all_gather and gather, in the whole result.",
+        epilog="Backends that communicate as another one does are measured only if you name them. A size counts the "
+        "float32 values in the buffer of one rank or, for all_gather and gather, in the whole result.",
     )
     add_options(parser, {"collectives": CollectivesOptions})
     options: CollectivesOptions = validated(CollectivesOptions, vars(parser.parse_args(arguments)))
@@ -59,7 +59,7 @@ def run(arguments: list[str]) -> int:
     try:
         with signals_raised():
             for number, measurement in enumerate(measurements):
-                job = Job(measurement, directory / str(number), terminal)
+                job = MeasuringJob(measurement, directory / str(number), terminal)
                 failure = job.run()
                 if failure is not None:
                     break
@@ -135,7 +135,7 @@ def _settle(
         threads_per_rank=options.threads_per_rank or max(1, num_cpus() // num_processes),
         **shared,
     )
-    engine_command(measurement.start_method, ranks_of(measurement, Path()))  # for its checks alone
+    find_engine(measurement.start_method).check(ranks_of(measurement, Path()))
     return measurement
 
 

@@ -7,18 +7,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from backends.registry import find_backend
 from compare.collectives.measurement import MEASUREMENT_NAME, Measurement, collective_point, fit_line
 from compare.numbers import format_size
 from compare.results import CollectivePoint, CollectiveSeries
-from launch.engines import PROJECT_DIRECTORY, Ranks, engine_command, engine_environment
-from launch.supervisor import JobFailure, run_job
+from launch.engines.interface import Ranks
+from launch.engines.registry import find_engine
+from launch.job import compose_job
+from launch.supervisor import run_job
 from records.names import LOGS_NAME
+from records.news import LibraryFound, News, PointMeasured
 from records.progress import ProgressReader
+from watch.failures import JobFailure
 
 
 def ranks_of(measurement: Measurement, directory: Path) -> Ranks:
@@ -34,7 +38,7 @@ def ranks_of(measurement: Measurement, directory: Path) -> Ranks:
     )
 
 
-class Job:
+class MeasuringJob:
     """One group of ranks, and what it has measured."""
 
     def __init__(self, measurement: Measurement, directory: Path, terminal: Console) -> None:
@@ -49,17 +53,11 @@ class Job:
         measurement, directory = self._measurement, self._directory
         (directory / LOGS_NAME).mkdir(parents=True)
         (directory / MEASUREMENT_NAME).write_text(measurement.model_dump_json())
-        ranks = ranks_of(measurement, directory)
+        engine, signs = find_engine(measurement.start_method), find_backend(measurement.backend).signs
+        job = compose_job(engine, ranks_of(measurement, directory), directory, signs)
         began = time.monotonic()
         with self._progress() as refresh:
-            failure = run_job(
-                engine_command(measurement.start_method, ranks),
-                environment=engine_environment(ranks),
-                working_directory=PROJECT_DIRECTORY,
-                run_directory=directory,
-                num_processes=measurement.num_processes,
-                on_poll=refresh,
-            )
+            failure = run_job(job, on_poll=refresh)
         if failure is None:
             seconds = time.monotonic() - began
             self._terminal.print(f"{self._title}: {len(self._points)} points over {self._transport} in {seconds:.0f} s")
@@ -122,10 +120,10 @@ class Job:
         with bar:
             yield refresh
 
-    def _take(self, fact: dict[str, Any]) -> None:
-        if fact["event"] == "library":
-            self._transport, self._operations = fact["transport"], fact["operations"]
-        else:
-            operation = fact["operation"]
-            point = collective_point(operation, self._measurement.num_processes, fact["bytes"], fact["seconds"])
-            self._points.append((operation, point))
+    def _take(self, news: News) -> None:
+        match news:
+            case LibraryFound():
+                self._transport, self._operations = news.transport, news.operations
+            case PointMeasured(operation=operation):
+                point = collective_point(operation, self._measurement.num_processes, news.bytes, news.seconds)
+                self._points.append((operation, point))

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from compare.collectives.paths import PATHS
+from backends.registry import BACKENDS
 from compare.race.directory import RaceDirectory
 from compare.race.entrants import make_plan, read_run_options
 from compare.race.options import RaceOptions
@@ -24,7 +24,7 @@ from launch.arguments import named_path
 from launch.display import console
 from launch.errors import refused_path
 from launch.options import option_parser, validated
-from launch.supervisor import Interrupted, signals_raised
+from launch.signals import Interrupted, signals_raised
 from records.config import RunConfig
 
 
@@ -93,7 +93,8 @@ def _show_plan(plan: RacePlan, configs: dict[Entrant, RunConfig], terminal: Cons
 
 def _measure_collectives(plan: RacePlan, directory: RaceDirectory, terminal: Console) -> None:
     """Measures the collectives of each library that takes part with more than one rank."""
-    names = [name for name in dict.fromkeys(entrant.backend for entrant in plan.entrants) if name in PATHS]
+    entered = dict.fromkeys(entrant.backend for entrant in plan.entrants)
+    names = [name for name in entered if name in BACKENDS and BACKENDS[name].has_own_collectives]
     worlds = ",".join(str(number) for number in plan.options.num_processes if number > 1)
     if not plan.options.collectives or not worlds:
         return

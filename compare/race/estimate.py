@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 
 from backends.registry import REFERENCE
 from compare.race.plan import PlannedRun, RacePlan
@@ -47,9 +45,10 @@ def _measure(config: RunConfig) -> tuple[float, float, int]:
     import torch
 
     from backends.single import SingleBackend
-    from records.progress import ProgressLog
     from tasks.registry import load_task
     from training.loop import Trainer
+    from training.measurements import Measurements
+    from watch.heartbeat import Heartbeat
 
     task_class = load_task(config.task)
     task = task_class(task_class.Settings.model_validate(config.task_settings))
@@ -64,11 +63,11 @@ def _measure(config: RunConfig) -> tuple[float, float, int]:
             "micro_batch_size": config.global_batch_size,
         }
     )
-    with TemporaryDirectory() as directory:
-        backend = SingleBackend(alone.backend_options(SingleBackend.Settings))
-        trainer = Trainer(alone, task, backend, ProgressLog(Path(directory), rank=0))
-        began = time.perf_counter()
-        trajectory = trainer.train()
-        evaluation = time.perf_counter() - began - sum(trajectory.step_seconds)
+    trainer = Trainer(alone, task, SingleBackend(alone.backend_options(SingleBackend.Settings)))
+    measurements = Measurements(Heartbeat())
+    trainer.observe(measurements)
+    began = time.perf_counter()
+    trainer.train()
+    evaluation = time.perf_counter() - began - sum(measurements.step_seconds)
     steps = config.num_train_epochs * trainer.plan.steps_per_epoch
-    return median(trajectory.step_seconds[1:]), evaluation, steps
+    return median(measurements.step_seconds[1:]), evaluation, steps

@@ -17,7 +17,7 @@ from compare.race.plan import PlannedRun, RacePlan
 from compare.race.progress import ProgressOfRace
 from compare.report.runs import RaceFacts
 from launch.guardian import guarded
-from launch.supervisor import Interrupted
+from launch.signals import Interrupted
 from records.config import STARTED_AT_VARIABLE
 from records.names import RECORD_NAME
 from records.record import read_record

@@ -32,6 +32,7 @@ def run(arguments: list[str]) -> int:
     """Makes a report from the command line; returns the exit code."""
     parser = Parser(
         "report",
+        operands="FILE ...",
         argument_default=argparse.SUPPRESS,
         description="Makes the report of any records, wherever they were made.",
     )

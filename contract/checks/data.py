@@ -1,4 +1,4 @@
-"""Which samples are consumed, and what is said of them."""
+"""Which samples are trained and evaluated on, and which numbers are reported of them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,17 @@ from contract.checks.judging import TIGHT, config_of, reference_of, require_equa
 from contract.reference import global_batches, micro_batches
 
 
-@check("C11", PLAIN, traps="O3 S5 S6 S7 A9 A11 H4")
-def consumed_samples_are_the_plan(evidence: Evidence) -> None:
-    """Every rank computes in every step and micro-step the samples that the plan says, in that order.
+@check(
+    "C11",
+    PLAIN,
+    traps="O3 S5 S6 S7 A9 A11 H4",
+    promises=["interface: In every micro-step, every rank computes the samples"],
+)
+def samples_follow_the_plan(evidence: Evidence) -> None:
+    """In every micro-step, every rank computes the samples that the plan gives it, in the order of the plan.
 
-    The plan is rewritten in the reference from its description. All ranks take equally many
-    micro-steps, also for the last, short batch.
+    The reference computes the plan again from its description. All ranks take the same number of micro-steps, also
+    for the short last batch of an epoch.
     """
     config = config_of(evidence)
     batches = [batch for epoch in global_batches(config) for batch in epoch]
@@ -24,20 +29,25 @@ def consumed_samples_are_the_plan(evidence: Evidence) -> None:
         require_equal(len(seen["steps"]), len(batches), what="optimizer steps:", rank=rank)
         for number, (step, batch) in enumerate(zip(seen["steps"], batches, strict=True), start=1):
             share = micro_batches(config, batch)[rank]
-            # Where a rank has nothing left, it computes some sample of the batch without weight.
-            consumed = [
+            # A rank that has no sample left computes any sample of the batch with weight 0.
+            computed = [
                 [] if micro_batch["coefficient"] == 0 else micro_batch["sample_ids"]
                 for micro_batch in step["micro_batches"]
             ]
-            require_equal(consumed, share, what=f"in step {number} the samples", rank=rank)
+            require_equal(computed, share, what=f"the samples in step {number}:", rank=rank)
 
 
-@check("C12", PLAIN, traps="S1 S2 S15 A2")
-def every_sample_counts_once_an_epoch(evidence: Evidence) -> None:
-    """Over an epoch, all ranks together compute each sample exactly once, and no two epochs agree in their order.
+@check(
+    "C12",
+    PLAIN,
+    traps="S1 S2 S15 A2",
+    promises=["interface: In an epoch, all ranks together train on each sample exactly once"],
+)
+def every_sample_counts_once_per_epoch(evidence: Evidence) -> None:
+    """In an epoch, all ranks together train on each sample exactly once, and the next epoch has another order.
 
-    Counted with multiplicity over what entered the loss with a weight: padding, repetition and
-    dropped remainders all show.
+    The check counts the samples that entered the loss with a weight. It notices padding, repetition and dropped
+    remainders.
     """
     config = config_of(evidence)
     num_samples = config.task_settings["num_train_samples"]
@@ -55,7 +65,9 @@ def every_sample_counts_once_an_epoch(evidence: Evidence) -> None:
         counts = Counter(order)
         wrong = {i: counts[i] for i in {*range(num_samples), *counts} if counts[i] != 1}
         if wrong:
-            raise Violation(f"each of {num_samples} samples once in epoch {epoch}", f"sample: times {wrong}"[:200])
+            raise Violation(
+                f"each of {num_samples} samples once in epoch {epoch}", f"these counts by sample: {wrong}"[:200]
+            )
         orders.append(order)
     if any(first == second for first, second in pairwise(orders)):
         raise Violation("another order in every epoch", "the same order twice")
@@ -64,27 +76,32 @@ def every_sample_counts_once_an_epoch(evidence: Evidence) -> None:
 _EVALUATIONS = (*PLAIN, SMALL_EVALUATION, ONE_BY_ONE_EVALUATION)
 
 
-@check("C13", _EVALUATIONS, traps="S2 S4 S5 S11")
+@check(
+    "C13",
+    _EVALUATIONS,
+    traps="S2 S4 S5 S11",
+    promises=["interface: An evaluation computes each validation sample exactly once"],
+)
 def evaluation_sees_every_sample_once(evidence: Evidence) -> None:
-    """An evaluation computes every validation sample exactly once, on whichever rank, however sizes divide.
+    """An evaluation computes each validation sample exactly once, on one of the ranks, whatever the sizes.
 
-    With 23, 7 and 3 samples in batches of 5 and 1: nothing divides, and with 3 samples all ranks
-    but the first have none, yet the job goes on.
+    There are 23, 7 or 3 samples in batches of 5 or 1, so that nothing divides evenly. With 3 samples in batches of 5,
+    only rank 0 has samples, and the evaluation must not hang.
     """
     num_samples = config_of(evidence).task_settings["num_validation_samples"]
     for number in range(len(evidence.ranks[0][0]["evaluated"])):
         counts = Counter(i for (seen,) in evidence.ranks for i in seen["evaluated"][number])
         wrong = {i: counts[i] for i in {*range(num_samples), *counts} if counts[i] != 1}
         if wrong:
-            raise Violation(f"each of {num_samples} validation samples once", f"sample: times {wrong}"[:200])
+            raise Violation(f"each of {num_samples} validation samples once", f"these counts by sample: {wrong}"[:200])
 
 
-@check("C14", _EVALUATIONS, traps="S3 S4 S8 S9 S11 H8")
+@check("C14", _EVALUATIONS, traps="S3 S4 S8 S9 S11 H8", promises=["interface: Every metric of an evaluation"])
 def metrics_are_those_of_one_process(evidence: Evidence) -> None:
-    """Every evaluation metric equals that of a single process on all samples, on every rank.
+    """Every metric of an evaluation is, on every rank, the one that a single process computes from all samples.
 
-    Among them macro F1, which does not add up over samples or ranks; labels that only some ranks
-    see; a last batch that is short; ranks without any sample. The reference counts pairs.
+    One of them is macro F1, which is not an average over samples or ranks. Some ranks see labels that others do not,
+    the last batch is short, and some ranks have no sample. The reference counts every target and prediction.
     """
     expected = reference_of(evidence).evaluations
     for rank, (seen,) in enumerate(evidence.ranks):
@@ -96,9 +113,9 @@ def metrics_are_those_of_one_process(evidence: Evidence) -> None:
                     raise Violation(f"{name} {value!r} after epoch {epoch}", repr(metrics[name]), rank)
 
 
-@check("C15", PLAIN, traps="G18")
+@check("C15", PLAIN, traps="G18", promises=["interface: The loss that is logged for a step"])
 def logged_loss_is_the_global_mean(evidence: Evidence) -> None:
-    """The loss that is logged for a step is the mean over all targets of the global batch, on every rank."""
+    """The loss that is logged for a step is, on every rank, the mean over all targets of the global batch."""
     expected = reference_of(evidence).losses
     for rank, (seen,) in enumerate(evidence.ranks):
         require_equal(len(seen["losses"]), len(expected), what="logged losses:", rank=rank)

@@ -1,4 +1,4 @@
-"""Whole jobs: what a user's environment may not change, and what a failing rank must bring about."""
+"""Whole jobs: what the user's environment must not change, and what must happen when a rank fails."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _MESSAGES = {
 }
 
 
-@check("C43", FAULTS, traps="H2 H3 H13 H14")
+@check(
+    "C43", FAULTS, traps="H2 H3 H13 H14", promises=["interface: If a rank raises an error, exits, is killed or hangs"]
+)
 def a_failing_rank_ends_the_job(evidence: Evidence) -> None:
-    """A rank that raises, exits with 3, is killed or hangs ends the whole job in time, by name, leaving nothing.
+    """A rank that raises an error, exits with 3, is killed or hangs ends the whole job in time, and is named.
 
-    The job is started from the command line with a timeout of 10 s; its last rank fails in the
-    fifth batch. In time is within twice the timeout, once for the collective that waits in vain and
-    once for the launcher that ends the others, and as long again as the job took from its command
-    line to the fault: ending processes takes longer where starting them did, so a busy machine is
-    not held against the adapter (the timeout, too, is longer where others load the machine). An adapter
-    that waits for its library's own 10 or 30 minutes is far beyond that. The exit code must be 1, the
-    message must name the rank and its error, the record must say failed, and no process of the job
-    may be left.
+    The check starts a job from the command line with a timeout of 10 s, and its last rank fails in the fifth batch. The
+    job must end within twice the timeout, once for the collective that waits in vain and once for the launcher that
+    ends the other ranks, plus the time that it took from the command line to the fault: on a busy machine, where
+    starting processes takes longer, ending them does, too. The timeout also grows with the load of the machine. An
+    adapter that relies on its library's own timeout of 10 or 30 minutes fails. The exit code must be 1, the message
+    must name the rank and its error, the record must say failed, and no process of the job may be left.
     """
     (seen,) = evidence.ranks
     if seen["seconds"] is None:
@@ -38,22 +38,22 @@ def a_failing_rank_ends_the_job(evidence: Evidence) -> None:
         if text not in seen["message"]:
             raise Violation(f"a message with {text!r}", seen["message"][-300:])
     require_equal(seen["left"], [], what="processes left behind:")
-    require_equal(seen["status"], "failed", what="a record that says")
+    require_equal(seen["status"], "failed", what="a record with the status")
 
 
-@check("C44", [HOSTILE], traps="A12 H11 P7 L5 L10")
+@check("C44", [HOSTILE], traps="A12 H11 P7 L5 L10", promises=["interface: Environment variables, configuration files"])
 def a_hostile_environment_changes_nothing(evidence: Evidence) -> None:
-    """Variables, configuration files, impostors of libraries and a taken port change neither settings nor training.
+    """Environment variables, configuration files, files named like libraries and a used port change nothing.
 
-    ACCELERATE_* variables and a user's accelerate configuration ask for another precision and
-    accumulation, RANK and WORLD_SIZE lie, warnings are errors, the working directory has files named
-    like the libraries, and someone listens on the usual port. Settings, threads, every loss and
-    the final weights must be those of the same job in peace; from three ranks on, where sums over
-    ranks may have another order, losses to 1e-5.
+    ACCELERATE_* variables and the user's configuration of accelerate ask for another precision and accumulation, RANK
+    and WORLD_SIZE are wrong, warnings are errors, the working directory contains files named like the libraries, and a
+    process listens on the usual port. Settings, threads, every loss and the final weights must be those of the same job
+    without all this. With three ranks or more, losses need to agree to 1e-5 only, since ranks may be summed in another
+    order.
     """
     (seen,) = evidence.ranks
     peaceful, hostile = seen["peaceful"], seen["hostile"]
-    for name, record in (("in peace", peaceful), ("in a hostile environment", hostile)):
+    for name, record in (("in a normal environment", peaceful), ("in a hostile environment", hostile)):
         if "error" in record and record["error"] is not None:
             raise Violation(f"a completed run {name}", record["error"][-300:])
     require_equal(len(hostile["ranks"]), evidence.world_size, what="ranks:")

@@ -1,4 +1,4 @@
-"""What checks share: reading evidence, the references it is compared with, and tolerances."""
+"""What all checks use: access to evidence, the references that it is compared with, and tolerances."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from contract.reference import Reference, compute_reference
 from contract.simulator import key_of, simulate_as_a_rank
 from records.config import RunConfig
 
-# Relative to the norm of all tensors together. Correct paths in float64 differ in the order of
-# sums, about 1e-16 a step; the smallest mistake in a formula shows in the third digit.
+# Relative to the norm of all tensors together. Correct computations in float64 differ in the order of
+# sums, by about 1e-16 per step; the smallest mistake in a formula changes the third digit.
 TIGHT = 1e-12
 # The same for float32.
 ROUNDING = 1e-5
 
 Tensors = dict[str, torch.Tensor]
 
-# By what was asked: adapters that begin with the same weights share one reference.
+# Keyed by what is computed: adapters that begin with the same weights share a reference.
 _REFERENCES: dict[str, Reference] = {}
 
 
 def config_of(evidence: Evidence, training: int = 0) -> RunConfig:
-    """The configuration of one training of the case."""
+    """Returns the configuration of one training of the case."""
     return evidence.case.trainings[training].config(
         world_size=evidence.world_size,
         precision=evidence.case.precision,
@@ -35,13 +35,13 @@ def config_of(evidence: Evidence, training: int = 0) -> RunConfig:
 
 
 def initial_weights(evidence: Evidence, training: int = 0) -> Tensors:
-    """What rank 0 started the training with."""
+    """Returns the weights with which rank 0 began the training."""
     weights: Tensors = evidence.ranks[0][training]["setup"]["weights_after"]
     return weights
 
 
 def reference_of(evidence: Evidence) -> Reference:
-    """The float64 reference of the case's first training, from the weights that rank 0 started with."""
+    """Returns the float64 reference of the case's first training, from the weights with which rank 0 began."""
     if "reference" not in evidence.memory:
         overflow = evidence.case.trainings[0].overflow
         initial, config, skipped = initial_weights(evidence), config_of(evidence), (overflow.step,) if overflow else ()
@@ -54,7 +54,7 @@ def reference_of(evidence: Evidence) -> Reference:
 
 
 def simulation_of(evidence: Evidence) -> Reference:
-    """The case's first training computed by hand in its own precision, micro-batch by micro-batch."""
+    """Returns the case's first training computed by hand in its own precision, micro-batch by micro-batch."""
     if "simulation" not in evidence.memory:
         scale = INIT_LOSS_SCALE if evidence.case.precision == "fp16" else 1.0
         given, prepared = (evidence.ranks[0][0]["setup"][f"weights_{when}"] for when in ("before", "after"))
@@ -67,7 +67,7 @@ def simulation_of(evidence: Evidence) -> Reference:
 
 
 def distance(seen: Tensors, expected: Tensors) -> float:
-    """The norm of the difference relative to the norm of what was expected; infinite if names or shapes differ."""
+    """Returns the norm of the difference over the norm of what is expected; infinite if names or shapes differ."""
     if seen.keys() != expected.keys() or any(seen[name].shape != expected[name].shape for name in expected):
         return float("inf")
     difference = torch.cat([(seen[name].double() - expected[name].double()).flatten() for name in expected])
@@ -76,18 +76,19 @@ def distance(seen: Tensors, expected: Tensors) -> float:
 
 
 def require_close(seen: Tensors, expected: Tensors, tolerance: float, *, what: str, rank: int) -> None:
-    """Raises Violation when two sets of tensors differ by more than the tolerance, naming the worst of them."""
+    """Raises a Violation, which names the tensor that differs most, if tensors differ by more than the tolerance."""
     off = distance(seen, expected)
     if off <= tolerance:
         return
     missing = sorted(expected.keys() - seen.keys()) + sorted(seen.keys() - expected.keys())
     if missing:
-        raise Violation(f"{what} of {', '.join(sorted(expected))}", f"only one of both has {', '.join(missing)}", rank)
+        raise Violation(f"{what} of {', '.join(sorted(expected))}", f"{', '.join(missing)} on one side only", rank)
     name = max(expected, key=lambda name: _gap(seen[name], expected[name]))
     ratio = _ratio(seen[name], expected[name])
     raise Violation(
         f"{what} within {tolerance:g} of the reference",
-        f"{off:.2g} off, most in {name}" + (f" ({ratio:.4g} times the reference there)" if ratio is not None else ""),
+        f"a difference of {off:.2g}, most in {name}"
+        + (f" ({ratio:.4g} times the reference there)" if ratio is not None else ""),
         rank,
     )
 
@@ -99,7 +100,7 @@ def _gap(seen: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def _ratio(seen: torch.Tensor, expected: torch.Tensor) -> float | None:
-    """The factor between two tensors that are multiples of each other, which names many a mistake; else None."""
+    """Returns the factor between two tensors if one is a multiple of the other, which identifies many mistakes."""
     if seen.shape != expected.shape or not float(expected.double().norm()):
         return None
     ratio = float((seen.double() * expected.double()).sum() / (expected.double() ** 2).sum())
@@ -107,14 +108,20 @@ def _ratio(seen: torch.Tensor, expected: torch.Tensor) -> float | None:
     return ratio if is_multiple else None
 
 
+def require(holds: bool, expected: str, seen: str, rank: int | None = None) -> None:
+    """Raises a Violation unless what was expected holds."""
+    if not holds:
+        raise Violation(expected, seen, rank)
+
+
 def require_equal(seen: Any, expected: Any, *, what: str, rank: int | None = None) -> None:
-    """Raises Violation when two plain values differ."""
+    """Raises a Violation if two plain values differ."""
     if seen != expected:
         raise Violation(f"{what} {_short(expected)}", _short(seen), rank)
 
 
 def require_same_bits(seen: Tensors, expected: Tensors, *, what: str, rank: int) -> None:
-    """Raises Violation when any bit of any tensor differs: 0 and -0 do, NaN and the same NaN do not."""
+    """Raises a Violation if any bit of any tensor differs: 0 and -0 differ, a NaN and the same NaN do not."""
     different = [name for name in expected if name not in seen or not _has_same_bits(seen[name], expected[name])]
     if different or seen.keys() - expected.keys():
         off = distance(seen, expected)
@@ -128,10 +135,10 @@ def _has_same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def require_repeated(evidence: Evidence, seen: Tensors, expected: Tensors, *, what: str, rank: int) -> None:
-    """Raises Violation unless a second computation of the same weights has given the same bits.
+    """Raises a Violation unless a second computation of the same weights has given the same bits.
 
-    From three ranks on, only unless it has given the same weights to rounding: the sum of three numbers depends on
-    their order, and Horovod, for one, adds in the order in which gradients happen to be ready.
+    With three ranks or more, the weights need to be equal up to rounding only: the sum of three numbers depends on
+    their order, and Horovod, for example, adds in the order in which gradients happen to be ready.
     """
     if evidence.world_size <= 2:
         require_same_bits(seen, expected, what=what, rank=rank)
@@ -145,24 +152,28 @@ def _short(value: Any, limit: int = 160) -> str:
 
 
 def require_gradients(evidence: Evidence, tolerance: float) -> None:
-    """Raises Violation unless every rank stepped with the reference's gradients, clipped as they are to be."""
+    """Raises a Violation unless every rank stepped with the gradients of the reference, clipped as the case demands."""
     expected = reference_of(evidence).gradients
     for rank, step, seen in steps_of(evidence):
         gradients, wanted = seen["gradients"], expected[step - 1]
         if gradients is None or wanted is None:
             raise Violation(f"an optimizer step {step}", "the optimizer was not stepped", rank)
-        require_close(gradients, wanted, tolerance, what=f"in step {step} gradients", rank=rank)
+        require_close(gradients, wanted, tolerance, what=f"gradients in step {step}", rank=rank)
 
 
 def require_weights(evidence: Evidence, tolerance: float) -> None:
-    """Raises Violation unless every rank has the reference's weights after every step."""
+    """Raises a Violation unless every rank has the weights of the reference after every step."""
     expected = reference_of(evidence).weights
     for rank, step, seen in steps_of(evidence):
-        require_close(seen["weights"], expected[step - 1], tolerance, what=f"after step {step} weights", rank=rank)
+        require_close(seen["weights"], expected[step - 1], tolerance, what=f"weights after step {step}", rank=rank)
 
 
 def steps_of(evidence: Evidence) -> list[tuple[int, int, dict[str, Any]]]:
-    """Every (rank, step, observation), refusing a training with too many or too few steps."""
+    """Returns every (rank, step, observation).
+
+    Raises:
+        Violation: The training has too many or too few steps.
+    """
     num_steps = len(reference_of(evidence).batches)
     for rank, (seen, *_) in enumerate(evidence.ranks):
         require_equal(len(seen["steps"]), num_steps, what="optimizer steps:", rank=rank)

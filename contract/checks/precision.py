@@ -1,4 +1,4 @@
-"""bf16 and fp16: the same training in that precision, and agreement over every overflow."""
+"""bf16 and fp16: training in these precisions, and what every rank does when a gradient overflows."""
 
 from __future__ import annotations
 
@@ -18,19 +18,23 @@ from contract.checks.judging import (
 )
 from contract.reference import learning_rate
 
-# Ranks compute the very micro-batches of the simulation, mostly to the last bit; this is one rounding
-# to bfloat16.
+# Ranks compute the same micro-batches as the simulation, mostly to the last bit. This is one rounding to bfloat16.
 _HALF = 4e-3
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
-@check("C28", HALF, traps="G15 G16 A5 F6 F10 F11 F13 F14")
+@check(
+    "C28",
+    HALF,
+    traps="G15 G16 A5 F6 F10 F11 F13 F14",
+    promises=["Backend.backward: The loss is multiplied by the loss scale", "Backend.step: The optimizer is given"],
+)
 def half_precision_gradients_are_the_average(evidence: Evidence) -> None:
-    """In bf16 and fp16, gradients before each step are the average of those computed by hand in the same precision.
+    """In bf16 and fp16, gradients before each step are the average that is computed by hand in the same precision.
 
-    A single process computes the same micro-batches under the same autocast and loss scale, and
-    averages in float32. Comparing with float32 would need a tolerance that hides mistakes. Without
-    clipping and with a threshold that acts in every step. Under bf16 the loss is not scaled.
+    A single process computes the same micro-batches under the same autocast and loss scale, and averages their
+    gradients in float32. A comparison with training in float32 would need a tolerance that hides mistakes. One case
+    does not clip, and one clips in every step. Under bf16, the loss must not be scaled.
     """
     simulation = simulation_of(evidence)
     for rank, (seen,) in enumerate(evidence.ranks):
@@ -40,19 +44,19 @@ def half_precision_gradients_are_the_average(evidence: Evidence) -> None:
                 raise Violation(f"an optimizer step {step}", "the optimizer was not stepped", rank)
             scale = INIT_LOSS_SCALE if evidence.case.precision == "fp16" else 1.0
             scales = {micro_batch["scale"] for micro_batch in observed["micro_batches"]}
-            require_equal(scales, {scale}, what=f"in step {step} loss scales", rank=rank)
-            require_close(observed["gradients"], wanted, _HALF, what=f"in step {step} gradients", rank=rank)
+            require_equal(scales, {scale}, what=f"loss scales in step {step}:", rank=rank)
+            require_close(observed["gradients"], wanted, _HALF, what=f"gradients in step {step}", rank=rank)
             norm = simulation.grad_norms[step - 1]
             if not abs(observed["grad_norm"] - norm) <= 2 * _HALF * norm:
-                raise Violation(f"in step {step} an unscaled norm of {norm:.6g}", f"{observed['grad_norm']:.6g}", rank)
+                raise Violation(f"an unscaled norm of {norm:.6g} in step {step}", f"{observed['grad_norm']:.6g}", rank)
 
 
-@check("C29", HALF, traps="F1 F12")
+@check("C29", HALF, traps="F1 F12", promises=["Backend.autocast: Inside, layers compute in"])
 def layers_compute_in_the_precision_asked_for(evidence: Evidence) -> None:
-    """Inside the model a layer really computes in bf16 or fp16, and the loss in float32.
+    """A layer inside the model really computes in bf16 or fp16, and the loss is computed in float32.
 
-    The dtype is that of a tensor seen on its way, not that of a setting: Accelerate on CPU reports
-    fp16 and computes in float32.
+    The check looks at the dtype of tensors inside the model, not at a setting: on a CPU, Accelerate reports fp16 and
+    computes in float32.
     """
     asked = str(_DTYPES[evidence.case.precision])
     for rank, (seen,) in enumerate(evidence.ranks):
@@ -62,29 +66,34 @@ def layers_compute_in_the_precision_asked_for(evidence: Evidence) -> None:
                 require_equal(micro_batch["loss_dtype"], "torch.float32", what="a loss in", rank=rank)
 
 
-@check("C30", [*OVERFLOWS, INFINITE_LOSS], traps="F2 F9 C8 H9 A13 F3")
+@check(
+    "C30",
+    [*OVERFLOWS, INFINITE_LOSS],
+    traps="F2 F9 C8 H9 A13 F3",
+    promises=["Backend.step: If the averaged gradient is not finite"],
+)
 def an_overflow_makes_all_ranks_skip(evidence: Evidence) -> None:
-    """When one micro-batch of one rank overflows, every rank skips that step, says so, and keeps its weights.
+    """If one micro-batch of one rank overflows, every rank skips that step, reports this and keeps its weights.
 
-    The fault is an infinite loss in the first or in the last micro-batch, on the last or on the
-    first rank. A decision taken by each rank on its own gradients lets the others step to NaN.
-    Without a loss scale the same is asked of an adapter by the option `skip_nonfinite`.
+    The loss is made infinite in the first micro-batch of the last rank or in the last micro-batch of the first rank. If
+    each rank decided on its own gradients, the others would step to NaN. In fp32, which has no loss scale, the option
+    `skip_nonfinite` asks for the same.
     """
     overflow = evidence.case.trainings[0].overflow
     assert overflow is not None
     for rank, (seen,) in enumerate(evidence.ranks):
         skipped = [number for number, step in enumerate(seen["steps"], start=1) if step["skipped"]]
-        require_equal(skipped, [overflow.step], what="the steps skipped to be", rank=rank)
+        require_equal(skipped, [overflow.step], what="skipped steps", rank=rank)
         before = seen["steps"][overflow.step - 2]["weights"]
         after = seen["steps"][overflow.step - 1]["weights"]
-        require_same_bits(after, before, what="weights untouched by the skipped step", rank=rank)
+        require_same_bits(after, before, what="weights that the skipped step leaves unchanged", rank=rank)
 
 
-@check("C31", OVERFLOWS, traps="F2 F5 F9 F11")
+@check("C31", OVERFLOWS, traps="F2 F5 F9 F11", promises=["Backend.step: The loss scale of fp16"])
 def an_overflow_halves_the_scale(evidence: Evidence) -> None:
-    """The loss scale is the one asked for until the overflow and half of it from the next step on, on every rank.
+    """On every rank, the loss scale is the one asked for up to the overflow, and half of it from the next step on.
 
-    It is read off the gradient that reaches the loss, in every micro-batch.
+    The check measures the scale in every micro-batch, as the gradient that reaches the loss.
     """
     overflow = evidence.case.trainings[0].overflow
     assert overflow is not None
@@ -92,15 +101,15 @@ def an_overflow_halves_the_scale(evidence: Evidence) -> None:
         for number, step in enumerate(seen["steps"], start=1):
             expected = INIT_LOSS_SCALE / (2 if number > overflow.step else 1)
             for micro_batch in step["micro_batches"]:
-                require_equal(micro_batch["scale"], expected, what=f"in step {number} a loss scale of", rank=rank)
+                require_equal(micro_batch["scale"], expected, what=f"a loss scale in step {number} of", rank=rank)
 
 
-@check("C32", [*OVERFLOWS, INFINITE_LOSS], traps="R4 F5")
+@check("C32", [*OVERFLOWS, INFINITE_LOSS], traps="R4 F5", promises=["interface: The learning rate of a step"])
 def a_skipped_step_leaves_the_schedule_alone(evidence: Evidence) -> None:
-    """The learning rate after a skipped step is the same again, and the training goes on in lockstep.
+    """A skipped step does not advance the learning rate, and the ranks continue in lockstep.
 
-    The rates count updates, not attempts; all ranks have the same weights after every step, and
-    these move in every step that was not skipped.
+    The schedule counts updates, and a skipped step is not one. All ranks have the same weights after every step, and
+    every step that is not skipped moves them.
     """
     config = config_of(evidence)
     overflow = evidence.case.trainings[0].overflow
@@ -111,11 +120,11 @@ def a_skipped_step_leaves_the_schedule_alone(evidence: Evidence) -> None:
             expected = learning_rate(config, number - 1 - (number > overflow.step), len(seen["steps"]))
             for rate in step["learning_rates"]:
                 if not abs(rate - expected) <= 1e-12:
-                    raise Violation(f"in step {number} a learning rate of {expected:.6g}", f"{rate:.6g}", rank)
+                    raise Violation(f"a learning rate of {expected:.6g} in step {number}", f"{rate:.6g}", rank)
             require_same_bits(
                 step["weights"],
                 first[number - 1]["weights"],
-                what=f"after step {number} the weights of rank 0",
+                what=f"the weights of rank 0 after step {number}",
                 rank=rank,
             )
             before = seen["steps"][number - 2]["weights"] if number > 1 else initial_weights(evidence)
@@ -124,16 +133,16 @@ def a_skipped_step_leaves_the_schedule_alone(evidence: Evidence) -> None:
                 raise Violation(f"step {number} to move the weights", f"a relative change of {moved:g}", rank)
 
 
-@check("C33", [CLIP_FP16], traps="C3 C7 F3")
+@check("C33", [CLIP_FP16], traps="C3 C7 F3", promises=["Backend.step: Under fp16, gradients are unscaled"])
 def clipping_just_above_the_norm_is_a_no_op(evidence: Evidence) -> None:
-    """Under fp16 a threshold slightly above the norm changes nothing: gradients are unscaled before they are clipped.
+    """Under fp16, gradients are unscaled before clipping: a threshold just above their norm changes nothing.
 
-    The largest norm of an unclipped training times 1.0001 is the threshold of a second one. Clipped
-    while still scaled, its gradients would be a thousand times too large for it.
+    The first training does not clip; the second has 1.0001 times the largest norm of the first as its threshold.
+    Gradients that are still scaled would exceed it a thousandfold.
     """
     for rank, (free, clipped) in enumerate(evidence.ranks):
         for number, (one, other) in enumerate(zip(free["steps"], clipped["steps"], strict=True), start=1):
             require_close(
-                other["weights"], one["weights"], ROUNDING, what=f"after step {number} unclipped weights", rank=rank
+                other["weights"], one["weights"], ROUNDING, what=f"unclipped weights after step {number}", rank=rank
             )
             require_equal(one["skipped"] or other["skipped"], False, what="a skipped step:", rank=rank)

@@ -1,4 +1,4 @@
-"""Random streams: apart between ranks, the same again for the same (seed, rank, step)."""
+"""Random numbers: different between ranks, and the same again for the same seed, rank and step."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from contract.check import Evidence, Violation, check
 from contract.checks.judging import require_equal, require_repeated
 
 
-@check("C34", [DROPOUT], traps="S12")
+@check("C34", [DROPOUT], traps="S12", promises=["interface: Dropout masks differ"])
 def dropout_differs_between_ranks(evidence: Evidence) -> None:
-    """Dropout masks differ between ranks, and between the steps and micro-steps of a rank.
+    """Dropout masks differ between ranks, and between the steps and micro-batches of a rank.
 
-    Twelve units a micro-batch are watched, at a dropout probability of one half. The same seed on
-    all ranks correlates their noise; nothing else would show it.
+    The check compares twelve units in each micro-batch, at a dropout probability of 0.5. The same seed on all ranks
+    would correlate their noise, and no other check would notice.
     """
     masks = [
         [tuple(micro_batch["mask"]) for step in trainings[0]["steps"] for micro_batch in step["micro_batches"]]
@@ -20,25 +20,29 @@ def dropout_differs_between_ranks(evidence: Evidence) -> None:
     ]
     for rank, mask in enumerate(masks):
         if not any(any(units) for units in mask):
-            raise Violation("dropout to silence units", "none", rank)
+            raise Violation("dropout to set units to 0", "no such unit", rank)
         # Twelve units coincide by chance once in 4096 pairs; seven micro-batches have 21.
         if len(set(mask)) < len(mask) - 1:
-            raise Violation("another mask in every micro-batch", f"{len(set(mask))} among {len(mask)}", rank)
+            raise Violation(
+                "a different mask in every micro-batch",
+                f"{len(set(mask))} different masks in {len(mask)} micro-batches",
+                rank,
+            )
         for other in range(rank):
             alike = sum(one == two for one, two in zip(mask, masks[other], strict=True))
             if alike > 1:
-                raise Violation(f"other masks than rank {other}", f"{alike} of {len(mask)} equal", rank)
+                raise Violation(f"other masks than on rank {other}", f"{alike} of {len(mask)} equal masks", rank)
 
 
-@check("C35", [DROPOUT], traps="S1 S12 L11")
+@check("C35", [DROPOUT], traps="S1 S12 L11", promises=["interface: A training that is repeated"])
 def a_run_repeats_itself(evidence: Evidence) -> None:
-    """The same training run twice draws the same masks and ends with the same bits, whatever ran in between.
+    """A training that is repeated draws the same masks and ends with the same bits, whatever ran in between.
 
-    From three ranks on its weights are the same to 1e-5 only: sums over ranks may then have another order.
+    With three ranks or more, weights need to agree to 1e-5 only, since ranks may be summed in another order.
     """
     for rank, (first, second) in enumerate(evidence.ranks):
         for number, (one, other) in enumerate(zip(first["steps"], second["steps"], strict=True), start=1):
             masks = [[micro_batch["mask"] for micro_batch in step["micro_batches"]] for step in (one, other)]
-            require_equal(masks[1], masks[0], what=f"in step {number} the masks", rank=rank)
-            what = f"after step {number} the weights of the first run"
+            require_equal(masks[1], masks[0], what=f"the masks in step {number}:", rank=rank)
+            what = f"the weights of the first run after step {number}"
             require_repeated(evidence, other["weights"], one["weights"], what=what, rank=rank)

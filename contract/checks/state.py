@@ -1,4 +1,4 @@
-"""State that is saved under one backend and loaded under the same or another."""
+"""State that is saved under one backend and loaded under the same backend or another one."""
 
 from __future__ import annotations
 
@@ -22,13 +22,18 @@ def _saved_after(evidence: Evidence) -> int:
     return step
 
 
-@check("C39", _STATES, traps="G13 R4 K1 K2 K5 K7 K14")
-def state_resumes_where_it_was(evidence: Evidence) -> None:
-    """State saved after step 3 and loaded into a fresh training gives, bit for bit, the rest of the unbroken one.
+@check(
+    "C39",
+    _STATES,
+    traps="G13 R4 K1 K2 K5 K7 K14",
+    promises=["Backend.load_state_dict: With the weights and the optimizer's state"],
+)
+def training_resumes_where_it_was_saved(evidence: Evidence) -> None:
+    """A training that loads the state saved after step 3 continues, bit for bit, like one that was not interrupted.
 
-    Model, optimizer, loss scaler, position in plan and schedule. Under fp16 an overflow comes
-    before the save, so that the scale and its counter are no longer what they began as. From three
-    ranks on weights are the same to 1e-5 only: sums over ranks may then have another order.
+    The state consists of model, optimizer, loss scaler, and the position in the plan and in the schedule. Under fp16, a
+    step overflows before the state is saved, so that the loss scale and its counter have changed. With three ranks or
+    more, weights need to agree to 1e-5 only, since ranks may be summed in another order.
     """
     saved_after = _saved_after(evidence)
     for rank, (whole, resumed, _) in enumerate(evidence.ranks):
@@ -36,16 +41,21 @@ def state_resumes_where_it_was(evidence: Evidence) -> None:
         require_equal(len(resumed["steps"]), len(rest), what="steps left after resuming:", rank=rank)
         for number, (one, other) in enumerate(zip(rest, resumed["steps"], strict=True), start=saved_after + 1):
             for name in ("learning_rates", "skipped"):
-                require_equal(other[name], one[name], what=f"in step {number} {name.replace('_', ' ')}", rank=rank)
+                require_equal(other[name], one[name], what=f"{name.replace('_', ' ')} in step {number}:", rank=rank)
             scales = [[micro_batch["scale"] for micro_batch in step["micro_batches"]] for step in (one, other)]
-            require_equal(scales[1], scales[0], what=f"in step {number} loss scales", rank=rank)
-            what = f"after step {number} the weights of the unbroken run"
+            require_equal(scales[1], scales[0], what=f"loss scales in step {number}:", rank=rank)
+            what = f"the weights after step {number} of the training that was not interrupted"
             require_repeated(evidence, other["weights"], one["weights"], what=what, rank=rank)
 
 
-@check("C40", _STATES, traps="K5 K10")
-def state_of_one_process_is_understood(evidence: Evidence) -> None:
-    """State saved by the single-process backend is loaded, and training goes on as there."""
+@check(
+    "C40",
+    _STATES,
+    traps="K5 K10",
+    promises=["Backend.load_state_dict: State that the single-process backend has saved"],
+)
+def state_of_one_process_is_loaded(evidence: Evidence) -> None:
+    """The adapter loads state that the single-process backend has saved, and training continues as it does there."""
     saved_after = _saved_after(evidence)
     alone: dict[str, Any] = evidence.memory["single"]
     rest = alone["steps"][saved_after:]
@@ -55,16 +65,21 @@ def state_of_one_process_is_understood(evidence: Evidence) -> None:
             require_equal(
                 other["micro_batches"][0]["scale"],
                 one["micro_batches"][0]["scale"],
-                what=f"in step {number} a loss scale of",
+                what=f"a loss scale in step {number} of",
                 rank=rank,
             )
             tolerance = _TOLERANCES[evidence.case.precision]
-            require_close(other["weights"], one["weights"], tolerance, what=f"after step {number} weights", rank=rank)
+            require_close(other["weights"], one["weights"], tolerance, what=f"weights after step {number}", rank=rank)
 
 
-@check("C41", _STATES, traps="K5 K10")
-def state_is_understood_by_one_process(evidence: Evidence) -> None:
-    """State saved under this backend is loaded by the single-process backend, and training goes on as here."""
+@check(
+    "C41",
+    _STATES,
+    traps="K5 K10",
+    promises=["Backend.weights: The names are those", "Backend.state_dict: The single-process backend loads the state"],
+)
+def state_is_loaded_by_one_process(evidence: Evidence) -> None:
+    """The single-process backend loads state that the adapter has saved, and training continues as it does here."""
     saved_after = _saved_after(evidence)
     whole = evidence.ranks[0][0]
     try:
@@ -75,24 +90,29 @@ def state_is_understood_by_one_process(evidence: Evidence) -> None:
     require_equal(len(resumed["steps"]), len(rest), what="steps left after resuming:")
     for number, (one, other) in enumerate(zip(rest, resumed["steps"], strict=True), start=saved_after + 1):
         tolerance = _TOLERANCES[evidence.case.precision]
-        require_close(other["weights"], one["weights"], tolerance, what=f"after step {number} weights", rank=0)
+        require_close(other["weights"], one["weights"], tolerance, what=f"weights after step {number}", rank=0)
         scales = [step["micro_batches"][0]["scale"] for step in (one, other)]
-        require_equal(scales[1], scales[0], what=f"in step {number} a loss scale of")
+        require_equal(scales[1], scales[0], what=f"a loss scale in step {number} of")
 
 
-@check("C42", _STATES, traps="K8 K9")
+@check(
+    "C42",
+    _STATES,
+    traps="K8 K9",
+    promises=["Backend.state_dict: The state consists of", "Backend.state_dict: Under fp16, the state contains"],
+)
 def state_is_plain_data(evidence: Evidence) -> None:
-    """State consists of tensors, numbers, strings, lists and dictionaries, equal on all ranks: loading it runs no code.
+    """Saved state consists of tensors, numbers, strings, lists and dictionaries, and is equal on all ranks.
 
-    It is read back with torch.load's weights_only, which refuses everything else. Under fp16 it
-    holds the loss scale that is in force.
+    Loading it runs no code: torch.load reads it with weights_only, which refuses everything else. Under fp16, it
+    contains the loss scale in force.
     """
     for rank, (whole, *_) in enumerate(evidence.ranks):
         state = whole["state"]
         _require_plain(state, "state", rank)
         first = evidence.ranks[0][0]["state"]
         require_same_bits(state["model"], first["model"], what="the saved weights of rank 0", rank=rank)
-        require_equal(state["backend"], first["backend"], what="the saved scaler of rank 0,", rank=rank)
+        require_equal(state["backend"], first["backend"], what="the saved loss scaler of rank 0:", rank=rank)
     if evidence.case.precision == "fp16":
         numbers = [float(value) for value in _numbers(evidence.ranks[0][0]["state"]["backend"])]
         if INIT_LOSS_SCALE / 2 not in numbers:

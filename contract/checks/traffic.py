@@ -1,4 +1,4 @@
-"""What crosses between ranks, counted where it enters the communication library."""
+"""What ranks send each other, counted where it enters the communication library."""
 
 from __future__ import annotations
 
@@ -9,30 +9,36 @@ from contract.cases import HALF, PLAIN
 from contract.check import SEVERAL, Evidence, NotSeen, Violation, check
 from contract.checks.judging import config_of, reference_of
 
-# DDP, for one, agrees on its buckets in the second step.
+# DDP, for example, settles its buckets in the second step.
 _STEPS_TO_SETTLE = 2
 
 
 def _steps(evidence: Evidence) -> Iterator[tuple[int, int, dict[str, Any]]]:
     """Every (rank, step, observation)."""
-    travelled = {where for (seen,) in evidence.ranks for step in seen["steps"] for where, _, _ in step["traffic"]}
-    if not travelled - {"loop"}:
-        # That they do travel is another clause.
+    places = {where for (seen,) in evidence.ranks for step in seen["steps"] for where, _, _ in step["traffic"]}
+    if not places - {"loop"}:
+        # That gradients are reduced at all is another clause.
         raise NotSeen(
-            "its gradients pass neither through torch.distributed nor through Horovod in the thread of the training, "
-            "where they are counted"
+            "communication is counted where it enters torch.distributed or Horovod in the thread of the training, and "
+            "this adapter's gradients do not enter there"
         )
     for rank, (seen,) in enumerate(evidence.ranks):
         for number, step in enumerate(seen["steps"], start=1):
             yield rank, number, step
 
 
-@check("C25", [*PLAIN, *HALF], traps="A8 C2 P1 P5 P11", world_sizes=SEVERAL)
+@check(
+    "C25",
+    [*PLAIN, *HALF],
+    traps="A8 C2 P1 P5 P11",
+    world_sizes=SEVERAL,
+    promises=["Backend.step: Every gradient element is reduced exactly once"],
+)
 def every_gradient_is_reduced_once(evidence: Evidence) -> None:
-    """Every gradient element is reduced exactly once an optimizer step, whatever the accumulation.
+    """Every gradient element is reduced exactly once in an optimizer step, however many micro-batches it has.
 
-    Elements are counted where they enter torch.distributed (in C++ too) or Horovod, and compared
-    with the number of trainable elements: a flag or a norm that travels beside them is one too many.
+    Elements are counted where they enter torch.distributed (from C++, too) or Horovod, and compared with the number of
+    trainable elements: a flag or a norm that is reduced along with them is one element too many.
     """
     for rank, number, step in _steps(evidence):
         expected = evidence.ranks[rank][0]["setup"]["trainable_elements"]
@@ -50,9 +56,10 @@ def every_gradient_is_reduced_once(evidence: Evidence) -> None:
     [case for case in (*PLAIN, *HALF) if case.trainings[0].accumulation > 1],
     traps="P1 A3 A4 A8",
     world_sizes=SEVERAL,
+    promises=["Backend.no_sync: Inside, no gradient is reduced"],
 )
 def micro_batches_before_the_last_stay_local(evidence: Evidence) -> None:
-    """Under `no_sync` nothing is reduced: that belongs to the last micro-batch of a window, or to `step`."""
+    """No gradient is reduced under `no_sync`: that is left to the last micro-batch of a step, or to `step`."""
     for rank, number, step in _steps(evidence):
         last = len(step["micro_batches"]) - 1
         early = [
@@ -61,15 +68,18 @@ def micro_batches_before_the_last_stay_local(evidence: Evidence) -> None:
             if where.startswith("backward") and int(where.split()[1]) < last
         ]
         if early:
-            raise Violation(f"silence before the last micro-batch of step {number}", ", ".join(early)[:200], rank)
+            raise Violation(f"no reduction before the last micro-batch of step {number}", ", ".join(early)[:200], rank)
 
 
-@check("C27", PLAIN, traps="H8 P2 P4", world_sizes=SEVERAL)
+@check(
+    "C27", PLAIN, traps="H8 P2 P4", world_sizes=SEVERAL, promises=["interface: Between two steps whose loss is logged"]
+)
 def nothing_else_is_communicated(evidence: Evidence) -> None:
-    """Between two reports of the loss, ranks exchange gradients and nothing else: no buffers, no barrier, no flags.
+    """Between two steps whose loss is logged, ranks exchange gradients and nothing else.
 
-    Every small collective costs a latency, and buffers broadcast in a forward deadlock a rank that
-    runs one alone. The first two steps are left to a library for arranging itself.
+    Buffers, barriers and flags are not allowed: every small collective costs a latency, and a rank that runs a forward
+    pass alone would wait for ever for the others to broadcast buffers. The first two steps are exempt, since libraries
+    arrange their buckets in them.
     """
     config = config_of(evidence)
     batches = reference_of(evidence).batches
@@ -87,4 +97,4 @@ def nothing_else_is_communicated(evidence: Evidence) -> None:
             or where.startswith(("forward", "between"))
         ]
         if others:
-            raise Violation(f"gradients alone to travel in step {number}", ", ".join(others)[:200], rank)
+            raise Violation(f"only gradients to be communicated in step {number}", ", ".join(others)[:200], rank)

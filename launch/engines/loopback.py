@@ -1,4 +1,4 @@
-"""Runs a launcher so that it listens on the loopback interface only: ``python -m launch.loopback MODULE ARGUMENTS``.
+"""Runs a launcher so that it listens on the loopback interface only: ``python -m launch.engines.loopback MODULE ...``.
 
 Where all ranks are on one machine, nobody else has business with them. torch's store and Horovod's
 rendezvous server listen on every interface all the same, and offer no option for it.

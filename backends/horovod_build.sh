@@ -1,9 +1,24 @@
 #!/usr/bin/env bash
 # Builds Horovod's wheel for the torch of one interpreter and prints the directory that holds it:
-#   launch/build_horovod.sh PYTHON
+#   backends/horovod_build.sh PYTHON
+#   backends/horovod_build.sh --check     only says whether the tools for it are here, by its exit code
 # PyPI has Horovod's source only, and it does not compile against torch 2.1 or later as it is: torch's
 # headers need C++17. The wheel is kept in the cache, one for each Python, torch and set of transports.
 set -euo pipefail
+
+# tools: fails, with one line, unless all that a build needs is installed.
+tools() {
+  local tool
+  for tool in g++ cmake; do
+    command -v $tool >/dev/null ||
+      { echo "building Horovod needs $tool; install it (Debian: apt-get install g++ cmake)" >&2; return 2; }
+  done
+}
+
+if [[ $1 == --check ]]; then
+  tools 2>/dev/null
+  exit
+fi
 python=$1
 version=0.28.1
 cache=${LOCKSTEP_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/lockstep}
@@ -33,9 +48,7 @@ if compgen -G "$wheels/*.whl" >/dev/null; then
   exit
 fi
 
-for tool in g++ cmake; do
-  command -v $tool >/dev/null || { echo "building Horovod needs $tool; install it (Debian: apt-get install g++ cmake)" >&2; exit 2; }
-done
+tools
 mkdir -p "$cache/wheels"
 work=$(mktemp -d "$cache/wheels/.build.XXXXXX")
 trap 'rm -rf "$work"' EXIT

@@ -1,4 +1,4 @@
-"""Starts one machine's ranks of a Horovod job: ``python -m launch.horovod_node OPTIONS MODULE ARGUMENTS``.
+"""Starts one machine's ranks of a Horovod job: ``python -m launch.engines.horovod_ranks OPTIONS MODULE ARGUMENTS``.
 
 horovodrun reaches other machines through ssh. Here each machine starts its own ranks instead, and
 they meet at Horovod's rendezvous server, which node 0 keeps, on the one port that everybody knows.

@@ -1,4 +1,4 @@
-"""Starts ranks with torch.multiprocessing: ``python -m launch.spawn --num-processes=N MODULE ARGUMENTS``.
+"""Starts ranks with torch.multiprocessing: ``python -m launch.engines.spawn_ranks --num-processes=N MODULE ARGUMENTS``.
 
 The parent keeps the rendezvous store, on a port that the system chose, as torchrun's agent does.
 """

@@ -1,0 +1,64 @@
+"""What a user may ask of ``launch/run.sh contract``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+
+from backends.devices import count_gpus
+
+_MAX_PROCESSES = 64
+
+
+def known_check(check_id: str) -> str:
+    """Returns the id of a check.
+
+    Raises:
+        ValueError: There is no such check.
+    """
+    from contract.check import all_checks  # they import torch, which takes seconds
+
+    ids = list(all_checks())
+    if check_id not in ids:
+        raise ValueError(f"there is no such check; choose from {ids[0]} to {ids[-1]}")
+    return check_id
+
+
+class ContractOptions(BaseModel):
+    """Which part of the contract to check, and where; an empty list stands for everything."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    num_processes: list[Annotated[int, Field(ge=1, le=_MAX_PROCESSES)]] = Field(
+        default_factory=list, description="numbers of ranks, by commas (default: 1, 2 and 4, as each check needs)"
+    )
+    precision: list[Literal["fp32", "bf16", "fp16"]] = Field(
+        default_factory=list, description="precisions, by commas (default: all)"
+    )
+    check: list[Annotated[str, AfterValidator(known_check)]] = Field(
+        default_factory=list, description="ids of checks, by commas (default: all)"
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where to compute")
+
+    @field_validator("num_processes", "precision", "check", mode="before")
+    @classmethod
+    def _by_commas(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        parts = [part.strip() for part in value.split(",")]
+        if not all(parts):
+            raise ValueError("one of the values is empty; give values, by commas")
+        return list(dict.fromkeys(parts))
+
+    @field_validator("device")
+    @classmethod
+    def _visible(cls, device: str) -> str:
+        if device == "cuda" and count_gpus() == 0:
+            raise ValueError("no GPU is visible here; use --device cpu, or check the driver")
+        return device
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every case of each check runs, so that a failure that is expected must show."""
+        return not {"num_processes", "precision"} & self.model_fields_set
