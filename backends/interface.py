@@ -265,7 +265,7 @@ class Backend(ABC):
         """Prepares a training.
 
         - No weight of rank 0 changes, and no hyper-parameter of the optimizer, its defaults included.
-        - No optimizer state is dropped, changed or made up.
+        - No optimizer state is dropped, changed or added.
         - Afterwards, all ranks have the parameters and buffers of rank 0, buffers outside the state_dict included.
 
         Args:
@@ -308,12 +308,12 @@ class Backend(ABC):
         - The optimizer is given, on every rank, the average over ranks of the gradients that have added up.
         - Gradients are averaged in their own dtype, without compression.
         - Every gradient element is reduced exactly once in an optimizer step, here or in `backward`.
-        - Clipping scales the averaged gradient, as one vector over all parameters, to the norm `max_grad_norm`.
+        - Clipping scales the averaged gradient, as one vector over all parameters, to a norm of `max_grad_norm`.
         - Under fp16, gradients are unscaled before their norm is computed and before they are clipped.
         - The norm that every rank returns is that of the averaged gradient of all parameters before clipping.
         - Nothing but the optimizer changes weights, and nothing changes buffers.
         - No gradient of this step is left over for the next one.
-        - If the averaged gradient is not finite, every rank skips the update, says so and keeps its weights:
+        - If the averaged gradient is not finite, every rank skips the update, reports this and keeps its weights:
           always under fp16, and in other precisions with `options.skip_nonfinite`.
         - The loss scale of fp16 is `options.init_loss_scale` until a step is skipped, which halves it on every rank.
         - With `options.find_unused_parameters`, a parameter that no rank has used keeps its bits, and the gradient
@@ -342,7 +342,7 @@ class Backend(ABC):
 
         - The result is the sum, minimum or maximum over all ranks, element by element, and every rank gets it.
         - The result keeps the dtype (float32, float64, int32 or int64) and the shape of `tensor`, 0-d included.
-        - Neither does the call change `tensor`, nor does a later call change the result.
+        - The call does not change `tensor`, and a later call does not change the result.
 
         Args:
             tensor: A tensor on `device`, with the same shape and dtype on every rank.
@@ -395,7 +395,7 @@ class Backend(ABC):
 
         - The state consists of tensors, numbers, strings, lists and dictionaries, and is equal on all ranks.
         - Under fp16, the state contains the loss scale in force.
-        - The single-process backend loads the state, and its training goes on as this one does.
+        - The single-process backend loads the state, and its training continues as this one does.
         """
 
     @abstractmethod
@@ -403,7 +403,7 @@ class Backend(ABC):
         """Restores the state of the loss scaler; the caller has called `setup` before.
 
         - With the weights and the optimizer's state, it continues a training as if it had not been interrupted.
-        - State that the single-process backend has saved is understood, and the training goes on as it does there.
+        - State that the single-process backend has saved is loaded, and the training continues as it does there.
 
         Args:
             state: What `state_dict` has returned, under this or another backend.

@@ -26,6 +26,9 @@ from backends.interface import (
     UnsupportedError,
 )
 
+# The backend that all others are held to.
+REFERENCE = "single"
+
 
 def _nothing() -> str | None:
     return None

@@ -93,7 +93,7 @@ def fault(adapter: str, world_size: int, case: Case, directory: Path, device: st
 
 
 def hostile(adapter: str, world_size: int, case: Case, directory: Path, device: str) -> list[dict[str, Any]]:
-    """Runs the same job twice: first amid everything that libraries are known to obey by mistake, then without it."""
+    """Runs the same job twice: first with everything that libraries are known to obey by mistake, then without it."""
     # In float32: autocast does not touch float64, so that a wrong precision would not be noticed.
     task = ("--task", "token-tagging", "--max-steps", 4, "--dtype", "float32")
     patience = ("--timeout", round(stretched(20.0)))
@@ -122,15 +122,15 @@ def hostile(adapter: str, world_size: int, case: Case, directory: Path, device: 
         with contextlib.suppress(OSError):
             listener.bind(("127.0.0.1", 29500))
             listener.listen()
-        amid = _run(adapter, working, *options, "--output-dir", directory / "hostile", **variables)
-    if amid.returncode == 124:  # the job hung, and would take as long again
-        in_peace = amid
+        disturbed = _run(adapter, working, *options, "--output-dir", directory / "hostile", **variables)
+    if disturbed.returncode == 124:  # the job hung, and would take as long again
+        undisturbed = disturbed
     else:
-        in_peace = _run(adapter, directory, *options, "--output-dir", directory / "peaceful")
+        undisturbed = _run(adapter, directory, *options, "--output-dir", directory / "peaceful")
     return [
         {
-            "peaceful": _record(directory / "peaceful", in_peace),
-            "hostile": _record(directory / "hostile", amid),
+            "peaceful": _record(directory / "peaceful", undisturbed),
+            "hostile": _record(directory / "hostile", disturbed),
         }
     ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -55,6 +56,25 @@ def named_path(text: str) -> Path:
     if not is_writable_text(text):
         raise argparse.ArgumentTypeError("holds characters that no name can have; leave them out")
     return Path(text)
+
+
+def command_line(arguments: Sequence[str], *, without: str) -> str:
+    """Writes a command for people to repeat.
+
+    Args:
+        arguments: The command's arguments.
+        without: The option, such as ``--output-dir``, to leave out: it says where the machine keeps the results.
+
+    Returns:
+        The command line, quoted as a shell needs it.
+    """
+    kept: list[str] = []
+    is_value = False
+    for argument in arguments:
+        if not is_value and argument != without and not argument.startswith(f"{without}="):
+            kept.append(argument)
+        is_value = not is_value and argument == without
+    return shlex.join(["launch/run.sh", *kept])
 
 
 def is_writable_text(text: str) -> bool:

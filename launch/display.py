@@ -231,7 +231,7 @@ def _what_is_different(config: RunConfig, start: Start) -> Iterator[str]:
 
 def show_summary(record: RunRecord, directory: Path, terminal: Console) -> None:
     """Shows what was run, what was in force, how well and how fast it did, and where the results lie."""
-    config = RunConfig.model_validate(record.config)
+    config = record.config
     table = _Rows()
     task = record.task
     model = f"{task['model']} on {task['data']}, " if "model" in task else ""

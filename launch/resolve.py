@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import sys
 from importlib.util import find_spec
@@ -12,6 +11,7 @@ from typing import Literal, NamedTuple
 from backends.devices import count_gpus
 from backends.interface import UnsupportedError
 from backends.registry import BackendRow
+from launch.arguments import command_line
 from launch.engines.interface import Engine, Ranks
 from launch.engines.registry import find_engine
 from launch.errors import UsageError
@@ -19,7 +19,7 @@ from launch.job import Job, compose_job
 from launch.nodes import Nodes, check_port, settle_nodes
 from launch.options import Options
 from launch.run_directory import settle_output_dir
-from records.config import DEFAULT_CPU_PROCESSES, RaceContext, RunConfig, RunOptions
+from records.config import DEFAULT_CPU_PROCESSES, RunConfig, RunOptions
 from records.environment import num_cpus
 from records.names import LOGS_NAME
 from tasks.interface import Task
@@ -46,9 +46,7 @@ class _World(NamedTuple):
         return self.num_processes // self.nodes.num_nodes
 
 
-def resolve(
-    backend: str, row: BackendRow, asked: Options, *, started_at: float, race: RaceContext | None = None
-) -> Resolved:
+def resolve(backend: str, row: BackendRow, asked: Options, *, started_at: float) -> Resolved:
     """Turns options into a run that can start.
 
     Raises:
@@ -91,9 +89,8 @@ def resolve(
         "micro_batch_size": micro_batch_size,
         "learning_rate": options.learning_rate or task.default_learning_rate,
         "output_dir": output_dir,
-        "launch_command": shlex.join(["launch/run.sh", *sys.argv[1:]]),
+        "launch_command": command_line(sys.argv[1:], without="--output-dir"),
         "started_at": started_at,
-        "race": race,
         "resume_from": start.path if start else None,
     }
     return Resolved(RunConfig.model_validate(options.model_dump() | settled), task, job)

@@ -21,7 +21,7 @@ from launch.signals import Interrupted
 from launch.supervisor import run_job
 from launch.unfinished import record_end
 from records.checkpoint import checkpoint_step, list_checkpoints, remove_unfinished
-from records.config import RACE_VARIABLE, STARTED_AT_VARIABLE, RaceContext, RunConfig
+from records.config import STARTED_AT_VARIABLE, RunConfig
 from records.names import RECORD_NAME
 from records.notice import read_notice, record_directory
 from records.record import read_record
@@ -60,7 +60,7 @@ def train(backend: str, arguments: list[str]) -> int:
         except Finished as finished:
             print(finished)
             return DIVERGED if finished.has_diverged else 0
-        resolved = resolve(backend, row, asked, started_at=started_at, race=_race())
+        resolved = resolve(backend, row, asked, started_at=started_at)
         lock = contextlib.ExitStack()
         lock.enter_context(locked(resolved.config.output_dir))
         config = prepare_directory(resolved.config, asked.start)
@@ -188,21 +188,6 @@ def _run_once(config: RunConfig, job: Job, display: RunDisplay) -> tuple[JobFail
             watchdog=watchdog,
         )
     return failure, bool(asked_to_stop)
-
-
-def _race() -> RaceContext | None:
-    """What a race says of the run that it has just started.
-
-    Raises:
-        UsageError: It was not a race that set the variable.
-    """
-    text = os.environ.get(RACE_VARIABLE)
-    try:
-        return RaceContext.model_validate_json(text) if text else None
-    except ValueError as error:
-        raise UsageError(
-            f"{RACE_VARIABLE}={text!r:.100}: only lockstep compare sets this variable; unset it"
-        ) from error
 
 
 def _started_at() -> float:

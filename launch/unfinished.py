@@ -21,7 +21,7 @@ def record_end(config: RunConfig, status: Literal["failed", "interrupted"], erro
     record = RunRecord(
         status=status,
         error=error,
-        config=config.model_dump(mode="json"),
+        config=config,
         gradient_accumulation_steps=config.gradient_accumulation_steps,
         task={},
         environment=describe_environment(with_torch=False),

@@ -1,6 +1,6 @@
-"""The contract, held by every backend of ours and by the example of somebody else's: one test a clause and case.
+"""Every backend and the example of an adapter are held to the contract: one test for each clause and case.
 
-What whole jobs show is in tests/test_contract_jobs.py, which another worker can do meanwhile.
+The clauses about whole jobs are in tests/test_contract_jobs.py, which another worker can run at the same time.
 """
 
 from __future__ import annotations

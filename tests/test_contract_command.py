@@ -49,7 +49,7 @@ def test_command_works_from_anywhere_with_a_relative_path(tmp_path: Path) -> Non
 def test_a_failure_says_what_was_expected_seen_and_where(tmp_path: Path) -> None:
     target = tmp_path / "out.json"
     done = lockstep(
-        "contract", "tests.mutants:LonelyBackend", "--num-processes", "2", "--check", "C16", "--json", target
+        "contract", "tests.mutants.adapters:LonelyBackend", "--num-processes", "2", "--check", "C16", "--json", target
     )
     assert done.returncode == 1
     assert "breaks the contract" in done.stderr
@@ -66,7 +66,7 @@ def test_a_hang_is_ended_and_named_within_half_a_minute(tmp_path: Path) -> None:
     target = tmp_path / "out.json"
     began = time.monotonic()
     options = ("--num-processes", "2", "--precision", "fp32", "--check", "C23,C24", "--json", target)
-    done = lockstep("contract", "tests.mutants:HangingBackend", *options)
+    done = lockstep("contract", "tests.mutants.adapters:HangingBackend", *options)
     # The group is started a second time for what the first left undone, which hangs as well.
     assert time.monotonic() - began < stretched(2 * 30 + 30)
     assert done.returncode == 1

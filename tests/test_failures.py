@@ -141,8 +141,6 @@ def test_a_failed_run_keeps_the_steps_it_took(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("variable", "text"),
     [
-        ("LOCKSTEP_RACE", "yes"),
-        ("LOCKSTEP_RACE", '{"race": 7}'),
         ("LOCKSTEP_STARTED_AT", "yesterday"),
         ("LOCKSTEP_STARTED_AT", "nan"),
         ("LOCKSTEP_STARTED_AT", "-1"),

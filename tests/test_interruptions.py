@@ -166,7 +166,7 @@ def test_every_command_has_help(capfd: pytest.CaptureFixture[str], monkeypatch: 
 
 def test_help_needs_no_extra(tmp_path: Path) -> None:
     """Without what only some extras bring."""
-    hidden = "('scipy', 'plotly', 'psutil', 'jinja2', 'accelerate', 'horovod')"
+    hidden = "('scipy', 'psutil', 'jinja2', 'accelerate', 'horovod')"
     (tmp_path / "sitecustomize.py").write_text(
         "from importlib.machinery import PathFinder\nfind = PathFinder.find_spec\n"
         f"PathFinder.find_spec = classmethod(lambda c, name, *r: None if name in {hidden} else find(name, *r))\n"

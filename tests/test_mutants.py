@@ -1,4 +1,4 @@
-"""The suite itself under test: every fault that is put in on purpose is caught by the check named for it."""
+"""The suite itself under test: the check that a mutant names catches it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from contract.options import ContractOptions
 from contract.suite import Result, Suite
 from tests.forked.client import forked_job
 from tests.launching import DISTRIBUTED, require_backend
-from tests.mutants import ADAPTERS, MUTANTS, Mutant
+from tests.mutants import MUTANTS, Mutant
+from tests.mutants.adapters import ADAPTERS
 
 pytestmark = pytest.mark.slow
 
@@ -153,7 +154,9 @@ def test_a_broken_adapter_is_caught_by_its_check(
 ) -> None:
     assert {result.state for result in sound(check_id)} == {State.PASSED}, sound(check_id)
     broken = [
-        result for result in _results(f"tests.mutants:{name}", tmp_path, check_id) if result.state is State.FAILED
+        result
+        for result in _results(f"tests.mutants.adapters:{name}", tmp_path, check_id)
+        if result.state is State.FAILED
     ]
     assert broken
     assert all(words in result.reason for result in broken), [result.reason for result in broken]

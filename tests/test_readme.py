@@ -10,7 +10,7 @@ import pytest
 
 from backends.registry import BACKENDS
 from compare.report.markdown import headline_table, results_table, seed_table
-from compare.report.results import Results
+from compare.results import Results
 from launch.cli import COMMANDS
 from launch.engines.interface import PROJECT_DIRECTORY
 from tests.faults import table

@@ -1,4 +1,4 @@
-"""The page of traps, held against the checks and tests it speaks of."""
+"""The page of traps agrees with the checks and tests that it names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contract.check import all_checks
 from contract.traps import Trap, load_traps, render
 from launch.engines.interface import PROJECT_DIRECTORY
 
-# What the catalogue consists of: so many entries under each letter.
+# The number of entries in the catalogue under each letter.
 FAMILIES = {"O": 6, "S": 15, "G": 19, "A": 14, "C": 8, "F": 14, "R": 7, "K": 14, "H": 14, "P": 11, "L": 12}
 IDS = [f"{letter}{number}" for letter, count in FAMILIES.items() for number in range(1, count + 1)]
 TRAPS = load_traps()

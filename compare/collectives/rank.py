@@ -157,7 +157,7 @@ def measure(measurement: Measurement, directory: Path, rank: int) -> None:
     library = backend.collectives()
     operations = [operation for operation in measurement.operations if operation in library]
     transport = backend.effective_settings().get("transport", "unknown")
-    log.write(LibraryFound(transport=transport, operations=operations))
+    log.write(LibraryFound(transport=transport, operations=list(operations)))
 
     bench = Bench(
         backend,

@@ -18,7 +18,7 @@ _MESSAGES = {
     "C43", FAULTS, traps="H2 H3 H13 H14", promises=["interface: If a rank raises an error, exits, is killed or hangs"]
 )
 def a_failing_rank_ends_the_job(evidence: Evidence) -> None:
-    """A rank that raises an error, exits with 3, is killed or hangs ends the whole job in time, by name.
+    """A rank that raises an error, exits with 3, is killed or hangs ends the whole job in time, and is named.
 
     The check starts a job from the command line with a timeout of 10 s, and its last rank fails in the fifth batch. The
     job must end within twice the timeout, once for the collective that waits in vain and once for the launcher that
@@ -53,7 +53,7 @@ def a_hostile_environment_changes_nothing(evidence: Evidence) -> None:
     """
     (seen,) = evidence.ranks
     peaceful, hostile = seen["peaceful"], seen["hostile"]
-    for name, record in (("in peace", peaceful), ("in a hostile environment", hostile)):
+    for name, record in (("in a normal environment", peaceful), ("in a hostile environment", hostile)):
         if "error" in record and record["error"] is not None:
             raise Violation(f"a completed run {name}", record["error"][-300:])
     require_equal(len(hostile["ranks"]), evidence.world_size, what="ranks:")

@@ -73,7 +73,7 @@ def layers_compute_in_the_precision_asked_for(evidence: Evidence) -> None:
     promises=["Backend.step: If the averaged gradient is not finite"],
 )
 def an_overflow_makes_all_ranks_skip(evidence: Evidence) -> None:
-    """If one micro-batch of one rank overflows, every rank skips that step, says so and keeps its weights.
+    """If one micro-batch of one rank overflows, every rank skips that step, reports this and keeps its weights.
 
     The loss is made infinite in the first micro-batch of the last rank or in the last micro-batch of the first rank. If
     each rank decided on its own gradients, the others would step to NaN. In fp32, which has no loss scale, the option
@@ -106,7 +106,7 @@ def an_overflow_halves_the_scale(evidence: Evidence) -> None:
 
 @check("C32", [*OVERFLOWS, INFINITE_LOSS], traps="R4 F5", promises=["interface: The learning rate of a step"])
 def a_skipped_step_leaves_the_schedule_alone(evidence: Evidence) -> None:
-    """A skipped step does not advance the learning rate, and the training goes on in lockstep.
+    """A skipped step does not advance the learning rate, and the ranks continue in lockstep.
 
     The schedule counts updates, and a skipped step is not one. All ranks have the same weights after every step, and
     every step that is not skipped moves them.

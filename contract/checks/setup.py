@@ -31,7 +31,7 @@ def setup_changes_nothing(evidence: Evidence) -> None:
     "C08", [PLAIN[0], PREPARED_OPTIMIZER], traps="G13 K14", promises=["Backend.setup: No optimizer state is dropped"]
 )
 def setup_keeps_optimizer_state(evidence: Evidence) -> None:
-    """`setup` drops, changes and makes up no optimizer state.
+    """`setup` does not drop, change or add optimizer state.
 
     A wrapper that builds a new optimizer begins without state. The check passes a new optimizer to `setup`, and one
     that has taken a step with momentum.

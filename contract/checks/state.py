@@ -29,7 +29,7 @@ def _saved_after(evidence: Evidence) -> int:
     promises=["Backend.load_state_dict: With the weights and the optimizer's state"],
 )
 def training_resumes_where_it_was_saved(evidence: Evidence) -> None:
-    """A training that loads the state saved after step 3 goes on, bit for bit, like the one that was not interrupted.
+    """A training that loads the state saved after step 3 continues, bit for bit, like one that was not interrupted.
 
     The state consists of model, optimizer, loss scaler, and the position in the plan and in the schedule. Under fp16, a
     step overflows before the state is saved, so that the loss scale and its counter have changed. With three ranks or
@@ -55,7 +55,7 @@ def training_resumes_where_it_was_saved(evidence: Evidence) -> None:
     promises=["Backend.load_state_dict: State that the single-process backend has saved"],
 )
 def state_of_one_process_is_loaded(evidence: Evidence) -> None:
-    """The adapter loads state that the single-process backend has saved, and training goes on as it does there."""
+    """The adapter loads state that the single-process backend has saved, and training continues as it does there."""
     saved_after = _saved_after(evidence)
     alone: dict[str, Any] = evidence.memory["single"]
     rest = alone["steps"][saved_after:]
@@ -79,7 +79,7 @@ def state_of_one_process_is_loaded(evidence: Evidence) -> None:
     promises=["Backend.weights: The names are those", "Backend.state_dict: The single-process backend loads the state"],
 )
 def state_is_loaded_by_one_process(evidence: Evidence) -> None:
-    """The single-process backend loads state that the adapter has saved, and training goes on as it does here."""
+    """The single-process backend loads state that the adapter has saved, and training continues as it does here."""
     saved_after = _saved_after(evidence)
     whole = evidence.ranks[0][0]
     try:

@@ -9,7 +9,7 @@ from contract.checks.judging import TIGHT, require_gradients, require_same_bits,
 
 @check("C36", UNANNOUNCED, traps="G9", promises=["interface: Unless `find_unused_parameters` is set"])
 def an_unused_parameter_is_refused_by_name(evidence: Evidence) -> None:
-    """Without `find_unused_parameters`, a parameter that gets no gradient ends the training, by name, without a hang.
+    """Without `find_unused_parameters`, a parameter without a gradient ends the training with an error that names it.
 
     Left to themselves, backends differ: one raises an error in the next step, another reduces zeros, a third waits for
     ever. One case never uses the parameter, the other uses it in the first step only.

@@ -40,7 +40,7 @@ def group_is_the_one_asked_for(evidence: Evidence) -> None:
     promises=[
         "Backend.all_reduce: The result is the sum",
         "Backend.all_reduce: The result keeps the dtype",
-        "Backend.all_reduce: Neither does the call change `tensor`",
+        "Backend.all_reduce: The call does not change `tensor`",
     ],
 )
 def all_reduce_reduces(evidence: Evidence) -> None:

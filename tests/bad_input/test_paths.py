@@ -57,8 +57,8 @@ PATH_CASES: dict[str, tuple[str, ...]] = {
     "output-in-proc": ("single --task token-tagging --output-dir /proc/run", "/proc/run", "choose another path"),
     "record-name-too-long": (f"report {LONG_NAME}", LONG_NAME, "name too long"),
     "report-name-too-long": (f"report rows.csv --output-dir {LONG_NAME}", LONG_NAME, "name too long"),
-    "report-target-nan": ("report rows.csv --target-accuracy nan", "--target-accuracy nan", "above 0"),
-    "report-target-percent": ("report rows.csv --target-accuracy 90", "--target-accuracy 90", "at most 1"),
+    "report-target-nan": ("report rows.csv --target-accuracy nan", "--target-accuracy nan", "finite number"),
+    "report-target-percent": ("report rows.csv --target-accuracy 90", "--target-accuracy 90", "or equal to 1"),
     "record-not-text": ("report 'a\udcff'", "holds characters that no name can have"),
 }
 

@@ -164,8 +164,8 @@ def fork_what_follows(path: str) -> None:
         vars(engine).update(command=command, launcher=None)
 
 
-def _run_of_a_race(arguments: list[str], variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, **variables}
+def _run_of_a_race(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    environment = dict(os.environ)
     environment.pop("LOCKSTEP_STARTED_AT", None)
     job = ForkedJob(arguments, environment=environment, directory=None)
     try:

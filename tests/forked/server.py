@@ -31,7 +31,7 @@ _MODULES = (
     *("torch", "torch._dynamo", "torch.distributed.run", "torch.nn.parallel.distributed", "datasets", "tokenizers"),
     *("transformers.models.bert.modeling_bert", "transformers.models.auto.modeling_auto", "safetensors.torch"),
     *("torchmetrics.functional.classification", "pyarrow.csv", "pyarrow.parquet", "scipy.stats", "jinja2", "psutil"),
-    *("plotly.graph_objects", "tensorboard", "torch.utils.tensorboard"),
+    *("tensorboard", "torch.utils.tensorboard"),
     *("launch.cli", "launch.display", "training.rank", "training.job", "watch.watchdog"),
     *("contract.worker", "contract.suite", "compare.race.command", "compare.report.command"),
     *("compare.collectives.command", "compare.collectives.rank", "tasks.text.classification", "tasks.tagger"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -221,7 +222,16 @@ class Results(_Strict):
     facts: dict[str, Any] = Field(description="how the race was run: blocks, warm-up, confidence, order seed")
 
 
+def read_results(path: Path) -> Results:
+    """Reads and validates a file of results.
+
+    Raises:
+        OSError, ValueError: The file cannot be read, or does not hold results of this version.
+    """
+    return Results.model_validate_json(path.read_bytes())
+
+
 if __name__ == "__main__":
-    # python -m compare.report.results > compare/report/results.schema.json
+    # python -m compare.results > compare/results.schema.json
     json.dump(Results.model_json_schema(), sys.stdout, indent=1)
     sys.stdout.write("\n")

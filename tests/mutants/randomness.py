@@ -1,0 +1,30 @@
+"""Faults of random numbers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from contract import cases
+from tests.mutants.changes import replaced
+from tests.mutants.mutant import mutant
+from training import seeds
+
+
+@mutant("C34", cases.DROPOUT, words="rank 1: expected other masks than on rank 0, saw 7 of 7 equal masks")
+def same_noise_on_all_ranks(backend: Any) -> Iterator[None]:
+    def mutated(original: Any) -> Any:
+        return lambda seed, purpose, *key: original(seed, purpose, *key[1:])
+
+    with replaced(seeds, "random_seed", mutated):
+        yield
+
+
+@mutant("C35", cases.DROPOUT, words="the masks in step 1: [[")
+def noise_that_does_not_repeat(backend: Any) -> Iterator[None]:
+    def mutated(original: Any) -> Any:
+        return lambda seed, purpose, *key: original(seed, purpose, *key, *([time.monotonic_ns()] if key else []))
+
+    with replaced(seeds, "random_seed", mutated):
+        yield

@@ -1,0 +1,81 @@
+"""Faults of saved state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from contract import cases
+from tests.mutants.changes import replaced
+from tests.mutants.mutant import mutant
+from training.state import TrainingState
+
+
+@mutant("C39", cases.STATE, words="learning rates in step 4: [0.00833")
+def schedule_not_restored(backend: Any) -> Iterator[None]:
+    def mutated(original: Any) -> Any:
+        return lambda training, state: original(training, state | {"num_updates": 0})
+
+    with replaced(TrainingState, "load_state_dict", mutated):
+        yield
+
+
+@mutant("C39", cases.STATE_FP16, words="loss scales in step 4: [512.0], saw [1024.0]")
+def scaler_not_restored(backend: Any) -> Iterator[None]:
+    with mock.patch.object(backend, "load_state_dict"):
+        yield
+
+
+@mutant(
+    "C40", cases.STATE, words="weights after step 4 within 1e-09 of the reference, saw a difference of 0.012, most in "
+)
+def optimizer_not_restored(backend: Any) -> Iterator[None]:
+    def mutated(original: Any) -> Any:
+        def load(training: Any, state: Any) -> None:
+            original(training, state)
+            training.optimizer.state.clear()
+
+        return load
+
+    with replaced(TrainingState, "load_state_dict", mutated):
+        yield
+
+
+@mutant(
+    "C41",
+    cases.STATE,
+    words="state that the single-process backend can load, saw Error(s) in loading state_dict for Tagger",
+)
+def wrapper_saved(backend: Any) -> Iterator[None]:
+    """Names carry the prefix of a wrapper; the backend itself understands them."""
+
+    def saved(original: Any) -> Any:
+        def state_dict(training: Any) -> Any:
+            state = original(training)
+            return state | {"model": {f"module.{name}": tensor for name, tensor in state["model"].items()}}
+
+        return state_dict
+
+    def loaded(original: Any) -> Any:
+        def load(training: Any, state: Any) -> None:
+            model = {name.removeprefix("module."): tensor for name, tensor in state["model"].items()}
+            original(training, state | {"model": model})
+
+        return load
+
+    with replaced(TrainingState, "state_dict", saved), replaced(TrainingState, "load_state_dict", loaded):
+        yield
+
+
+@mutant("C42", cases.STATE, stops={"*": "only plain data and tensors may be saved, but this case has saved a pathlib"})
+def state_that_runs_code(backend: Any) -> Iterator[None]:
+    with replaced(backend, "state_dict", lambda original: lambda: original() | {"path": Path("anywhere")}):
+        yield
+
+
+@mutant("C42", cases.STATE, words="rank 1: expected the saved loss scaler of rank 0: {'rank': 0}, saw {'rank': 1}")
+def state_of_the_rank(backend: Any) -> Iterator[None]:
+    with replaced(backend, "state_dict", lambda original: lambda: original() | {"rank": backend.rank}):
+        yield
