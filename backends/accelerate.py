@@ -25,7 +25,8 @@ from accelerate.utils import (
 )
 from typing_extensions import override
 
-from backends.interface import Backend, BackendOptions, StepResult, UnsupportedError
+from backends.capabilities import UnsupportedError
+from backends.interface import Backend, BackendOptions, StepResult
 from backends.registry import BACKENDS
 from backends.torch_group import all_reduce_in_group, transport_for
 

@@ -22,7 +22,8 @@ from apex.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from backends.apex_settings import ApexSettings
-from backends.interface import BackendOptions, StepResult, UnsupportedError
+from backends.capabilities import UnsupportedError
+from backends.interface import BackendOptions, StepResult
 from backends.registry import BACKENDS
 from backends.torch_amp import clip_gradients
 from backends.torch_group import TorchGroupBackend

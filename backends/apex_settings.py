@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 from typing_extensions import override
 
-from backends.interface import BackendSettings, UnsupportedError
+from backends.capabilities import BackendSettings, UnsupportedError
 
 _PRECISIONS = {"O0": "fp32", "O1": "fp16", "O2": "fp16"}
 

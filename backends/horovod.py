@@ -21,8 +21,9 @@ from horovod.common.exceptions import HorovodInternalError
 from horovod.torch import mpi_ops
 from typing_extensions import override
 
+from backends.capabilities import UnsupportedError
 from backends.collectives import Prepare, Prepared
-from backends.interface import BackendOptions, StepResult, UnsupportedError
+from backends.interface import BackendOptions, StepResult
 from backends.registry import BACKENDS
 from backends.torch_amp import TorchAmpBackend, clip_gradients
 from backends.traffic import counted

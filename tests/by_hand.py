@@ -10,7 +10,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from backends.interface import Backend, BackendOptions, Capabilities, StepResult
+from backends.capabilities import Capabilities
+from backends.interface import Backend, BackendOptions, StepResult
 
 
 class ByHandBackend(Backend):

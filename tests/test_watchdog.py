@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.interface import TORCH_SIGNS
+from backends.capabilities import TORCH_SIGNS
 from backends.registry import BACKENDS
 from contract.patience import stretched
 from records.names import LOGS_NAME

@@ -13,7 +13,6 @@ import os
 import time
 from collections import Counter
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ import torch
 from typing_extensions import override
 
 from backends.interface import Backend
-from backends.single import SingleBackend
+from backends.registry import reference_backend
 from records.config import RunConfig
 from records.record import DiagnosisRecord
 from tasks.interface import Batch, Task
@@ -136,7 +135,7 @@ class _Alone:
 
     def __init__(self, config: RunConfig, task: Task, backend: Backend) -> None:
         self._task, self._device, self._max_grad_norm = task, backend.device, config.max_grad_norm
-        self._backend = SingleBackend(replace(backend.options, settings=SingleBackend.Settings()))
+        self._backend = reference_backend(backend.options)
         model = task.build_model().to(self._device)
         self._model, self._optimizer = self._backend.setup(model, build_optimizer(config, model))
         self.seconds: dict[str, list[float]] = {"forward": [], "backward": [], "optimizer": []}

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from backends.interface import Signs
+from backends.capabilities import Signs
 from records.names import LOGS_NAME
 from watch.heartbeat import OWN_PHASES, PHASES, Position
 from watch.rank_files import RankFiles, started_ranks
