@@ -36,13 +36,25 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from backends.capabilities import TORCH_SIGNS, BackendSettings, Capabilities, Signs
+from backends.capabilities import TORCH_SIGNS, BackendSettings, Capabilities, Signs, UnsupportedError
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
     from backends.collectives import Prepare
+
+# What the module of an adapter needs.
+__all__ = [
+    "Backend",
+    "BackendOptions",
+    "BackendSettings",
+    "Capabilities",
+    "KnownFailure",
+    "Signs",
+    "StepResult",
+    "UnsupportedError",
+]
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from backends.capabilities import Capabilities
-from backends.interface import Backend, BackendOptions, StepResult
+from backends.interface import Backend, BackendOptions, Capabilities, StepResult
 
 
 class ByHandBackend(Backend):
