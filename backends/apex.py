@@ -42,7 +42,8 @@ class ApexBackend(TorchGroupBackend):
         self.opt_level = self.settings.opt_level or ("O1" if options.precision == "fp16" else "O0")
         if self.settings.fused_adam and not multi_tensor_applier.available:
             raise UnsupportedError(
-                "--fused-adam: this Apex was built without its kernels; build it with --cpp_ext --cuda_ext or drop it"
+                "--fused-adam: this Apex was built without its kernels; "
+                "build it with --cpp_ext --cuda_ext, or leave the option out"
             )
         super().__init__(options)
 

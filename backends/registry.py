@@ -140,7 +140,7 @@ def _apex() -> Capabilities:
         unused_parameters=False,
         # amp replaces functions of torch while the model runs, which a compiled graph would not see.
         compiled_models=False,
-        reasons={"bf16": "its reduction leaves bfloat16 gradients out without a word"},
+        reasons={"bf16": "its reduction silently leaves bfloat16 gradients out"},
     )
 
 
@@ -156,7 +156,7 @@ def _accelerate() -> Capabilities:
         {"cpu": ("fp32", "bf16"), "cuda": PRECISIONS},
         start_methods=("accelerate", "torchrun"),
         ranks_may_share_gpu=True,
-        reasons={"fp16": "it would say so and compute in fp32"},
+        reasons={"fp16": "it would report fp16 and compute in fp32"},
     )
 
 

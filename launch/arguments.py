@@ -59,7 +59,7 @@ def named_path(text: str) -> Path:
     if not text:
         raise argparse.ArgumentTypeError("is empty; name a path")
     if not is_writable_text(text):
-        raise argparse.ArgumentTypeError("holds characters that no name can have; leave them out")
+        raise argparse.ArgumentTypeError("contains a null character, or bytes that are not UTF-8; remove them")
     return Path(text)
 
 

@@ -89,7 +89,9 @@ def _settle_environment() -> None:
     try:
         Path.cwd()
     except OSError as error:
-        raise UsageError(f"the working directory is gone ({error.strerror}); change to another directory") from error
+        raise UsageError(
+            f"the working directory no longer exists ({error.strerror}); change to another directory"
+        ) from error
     if os.environ.get("LOCKSTEP_CACHE"):
         os.environ["LOCKSTEP_CACHE"] = str(cache_directory())
 
@@ -124,8 +126,8 @@ def _dispatch(arguments: list[str]) -> int:
             command = importlib.import_module(COMMANDS[arguments[0]])
         except ModuleNotFoundError as error:
             raise UsageError(
-                f"{arguments[0]}: needs the package {error.name}; pip install 'lockstep[compare]', "
-                "or use launch/run.sh, which does"
+                f"{arguments[0]} needs the package {error.name}, which is not installed; use launch/run.sh, "
+                "which installs it, or pip install 'lockstep[compare]'"
             ) from error
         return int(command.run(arguments[1:]))
     from launch.train_command import train
@@ -137,11 +139,11 @@ def _overview() -> str:
     backends = "\n".join(f"  {name:12}{row.summary}" for name, row in BACKENDS.items())
     return (
         "usage: launch/run.sh BACKEND [options]    train; BACKEND --help lists the options\n"
-        "       launch/run.sh contract BACKEND     prove that it computes what one process computes\n"
-        "       launch/run.sh compare              let backends race each other, and report\n"
-        "       launch/run.sh report RECORD ...    the same report of records, wherever they were made\n"
-        "       launch/run.sh allreduce            measure each library's collectives\n"
-        "       launch/run.sh doctor               which backends run here\n\n"
+        "       launch/run.sh contract BACKEND     check that it computes the same as one process\n"
+        "       launch/run.sh compare              race backends against each other and write a report\n"
+        "       launch/run.sh report RECORD ...    write the same report from any records\n"
+        "       launch/run.sh allreduce            measure the collectives of each library\n"
+        "       launch/run.sh doctor               show which backends run on this machine\n\n"
         f"backends (or your own, as package.module:Class):\n{backends}"
     )
 

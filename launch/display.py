@@ -162,18 +162,21 @@ def show_start(config: RunConfig, start: Start | None, terminal: Console) -> Non
     kept = other_files(config.output_dir) if config.overwrite else []
     if kept:
         names = ", ".join(kept[:_NUM_NAMES]) + (", ..." if len(kept) > _NUM_NAMES else "")
-        terminal.print(f"kept {len(kept)} file(s) that no run wrote: {names}")
+        terminal.print(f"kept {_count(len(kept), 'file')} that no run wrote: {names}")
     num_ranks, num_cores = config.num_processes // config.num_nodes, num_cpus()
     if num_ranks > num_cores:
-        terminal.print(f"{num_ranks} ranks share {num_cores} core(s): each waits for its turn, so every step is slow")
+        terminal.print(
+            f"{num_ranks} ranks share {_count(num_cores, 'core')}, so every step is slow; use at most "
+            f"{_count(num_cores, 'rank')} on this machine"
+        )
     for damage in start.damaged if start else ():
-        terminal.print(f"passed over: {damage}")
+        terminal.print(f"skipped an unusable checkpoint: {damage}")
     if start is not None:
-        terminal.print(f"going on after step {start.state.step}, from {start.path}")
+        terminal.print(f"resuming after step {start.state.step}, from {start.path}")
         for note in _what_is_different(config, start):
             terminal.print(note)
     elif config.resume is not None:
-        terminal.print("no checkpoint yet: starting from the beginning")
+        terminal.print("there is no checkpoint yet; starting from the beginning")
 
 
 def show_overview(overview: Overview, terminal: Console) -> None:
@@ -224,9 +227,9 @@ def _what_is_different(config: RunConfig, start: Start) -> Iterator[str]:
             now, then = getattr(config, name), getattr(before, name)
             if now != then:
                 option = name.replace("_", "-")
-                yield f"--{option} {now}, where it had {then}: the same to rounding, not to the last bit"
+                yield f"--{option} is {now} and was {then}: results are equal up to rounding, not bit for bit"
     if start.best_path is not None and not start.best_path.exists():
-        yield f"the best model so far is not there ({start.best_path}): the best of what comes will be kept"
+        yield f"the best model so far is missing ({start.best_path}); the best of the remaining evaluations is kept"
 
 
 def show_summary(record: RunRecord, directory: Path, terminal: Console) -> None:
@@ -240,24 +243,24 @@ def show_summary(record: RunRecord, directory: Path, terminal: Console) -> None:
     table.add_row("run", f"{config.backend}: {_describe_world(config)}")
     if record.resumed_from is not None:
         origin = record.resumed_from
-        began = f"after step {origin.step} of {origin.backend} on {origin.num_processes} rank(s)"
-        table.add_row("resumed", began + (f", {record.restarts} restart(s)" if record.restarts else ""))
+        began = f"after step {origin.step} of {origin.backend} on {_count(origin.num_processes, 'rank')}"
+        table.add_row("resumed", began + (f", {_count(record.restarts, 'restart')}" if record.restarts else ""))
     _add_result(table, record, config)
     num_epochs = record.steps[-1].epoch + 1
-    table.add_row("steps", f"{len(record.steps)} in {num_epochs} epoch(s)" + _describe_exceptions(record))
+    table.add_row("steps", f"{len(record.steps)} in {_count(num_epochs, 'epoch')}" + _describe_exceptions(record))
     rate = samples_per_second(record)
-    table.add_row("speed", f"{rate:.1f} samples/s" if rate else "too short to tell")
+    table.add_row("speed", f"{rate:.1f} samples/s" if rate else "the run is too short to tell")
     first_step = f"{record.seconds_to_first_step:.1f} s to the first step, " if record.seconds_to_first_step else ""
     table.add_row("time", f"{first_step}{record.seconds:.1f} s in all")
     memory = max(rank.peak_memory_bytes for rank in record.ranks) / 2**20
-    table.add_row("ranks", f"{record.ranks[0].num_threads} thread(s) each, at most {memory:.0f} MiB")
+    table.add_row("ranks", f"{_count(record.ranks[0].num_threads, 'thread')} each, at most {memory:.0f} MiB")
     _add_problems(table, record)
     settings = record.ranks[0].effective_settings
     table.add_row("in force", ", ".join(f"{name} {value}" for name, value in settings.items()))
     digests = {rank.weights_sha256 for rank in record.ranks}
     owner = "every rank" if len(digests) == 1 else "rank 0"
     is_last = record.best_step in (None, record.steps[-1].step)
-    when = "" if is_last else f" after the last step; the model has those of step {record.best_step}"
+    when = "" if is_last else f" after the last step; the saved model has the weights of step {record.best_step}"
     table.add_row("weights", f"{record.ranks[0].weights_sha256[:16]} on {owner}{when}")
     if record.model_directory is None:
         table.add_row("results", f"{directory} (model, {RECORD_NAME}, logs/)")
@@ -275,7 +278,9 @@ def _add_result(table: _Rows, record: RunRecord, config: RunConfig) -> None:
     positive_label, baseline = record.task.get("positive_label"), record.task.get("baseline")
     table.add_row("result", format_metrics(record.quality, positive_label) + kept)
     if better is not None:
-        table.add_row("NOT BEST", f"the weights of step {better}, which were better, have been lost")
+        table.add_row(
+            "NOT BEST", f"the better weights of step {better} are lost: their checkpoint is missing or damaged"
+        )
     if baseline is not None:
         values = format_metrics(baseline["metrics"], positive_label)
         table.add_row("baseline", f"always {shown_label(baseline['answer'])!r} gives  {values}")
@@ -287,9 +292,13 @@ def _add_problems(table: _Rows, record: RunRecord) -> None:
     """Says what was not as it should be."""
     for straggler in record.stragglers:
         who = f"rank {straggler.rank} ({straggler.hostname})"
-        table.add_row("STRAGGLER", f"{who} computes {straggler.times_slower:g} times as long as the others")
+        table.add_row(
+            "STRAGGLER", f"{who} takes {straggler.times_slower:g} times as long as the others to compute a step"
+        )
     if record.failed_saves:
-        table.add_row("NOT SAVED", f"checkpoint(s) of step {', '.join(map(str, record.failed_saves))}")
+        steps = ", ".join(map(str, record.failed_saves))
+        noun = "checkpoint" if len(record.failed_saves) == 1 else "checkpoints"
+        table.add_row("NOT SAVED", f"{noun} of step {steps}")
     if record.disagreement is not None:
         table.add_row("DIVERGED", f"{record.error}; {describe_diverged_model(record)}")
     if record.differing_buffers:
@@ -303,7 +312,7 @@ def describe_diverged_model(record: RunRecord) -> str:
     """Says which weights were saved of a run whose ranks came to differ."""
     agreed = record.disagreement.agreed_step if record.disagreement is not None else None
     if record.best_step is not None and agreed is not None and record.best_step <= agreed:
-        return f"the model is that of step {record.best_step}, when all ranks agreed"
+        return f"the model is that of step {record.best_step}, when all ranks still had equal weights"
     return "the model is that of rank 0"
 
 
@@ -316,9 +325,14 @@ def _lost_best(record: RunRecord, metric: str | None) -> int | None:
 def _describe_world(config: RunConfig) -> str:
     return (
         f"{config.num_processes} x {config.device}, {config.precision}, batch {config.global_batch_size} = "
-        f"{config.num_processes} rank(s) x {config.micro_batch_size} samples x "
-        f"{config.gradient_accumulation_steps} micro-step(s)"
+        f"{_count(config.num_processes, 'rank')} x {_count(config.micro_batch_size, 'sample')} x "
+        f"{_count(config.gradient_accumulation_steps, 'micro-step')}"
     )
+
+
+def _count(number: int, noun: str) -> str:
+    """Writes a number with its noun, in the plural unless the number is 1."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _describe_exceptions(record: RunRecord) -> str:

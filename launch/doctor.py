@@ -18,7 +18,7 @@ def run(arguments: list[str]) -> int:
     Raises:
         UsageError: There are options, and it has none.
     """
-    parser = Parser("doctor", description="Tells which backends run on this machine, and what the others lack.")
+    parser = Parser("doctor", description="Shows which backends run on this machine, and what the others need.")
     parser.parse_args(arguments)
     device = "cuda" if count_gpus() else "cpu"
     terminal = console()

@@ -41,16 +41,17 @@ def settle_nodes(num_nodes: int, node_rank: int, master_addr: str | None) -> Nod
     """
     if node_rank >= num_nodes:
         raise UsageError(
-            f"--node-rank {node_rank}: of {num_nodes} node(s) the last is {num_nodes - 1}; see --num-nodes"
+            f"--node-rank {node_rank}: must be smaller than --num-nodes {num_nodes}, since nodes are numbered from 0; "
+            "change one of the two"
         )
     if num_nodes == 1:
         if master_addr is not None:
             raise UsageError(
-                f"--master-addr {master_addr}: only several nodes need it; give --num-nodes as well, or leave it out"
+                f"--master-addr {master_addr}: has no effect on one node; add --num-nodes, or leave it out"
             )
         return ALONE
     if master_addr is None:
-        raise UsageError(f"--num-nodes {num_nodes}: tell where they meet with --master-addr (an address of node 0)")
+        raise UsageError(f"--num-nodes {num_nodes}: --master-addr is missing; give an address of node 0")
     try:
         address = socket.gethostbyname(master_addr)
     except (OSError, UnicodeError) as error:
@@ -59,7 +60,10 @@ def settle_nodes(num_nodes: int, node_rank: int, master_addr: str | None) -> Nod
     try:
         interface(nodes)
     except OSError as error:
-        raise UsageError(f"--master-addr {master_addr}: cannot be reached from here ({error.strerror})") from error
+        raise UsageError(
+            f"--master-addr {master_addr}: this machine has no route to it ({error.strerror}); "
+            "give another address of node 0"
+        ) from error
     return nodes
 
 
@@ -89,7 +93,10 @@ def interface(nodes: Nodes) -> str:
                 continue
             if socket.inet_ntoa(answer[20:24]) == address:
                 return name
-    raise UsageError(f"--master-addr {nodes.master_addr}: {address} is no first address of an interface; give another")
+    raise UsageError(
+        f"--master-addr {nodes.master_addr}: the way there leads from {address}, which is not the first address of a "
+        "network interface; give another address of node 0"
+    )
 
 
 def check_port(port: int, address: str) -> None:
@@ -101,8 +108,9 @@ def check_port(port: int, address: str) -> None:
         except OSError as error:
             if error.errno == errno.EADDRNOTAVAIL:
                 raise UsageError(
-                    f"--master-addr {address}: this machine, node 0, does not have this address; give one that it has"
+                    f"--master-addr {address}: this machine is node 0 and does not have this address; "
+                    "give one of its addresses"
                 ) from error
             raise UsageError(
-                f"--master-port {port}: not free ({error.strerror}); choose another, or none to get a free one"
+                f"--master-port {port}: is not free ({error.strerror}); choose another port, or leave the option out"
             ) from error

@@ -131,7 +131,8 @@ def read_options(backend: str, backend_settings: type[BackendSettings], argument
             if name not in from_line and name not in from_file:
                 value = getattr(task_settings, name)
                 raise UsageError(
-                    f"--resume: the checkpoint would fetch {_option(name)} {value}; if you trust it, say so"
+                    f"--resume: the checkpoint asks to download {_option(name)} {value}; if you trust it, add "
+                    f"{_option(name)} {value}"
                 )
     return Options(run, chosen, task_class, task_settings, start)
 
@@ -140,7 +141,10 @@ def _task_of(start: Start, known: argparse.Namespace, from_file: Mapping[str, An
     """The task that a checkpoint names, if it is one of ours: importing another module would run its code."""
     name = start.config.task
     if name not in TASKS and known.task is None and "task" not in from_file:
-        raise UsageError(f"--resume: a checkpoint cannot choose whose code to run; if you trust it, add --task {name}")
+        raise UsageError(
+            f"--resume: the checkpoint names the task {name}, whose code is not Lockstep's; if you trust it, "
+            f"add --task {name}"
+        )
     return {"task": name}
 
 
@@ -161,7 +165,7 @@ def option_parser(command: str, models: Mapping[str, type[BaseModel]]) -> argpar
         type=named_path,
         action=Once,
         metavar="FILE",
-        help="options as a YAML or JSON mapping; the line wins",
+        help="file of options, a YAML or JSON mapping; the command line overrides it",
     )
     add_options(parser, models)
     return parser
@@ -219,9 +223,11 @@ def read_option_file(file: Path) -> dict[str, Any]:
     """
     try:
         if file.exists() and not file.is_file():
-            raise UsageError(f"--config {file}: this is no file; name one with a YAML or JSON mapping")
+            raise UsageError(f"--config {file}: this is not a file; name a file that holds a YAML or JSON mapping")
         if file.stat().st_size > _MAX_OPTION_FILE_BYTES:
-            raise UsageError(f"--config {file}: is larger than {_MAX_OPTION_FILE_BYTES} bytes; name a file of options")
+            raise UsageError(
+                f"--config {file}: is larger than {_MAX_OPTION_FILE_BYTES} bytes; name a smaller file of options"
+            )
         content = yaml.load(file.read_text(encoding="utf-8"), _OptionLoader)
     except UsageError:
         raise
@@ -256,7 +262,7 @@ def validated(model: type[BaseModel], values: dict[str, Any]) -> Any:
         # YAML reads yes, no, on and off as booleans, which pydantic would take for the numbers 1 and 0.
         annotation = model.model_fields[name].annotation
         if isinstance(value, str) and not is_writable_text(value):
-            raise UsageError(f"{_option(name)}: holds characters that no name can have; leave them out")
+            raise UsageError(f"{_option(name)}: contains a null character, or bytes that are not UTF-8; remove them")
         if value == "" and Path in (annotation, *get_args(annotation)):
             raise UsageError(f"{_option(name)}: is empty; name a path")
         if isinstance(value, bool) and annotation is not bool:

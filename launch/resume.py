@@ -27,7 +27,7 @@ LATEST = "latest"
 # What is said of a run that has finished, by its status.
 _ENDS = {
     "completed": "is complete",
-    "diverged": "has finished with the model of rank 0, since its ranks came to differ",
+    "diverged": "has finished, but its ranks diverged; the model of rank 0 was saved",
 }
 
 # What decides the trajectory: a resumed run must have the same.
@@ -86,7 +86,9 @@ def find_start(resume: str, output_dir: Path | None) -> Start | None:
     """
     if resume == LATEST:
         if output_dir is None:
-            raise UsageError(f"--resume {LATEST}: tell of which run, with --output-dir, or give its path")
+            raise UsageError(
+                f"--resume {LATEST}: --output-dir is missing; name the run's directory with it, or give --resume a path"
+            )
         if (status := _final_status(output_dir)) is not None:
             raise Finished(
                 f"the run in {output_dir} {_ENDS[status]}; there is nothing to resume",
@@ -123,7 +125,7 @@ def latest_start(run_directory: Path) -> Start | None:
                 return latest_start(run_directory)
             damaged.append(str(error))
     if damaged:
-        raise UsageError(f"--resume: no checkpoint of {run_directory} is whole ({damaged[0]}); start a new run")
+        raise UsageError(f"--resume: no checkpoint of {run_directory} can be used ({damaged[0]}); start a new run")
     return None
 
 
@@ -138,7 +140,8 @@ def inherited_options(config: RunConfig, backend: str, given: Mapping[str, Any])
         names.remove("micro_batch_size")  # it fitted the old number
     elif "num_processes" not in given and config.num_processes > max(4, 2 * (os.cpu_count() or 1)):
         raise UsageError(
-            f"--resume: the run had {config.num_processes} ranks, many for this machine; say --num-processes"
+            f"--resume: the run had {config.num_processes} ranks, which is many for this machine; "
+            "choose their number with --num-processes"
         )
     elif config.threads_per_rank <= (os.cpu_count() or 1):
         names.append("threads_per_rank")  # the order of sums depends on it
@@ -184,8 +187,8 @@ def check_resumable(output_dir: Path) -> None:
     running = [rank for rank in started_ranks(output_dir) if rank.running_pid() is not None]
     if running:
         raise UsageError(
-            f"--output-dir {output_dir}: its run is still going on (rank {running[0].rank} is process "
-            f"{running[0].running_pid()}); wait, or end it first"
+            f"--output-dir {output_dir}: its run is still running (rank {running[0].rank} is process "
+            f"{running[0].running_pid()}); wait for it, or stop it first"
         )
     if (status := _final_status(output_dir)) is not None:
         raise UsageError(f"--output-dir {output_dir}: its run {_ENDS[status]}; there is nothing to resume")

@@ -43,12 +43,12 @@ def settle_output_dir(
         raise UsageError(f"--output-dir {chosen}: this is a file; name a directory")
     if directory.exists() and any(directory.iterdir()):
         if not holds_run(directory):
-            raise UsageError(f"--output-dir {chosen}: not empty, and what it holds is no run; choose another directory")
+            raise UsageError(f"--output-dir {chosen}: is not empty and holds no run; choose another directory")
         if goes_on_in(directory, options.resume, start) and not options.overwrite:
             check_resumable(directory)
         elif not options.overwrite:
             raise UsageError(
-                f"--output-dir {chosen}: holds a run already; add --resume or --overwrite, or choose another directory"
+                f"--output-dir {chosen}: already holds a run; add --resume or --overwrite, or choose another directory"
             )
         else:
             refuse_links(str(chosen), directory)
@@ -56,7 +56,9 @@ def settle_output_dir(
         refuse_collisions(str(chosen), directory, task_class.model_files)
     parent = next(path for path in (directory, *directory.parents) if path.exists() or path.is_symlink())
     if not parent.exists():
-        raise UsageError(f"--output-dir {chosen}: {parent} is a link that leads nowhere; choose another directory")
+        raise UsageError(
+            f"--output-dir {chosen}: {parent} is a link to a path that does not exist; choose another directory"
+        )
     if not parent.is_dir():
         raise UsageError(f"--output-dir {chosen}: {parent} is a file; choose another directory")
     if not os.access(parent, os.W_OK):
@@ -68,7 +70,9 @@ def _check_inputs_survive(directory: Path, settings: TaskSettings, start: Start 
     """Refuses to replace a run some of whose files the new run is to read; what no run wrote stays."""
     removed = {path.resolve() for path in files_of_run(directory)}
     if start is not None and start.path.resolve() in removed:
-        raise UsageError(f"--overwrite would remove the checkpoint that --resume names, {start.path}; drop one")
+        raise UsageError(
+            f"--overwrite would remove the checkpoint {start.path} that --resume names; leave one of the options out"
+        )
     for name, value in settings:
         if isinstance(value, (str, Path)):
             path = Path(value).resolve()
@@ -94,7 +98,7 @@ def refuse_collisions(config_name: str, directory: Path, patterns: tuple[str, ..
     taken = names_in_the_way(directory, patterns)
     if taken:
         raise UsageError(
-            f"--output-dir {config_name}: holds {taken[0]}, which no run wrote and this one would write over; "
+            f"--output-dir {config_name}: holds {taken[0]}, which no run wrote and this run would overwrite; "
             "move it away, or choose another directory"
         )
 
@@ -112,8 +116,8 @@ def refuse_links(config_name: str, directory: Path) -> None:
     links = linked_folders(directory)
     if links:
         raise UsageError(
-            f"--overwrite: {config_name}/{links[0]} is a link, and what lies behind it is not removed; remove the "
-            "link, or choose another --output-dir"
+            f"--overwrite: {config_name}/{links[0]} is a link, and --overwrite does not follow links; remove the link, "
+            "or choose another --output-dir"
         )
 
 
@@ -217,4 +221,4 @@ def _take_checkpoints(start: Start, output_dir: Path) -> None:
 
 
 def _taken(output_dir: Path) -> UsageError:
-    return UsageError(f"--output-dir {output_dir}: another run has just taken it; choose another directory")
+    return UsageError(f"--output-dir {output_dir}: another run is using it; choose another directory")

@@ -148,7 +148,7 @@ def _judge_launcher(job: Job, return_code: int, engine_log: Path) -> JobFailure 
     """Judges the end of a launcher all of whose ranks have succeeded."""
     if return_code == 0:
         return None
-    message = f"all ranks have finished, but their launcher ended with code {return_code}"
+    message = f"all ranks have finished, but their engine ended with code {return_code}"
     if job.must_end_cleanly:
         return JobFailure(FailureKind.LAUNCHER, None, message, engine_log)
     print(f"lockstep: {message}; see {engine_log}")

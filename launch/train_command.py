@@ -82,7 +82,7 @@ def _run_to_the_end(config: RunConfig, job: Job, start: Start | None, task: Task
         try:
             failure, was_asked_to_stop = _run_once(config, job, RunDisplay(config, terminal, positive_label))
         except Interrupted as interruption:
-            tell(f"interrupted by {interruption}; all ranks have been ended")
+            tell(f"interrupted by {interruption}; all ranks have been stopped")
             record_end(config, "interrupted", f"interrupted by {interruption}")
             return 128 + interruption.signal_number
         except OSError as error:  # as where the system lets nobody start another process
@@ -96,7 +96,7 @@ def _run_to_the_end(config: RunConfig, job: Job, start: Start | None, task: Task
             remove_unfinished(config.output_dir)
         tell(f"{config.backend} failed: {one_line(failure)}\n  more in {failure.log}")
         if record_directory(config.output_dir) is not None:
-            tell("training was over: rank 0 has saved the model and the record all the same")
+            tell("the training had ended before, and rank 0 saved the model and the record")
             _tell_refuge(config)
             return 1
         record_end(config, "failed", str(failure))
@@ -116,10 +116,10 @@ def _start_again(config: RunConfig) -> RunConfig | None:
     try:
         config, damaged = restarted(config)
     except (UsageError, OSError) as error:
-        tell(f"cannot start again: {one_line(error)}")
+        tell(f"the run cannot be restarted: {one_line(error)}")
         return None
     for damage in damaged:
-        tell(f"passed over: {damage}")
+        tell(f"skipped an unusable checkpoint: {damage}")
     where = f"step {checkpoint_step(config.resume_from)}" if config.resume_from else "the beginning"
     tell(f"restart {config.num_restarts} of {config.max_restarts}, from {where}")
     return config
@@ -138,12 +138,12 @@ def _conclude(config: RunConfig, terminal: Console) -> int:
             return DIVERGED
         return RESCUED if is_rescued else 0
     if has_stopped(config.output_dir):
-        record_end(config, "interrupted", "stopped as asked, after a checkpoint")
+        record_end(config, "interrupted", "stopped as requested, after saving a checkpoint")
         saved = list_checkpoints(config.output_dir)
-        where = f"after step {checkpoint_step(saved[0])}; --resume goes on from there" if saved else "as asked"
+        where = f"after step {checkpoint_step(saved[0])}; continue with --resume" if saved else "as requested"
         tell(f"stopped {where}")
         return STOPPED
-    terminal.print(f"node {config.node_rank} is done; model and record are on the node of rank 0")
+    terminal.print(f"node {config.node_rank} has finished; the model and the record are on the node of rank 0")
     return 0
 
 
@@ -153,9 +153,15 @@ def _conclude_elsewhere(config: RunConfig) -> int:
 
     place = find_rescued(config.output_dir, config.started_at)
     if place is None:
-        tell(f"{config.output_dir} has gone, and the run did not end well; leave its directory in place while it runs")
+        tell(
+            f"{config.output_dir} was moved or removed, and the run failed; leave the output directory in place "
+            "during a run"
+        )
         return 1
-    tell(f"{config.output_dir} has gone; training was over, and model and record are in {place}")
+    tell(
+        f"{config.output_dir} was moved or removed after the training had ended; "
+        f"the model and the record are in {place}"
+    )
     return RESCUED
 
 
@@ -163,7 +169,7 @@ def _tell_refuge(config: RunConfig) -> bool:
     """Says where results lie that could not be saved in the run's directory; whether there are any."""
     refuge = read_notice(config.output_dir).refuge
     if refuge is not None:
-        tell(f"not all results could be saved in {config.output_dir}; the others are in {refuge}")
+        tell(f"not all results could be saved in {config.output_dir}; the rest are in {refuge}")
     return refuge is not None
 
 
@@ -175,7 +181,10 @@ def _run_once(config: RunConfig, job: Job, display: RunDisplay) -> tuple[JobFail
         asked_to_stop.append(number)
         request_stop(config.output_dir)
         start = "\n" if sys.stderr.isatty() else ""  # the progress bar is on this line
-        text = f"{start}lockstep: {number.name}: finishing the step and saving; again ends it at once\n"
+        text = (
+            f"{start}lockstep: {number.name}: finishing this step and saving a checkpoint; "
+            f"a second {number.name} stops the run at once\n"
+        )
         with contextlib.suppress(OSError):
             os.write(2, text.encode())
 
@@ -211,5 +220,8 @@ def _started_at() -> float:
     except ValueError:
         began = math.nan
     if not now - _MOST_SECONDS_AGO <= began <= now + _MOST_SECONDS_OFF:
-        raise UsageError(f"{STARTED_AT_VARIABLE}={text!r:.100}: only launch/run.sh sets this variable; unset it")
+        raise UsageError(
+            f"{STARTED_AT_VARIABLE}={text!r:.100} is not a recent time; "
+            "only launch/run.sh sets this variable, so unset it"
+        )
     return min(began, now)

@@ -143,17 +143,19 @@ def read_checkpoint(source: Path | bytes, *, name: str | None = None) -> Checkpo
     except OSError as error:
         raise CheckpointError(f"{name}: cannot be read ({error.strerror or error})") from error
     except (SafetensorError, ValueError, RuntimeError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{name}: is torn or no safetensors file ({_short(error)})") from error
+        raise CheckpointError(f"{name}: is incomplete or not a safetensors file ({_short(error)})") from error
     if _STATE_KEY not in metadata or _DIGEST_KEY not in metadata:
-        raise CheckpointError(f"{name}: is a safetensors file, but no checkpoint")
+        raise CheckpointError(f"{name}: is a safetensors file, but not a checkpoint")
     if _digest(metadata[_STATE_KEY], tensors) != metadata[_DIGEST_KEY]:
-        raise CheckpointError(f"{name}: is damaged, its content does not match its hash")
+        raise CheckpointError(f"{name}: is damaged: its content does not match its hash")
     try:
         state = CheckpointState.model_validate_json(metadata[_STATE_KEY])
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise CheckpointError(f"{name}: does not fit this version of Lockstep ({where}: {first['msg']})") from error
+        raise CheckpointError(
+            f"{name}: was written by an incompatible version of Lockstep ({where}: {first['msg']})"
+        ) from error
     assert all(isinstance(tensor, torch.Tensor) for tensor in tensors.values())
     # By name: safetensors hands them out in another order in each process, and an adapter may communicate in it.
     return Checkpoint(state, dict(sorted(tensors.items())))
@@ -232,7 +234,7 @@ def _check_file(path: Path) -> None:
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
     if not stat.S_ISREG(facts.st_mode):
-        raise CheckpointError(f"{path}: is no file")
+        raise CheckpointError(f"{path}: is not a file")
     if facts.st_size > _memory_bytes():
         raise CheckpointError(f"{path}: is larger than the memory of this machine")
 

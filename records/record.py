@@ -212,7 +212,7 @@ class RunRecord(_Strict):
             return self
         num_steps = len(self.steps) - (self.resumed_from.step if self.resumed_from else 0)
         if not (self.ranks and self.steps and self.evaluations):
-            raise ValueError("a completed run has ranks, steps and evaluations")
+            raise ValueError("a completed run must have ranks, steps and evaluations")
         for rank in self.ranks:
             for name in ("step_seconds", "samples", "tokens", "positions"):
                 if len(getattr(rank, name)) != num_steps:
@@ -222,7 +222,7 @@ class RunRecord(_Strict):
         if len({rank.diagnosis is None for rank in self.ranks}) > 1:
             raise ValueError("some ranks have a diagnosis and some have none")
         if not all(1 <= evaluation.step <= len(self.steps) for evaluation in self.evaluations):
-            raise ValueError("an evaluation belongs to no step")
+            raise ValueError("an evaluation has the number of no step")
         return self
 
 

@@ -73,7 +73,7 @@ def explain_hang(hang: Hang, ranks: list[RankFiles], engine_log: Path) -> JobFai
 def explain(job: EndedJob) -> JobFailure:
     """Finds the failure that all others follow from, and says what may be done about it."""
     if job.killed_by is not None and job.launcher is not None:
-        message = f"the launcher ({job.launcher}) was killed ({job.killed_by})"
+        message = f"the engine ({job.launcher}) was killed ({job.killed_by})"
         return JobFailure(FailureKind.LAUNCHER, None, message, job.engine_log)
     failure = _first_cause(job)
     ended_silently = failure.kind is FailureKind.SILENT
@@ -94,7 +94,7 @@ def _first_cause(job: EndedJob) -> JobFailure:
         if not failure.is_consequence(job.signs):
             return _failure_of(rank, failure.kind, failure.message, rank.log)
     if (silent := job.silent) is not None:
-        others = f"; rank {job.missing[0]} had not begun" if job.missing else ""
+        others = f"; rank {job.missing[0]} had not started" if job.missing else ""
         crash = silent.crash()
         how = f"crashed ({crash})" if crash else "ended without a message: it was killed, crashed or ran out of memory"
         return _failure_of(silent, FailureKind.SILENT, how + others, silent.log)
@@ -106,18 +106,18 @@ def _first_cause(job: EndedJob) -> JobFailure:
         return _awaited(*failed[0], job)
     lines = job.printed().strip().splitlines()
     reason = f": {lines[-1].strip()[:300]}" if lines else ""
-    message = f"the launcher ended with code {job.return_code}{reason}"
+    message = f"the engine ended with code {job.return_code}{reason}"
     return JobFailure(FailureKind.LAUNCHER, None, message, job.engine_log)
 
 
 def _awaited(failure: RankFailure, rank: RankFiles, job: EndedJob) -> JobFailure:
     """Finds the rank that the first one to complain has waited for."""
-    waited = f"rank {rank.rank} waited for it in vain ({failure.message[:120]})"
+    waited = f"rank {rank.rank} waited for it without success ({failure.message[:120]})"
     if job.missing:
-        return JobFailure(FailureKind.MISSING, job.missing[0], f"has not begun: {waited}", job.engine_log)
+        return JobFailure(FailureKind.MISSING, job.missing[0], f"did not start: {waited}", job.engine_log)
     for stuck in job.ranks:
         if stuck.failure() is None and not stuck.succeeded():
-            return _failure_of(stuck, FailureKind.STUCK, f"stuck: {waited}", stuck.sigterm)
+            return _failure_of(stuck, FailureKind.STUCK, f"is stuck: {waited}", stuck.sigterm)
     return _failure_of(rank, failure.kind, failure.message, rank.log)
 
 

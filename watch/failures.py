@@ -40,7 +40,7 @@ class PeerStopped(RuntimeError):
     """
 
     def __init__(self, why: str, kind: FailureKind = FailureKind.ERROR) -> None:
-        super().__init__(f"another rank ends the run: {why}")
+        super().__init__(f"another rank stopped the run: {why}")
         self.kind = kind
 
 

@@ -48,7 +48,7 @@ def innermost_frame(text: str) -> str:
     frames = _main_frames(text)
     own = [frame for frame in frames if "/lib/python" not in frame[0] and not frame[0].startswith("<")]
     if not (own or frames):
-        return "left no stack"
+        return "its stack could not be read"
     path, line, function = (own or frames)[0]
     return f"was at {Path(path).name}:{line} in {function}"
 

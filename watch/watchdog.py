@@ -138,7 +138,7 @@ class Watchdog:
         if not (self._run_directory / LOGS_NAME).exists():
             return None  # somebody has moved it away, and the job may end well all the same
         missing = min(set(range(self._num_ranks)) - begun)
-        return Hang(missing, f"has not begun within {seconds:.0f} s, as {len(begun)} of {self._num_ranks} ranks have")
+        return Hang(missing, f"did not start within {seconds:.0f} s; {len(begun)} of {self._num_ranks} ranks did")
 
     def _judge(self, ranks: list[RankFiles], positions: dict[int, Position], silence: float) -> Hang | None:
         stopped = {rank for rank, state in self._states[-1].items() if state == "T"}
@@ -156,13 +156,13 @@ class Watchdog:
         seconds = f"{silence:.0f} s"
         if stopped:
             rank = min(stopped)
-            message = f"hangs: no sign of life for {seconds}, it is stopped (SIGSTOP) ({where})"
+            message = f"hangs: no progress for {seconds}; the process is stopped (SIGSTOP) ({where})"
             return Hang(rank, message, positions[rank])
         if computing and silence < self.long_seconds:
             return None
         if suspects or computing:
             rank = _least_advanced(suspects or {rank: positions[rank] for rank in computing})
-            message = f"hangs: no sign of life for {seconds}, it neither goes on nor waits for others ({where})"
+            message = f"hangs: no progress for {seconds}, and it is not waiting for another rank ({where})"
             return Hang(rank, message, positions[rank])
         return self._judge_waiting(positions, silence, where)
 
@@ -173,13 +173,14 @@ class Watchdog:
         if self._spans_nodes and len(places) == 1:
             if silence < _TIMES_AS_LONG_FOR_OTHER_NODES * self._seconds:
                 return None
-            return Hang(None, f"all ranks of this node have waited {seconds} for those of another node ({where})")
+            return Hang(None, f"all ranks of this node have waited for another node for {seconds} ({where})")
         # Who reads data or computes should not have to wait for anybody.
         out_of_turn = {rank: position for rank, position in positions.items() if position.phase in OWN_PHASES}
         if len(places) == 1 and not out_of_turn:
-            return Hang(None, f"for {seconds} all ranks have waited for each other, in one phase of one step ({where})")
+            message = f"all ranks have waited for each other for {seconds}, in the same phase of the same step"
+            return Hang(None, f"{message} ({where})")
         rank = _least_advanced(out_of_turn) if out_of_turn else _odd_one_out(positions)
-        message = f"hangs: for {seconds} all ranks wait, but not in the same collective ({where})"
+        message = f"hangs: all ranks have waited for {seconds}, but not in the same collective ({where})"
         return Hang(rank, message, positions[rank])
 
     def _busy(self, positions: dict[int, Position]) -> set[int]:

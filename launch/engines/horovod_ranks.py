@@ -100,7 +100,9 @@ def _wait_for(where: tuple[str, int], seconds: float) -> None:
             socket.create_connection(where, timeout=1).close()
         except OSError as error:
             if time.monotonic() > deadline:
-                sys.exit(f"node 0 did not open {where[0]}:{where[1]} within {seconds:g} s ({error})")
+                sys.exit(
+                    f"node 0 did not open {where[0]}:{where[1]} within {seconds:g} s ({error}); is its command running?"
+                )
             time.sleep(0.2)
         else:
             return

@@ -80,7 +80,9 @@ class Engine(ABC):
             UsageError: The launcher is not installed, or cannot be given a port.
         """
         if ranks.master_port is not None and not self.takes_port:
-            raise UsageError(f"--master-port {ranks.master_port}: {self.name} cannot be given a port; leave it out")
+            raise UsageError(
+                f"--master-port {ranks.master_port}: {self.name} chooses its port itself; leave the option out"
+            )
 
     @abstractmethod
     def command(self, ranks: Ranks) -> list[str]:
