@@ -28,7 +28,7 @@ from backends.registry import BACKENDS
 from backends.torch_amp import clip_gradients
 from backends.torch_group import TorchGroupBackend
 
-# amp's loss scaler doubles, halves and waits as torch's does; it has no names for these numbers.
+# amp's loss scaler has the same constants as torch's, but no names for them.
 _SCALER = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000}
 
 
@@ -43,7 +43,8 @@ class ApexBackend(TorchGroupBackend):
         self.opt_level = self.settings.opt_level or ("O1" if options.precision == "fp16" else "O0")
         if self.settings.fused_adam and not multi_tensor_applier.available:
             raise UnsupportedError(
-                "--fused-adam: this Apex was built without its kernels; build it with --cpp_ext --cuda_ext or drop it"
+                "--fused-adam: this Apex was built without its kernels; "
+                "build it with --cpp_ext --cuda_ext, or leave the option out"
             )
         super().__init__(options)
 
@@ -66,7 +67,7 @@ class ApexBackend(TorchGroupBackend):
             model,
             optimizer,
             opt_level=self.opt_level,
-            # O0 would cast a float64 model, and turn outputs into plain dictionaries.
+            # O0 would cast a float64 model and turn outputs into plain dictionaries.
             cast_model_type=False if self.opt_level == "O0" else None,
             max_loss_scale=max(2.0**24, self.options.init_loss_scale),
             verbosity=0,
@@ -190,14 +191,14 @@ class ApexBackend(TorchGroupBackend):
 
 
 def _unpatch_torch() -> None:
-    """Takes back what O1 did to the functions of torch, for every later training in this process."""
+    """Restores the functions of torch that O1 replaced, for later trainings in this process."""
     handle = getattr(_amp_state, "handle", None)
     if handle is not None:
         handle._deactivate()
 
 
 def _fused_adam(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Replaces torch's AdamW; the state of one is of no use to the other."""
+    """Replaces torch's AdamW by Apex's FusedAdam, which cannot use the state of torch's."""
     from apex.optimizers import FusedAdam
 
     groups = [

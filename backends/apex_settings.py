@@ -1,4 +1,4 @@
-"""What a user may choose about Apex; apart from the adapter, so that it is known where Apex is not installed."""
+"""The options of Apex, in a file of their own that can be imported where Apex is not installed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ class ApexSettings(BackendSettings):
         if self.implied_precision not in (None, precision):
             raise UnsupportedError(
                 f"--opt-level {self.opt_level} computes in {self.implied_precision}, not in {precision}; "
-                f"drop --precision {precision} or choose another level"
+                f"leave --precision {precision} out or choose another level"
             )
         if self.fused_adam and optimizer != "adamw":
-            raise UnsupportedError(f"--fused-adam takes the place of adamw, not of --optimizer {optimizer}; drop one")
+            raise UnsupportedError(
+                f"--fused-adam replaces AdamW and does not work with --optimizer {optimizer}; leave one of the two out"
+            )

@@ -59,7 +59,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class BackendOptions:
-    """What the launcher tells an adapter, the same for every backend.
+    """What the launcher passes to an adapter, the same for every backend.
 
     Attributes:
         precision: "fp32" computes in the dtype of the parameters; "bf16" and "fp16" use autocast.

@@ -1,4 +1,4 @@
-"""The table of backends: where each adapter lives, what it can do, and whether it can run here.
+"""The table of backends: where each adapter lives, what it supports, and whether it can run here.
 
 Reading this table imports no library, so that a wrong request is refused before any work.
 A backend of your own needs no row: name it as ``package.module:Class``.
@@ -19,7 +19,7 @@ from backends.capabilities import PRECISIONS, TORCH_SIGNS, BackendSettings, Capa
 from backends.devices import count_gpus
 from backends.interface import Backend, BackendOptions
 
-# The backend that all others are held to.
+# The backend that all others are compared with.
 REFERENCE = "single"
 
 
@@ -38,7 +38,7 @@ def _horovod_missing() -> str | None:
 
 
 def _horovod_has_nccl() -> bool:
-    """Whether it was built with GPU operations; without them it refuses CUDA tensors."""
+    """Returns whether Horovod was built with GPU operations; without them it refuses CUDA tensors."""
     package = _package_directory("horovod")
     libraries = (package / "torch").glob("mpi_lib*.so") if package else ()
     return any(b"ncclAllReduce" in library.read_bytes() for library in libraries)
@@ -105,12 +105,12 @@ class BackendRow:
 
     @cached_property
     def capabilities(self) -> Capabilities:
-        """What it can do; found out when it is first asked for, since that may mean to look into a library."""
+        """What it supports; computed on first use, since that may read a file of the library."""
         return self.declare()
 
     @property
     def has_own_collectives(self) -> bool:
-        """Whether its ranks communicate, and in a way of their own."""
+        """Whether its ranks communicate through collectives of its own library."""
         return self.capabilities.max_world_size != 1 and self.communicates_like is None
 
 
@@ -129,11 +129,11 @@ def _apex() -> Capabilities:
         {"cuda": ("fp32", "fp16")},
         start_methods=("torchrun",),
         ranks_may_share_gpu=True,
-        # What Apex reduces is the gradients that exist, which must be the same ones on all ranks.
+        # Apex reduces the gradients that exist, which must be those of the same parameters on all ranks.
         unused_parameters=False,
         # amp replaces functions of torch while the model runs, which a compiled graph would not see.
         compiled_models=False,
-        reasons={"bf16": "its reduction leaves bfloat16 gradients out without a word"},
+        reasons={"bf16": "its reduction silently leaves bfloat16 gradients out"},
     )
 
 
@@ -149,7 +149,7 @@ def _accelerate() -> Capabilities:
         {"cpu": ("fp32", "bf16"), "cuda": PRECISIONS},
         start_methods=("accelerate", "torchrun"),
         ranks_may_share_gpu=True,
-        reasons={"fp16": "it would say so and compute in fp32"},
+        reasons={"fp16": "it would report fp16 and compute in fp32"},
     )
 
 
@@ -186,7 +186,7 @@ BACKENDS = {
     ),
 }
 
-# The backend that all others are held to.
+# The backend that all others are compared with.
 REFERENCE = "single"
 
 
@@ -228,7 +228,7 @@ def load_backend(name: str) -> type[Backend]:
     path = BACKENDS[name].adapter if name in BACKENDS else name
     module_name, _, class_name = path.partition(":")
     try:
-        # What a library warns of while it is imported is no error, whatever the user's own filters say.
+        # Warnings during an import are not errors, even if the user's own filters make them errors.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             adapter = getattr(importlib.import_module(module_name), class_name)

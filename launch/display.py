@@ -34,7 +34,7 @@ _ANY_WIDTH = 100_000
 
 
 class _Terminal(Console):
-    """A console that falls silent when nobody reads it any more, where rich would end the program."""
+    """A console that goes quiet when its reader is gone; rich would end the program."""
 
     def print(self, *objects: Any, **options: Any) -> None:
         try:
@@ -46,12 +46,12 @@ class _Terminal(Console):
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
-        # What is still in its buffer goes nowhere, instead of into an error at the end of the interpreter.
+        # What is left in the buffer is discarded; otherwise it would cause an error when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Lines(io.TextIOBase):
-    """Standard output where it is no terminal, without the blanks that fill the cells of a table."""
+    """Standard output that is not a terminal, without the spaces that fill the cells of a table."""
 
     def write(self, text: str) -> int:
         return sys.stdout.write(re.sub(r" +$", "", text, flags=re.MULTILINE))
@@ -61,7 +61,7 @@ class _Lines(io.TextIOBase):
 
 
 def console() -> Console:
-    """The terminal, or plain lines as long as they need to be where there is none."""
+    """Returns the terminal or, where there is none, a console that writes plain lines of any length."""
     # Without markup: paths and names may contain what looks like it.
     if sys.stdout.isatty():
         return _Terminal(highlight=False, markup=False)
@@ -70,7 +70,7 @@ def console() -> Console:
 
 
 class RunDisplay:
-    """Shows a run's news as they come: in a bar, or without a terminal in a line now and then."""
+    """Shows the news of a run as they arrive: in a progress bar or, without a terminal, as a line from time to time."""
 
     def __init__(self, config: RunConfig, terminal: Console, positive_label: str | None = None) -> None:
         self._config = config
@@ -104,11 +104,11 @@ class RunDisplay:
             self._bar.stop()
 
     def refresh(self) -> None:
-        """Shows what the run has reported since the last call, as long as anybody looks."""
+        """Shows what the run has reported since the last call, until the output is closed."""
         if self._is_watched:
             try:
                 self._show_news()
-            except OSError:  # the terminal, or the program at the other end of a pipe, has gone: the run goes on
+            except OSError:  # the terminal, or the program at the other end of a pipe, is gone; the run continues
                 self._is_watched = False
 
     def _show_news(self) -> None:
@@ -157,23 +157,26 @@ class RunDisplay:
 
 
 def show_start(config: RunConfig, start: Start | None, terminal: Console) -> None:
-    """Says in a line what is about to run, and where it begins."""
+    """Shows what is about to run, and from where."""
     terminal.print(f"{config.backend}: {_describe_world(config)}, started by {config.start_method}")
     kept = other_files(config.output_dir) if config.overwrite else []
     if kept:
         names = ", ".join(kept[:_NUM_NAMES]) + (", ..." if len(kept) > _NUM_NAMES else "")
-        terminal.print(f"kept {len(kept)} file(s) that no run wrote: {names}")
+        terminal.print(f"kept {_count(len(kept), 'file')} that no run wrote: {names}")
     num_ranks, num_cores = config.num_processes // config.num_nodes, num_cpus()
     if num_ranks > num_cores:
-        terminal.print(f"{num_ranks} ranks share {num_cores} core(s): each waits for its turn, so every step is slow")
+        terminal.print(
+            f"{num_ranks} ranks share {_count(num_cores, 'core')}, so every step is slow; use at most "
+            f"{_count(num_cores, 'rank')} on this machine"
+        )
     for damage in start.damaged if start else ():
-        terminal.print(f"passed over: {damage}")
+        terminal.print(f"skipped an unusable checkpoint: {damage}")
     if start is not None:
-        terminal.print(f"going on after step {start.state.step}, from {start.path}")
+        terminal.print(f"resuming after step {start.state.step}, from {start.path}")
         for note in _what_is_different(config, start):
             terminal.print(note)
     elif config.resume is not None:
-        terminal.print("no checkpoint yet: starting from the beginning")
+        terminal.print("there is no checkpoint yet; starting from the beginning")
 
 
 def show_overview(overview: Overview, terminal: Console) -> None:
@@ -205,7 +208,7 @@ class _Rows:
 
 
 def _filled(text: str, terminal: Console, indent: int) -> list[str]:
-    """Breaks a text where the terminal ends, after a word; if it has columns (two blanks), after a column."""
+    """Breaks a text where the terminal ends, after a word or, if it has columns (two spaces), after a column."""
     parts = re.findall(r" *\S+(?: \S+)*" if "  " in text.strip() else r" *\S+", text)
     lines = [""]
     for part in parts:
@@ -217,20 +220,20 @@ def _filled(text: str, terminal: Console, indent: int) -> list[str]:
 
 
 def _what_is_different(config: RunConfig, start: Start) -> Iterator[str]:
-    """What keeps a resumed run from ending with the bits, or with the model, of the unbroken one."""
+    """Yields the reasons why a resumed run may not end with the bits, or the model, of an uninterrupted one."""
     before = start.config
     if (config.backend, config.num_processes) == (before.backend, before.num_processes):
         for name in ("device", "threads_per_rank"):
             now, then = getattr(config, name), getattr(before, name)
             if now != then:
                 option = name.replace("_", "-")
-                yield f"--{option} {now}, where it had {then}: the same to rounding, not to the last bit"
+                yield f"--{option} is {now} and was {then}: results are equal up to rounding, not bit for bit"
     if start.best_path is not None and not start.best_path.exists():
-        yield f"the best model so far is not there ({start.best_path}): the best of what comes will be kept"
+        yield f"the best model so far is missing ({start.best_path}); the best of the remaining evaluations is kept"
 
 
 def show_summary(record: RunRecord, directory: Path, terminal: Console) -> None:
-    """Shows what was run, what was in force, how well and how fast it did, and where the results lie."""
+    """Shows what was run, with which settings, its quality and speed, and where the results are."""
     config = record.config
     table = _Rows()
     task = record.task
@@ -240,24 +243,24 @@ def show_summary(record: RunRecord, directory: Path, terminal: Console) -> None:
     table.add_row("run", f"{config.backend}: {_describe_world(config)}")
     if record.resumed_from is not None:
         origin = record.resumed_from
-        began = f"after step {origin.step} of {origin.backend} on {origin.num_processes} rank(s)"
-        table.add_row("resumed", began + (f", {record.restarts} restart(s)" if record.restarts else ""))
+        began = f"after step {origin.step} of {origin.backend} on {_count(origin.num_processes, 'rank')}"
+        table.add_row("resumed", began + (f", {_count(record.restarts, 'restart')}" if record.restarts else ""))
     _add_result(table, record, config)
     num_epochs = record.steps[-1].epoch + 1
-    table.add_row("steps", f"{len(record.steps)} in {num_epochs} epoch(s)" + _describe_exceptions(record))
+    table.add_row("steps", f"{len(record.steps)} in {_count(num_epochs, 'epoch')}" + _describe_exceptions(record))
     rate = samples_per_second(record)
-    table.add_row("speed", f"{rate:.1f} samples/s" if rate else "too short to tell")
+    table.add_row("speed", f"{rate:.1f} samples/s" if rate else "the run is too short to tell")
     first_step = f"{record.seconds_to_first_step:.1f} s to the first step, " if record.seconds_to_first_step else ""
     table.add_row("time", f"{first_step}{record.seconds:.1f} s in all")
     memory = max(rank.peak_memory_bytes for rank in record.ranks) / 2**20
-    table.add_row("ranks", f"{record.ranks[0].num_threads} thread(s) each, at most {memory:.0f} MiB")
+    table.add_row("ranks", f"{_count(record.ranks[0].num_threads, 'thread')} each, at most {memory:.0f} MiB")
     _add_problems(table, record)
     settings = record.ranks[0].effective_settings
     table.add_row("in force", ", ".join(f"{name} {value}" for name, value in settings.items()))
     digests = {rank.weights_sha256 for rank in record.ranks}
     owner = "every rank" if len(digests) == 1 else "rank 0"
     is_last = record.best_step in (None, record.steps[-1].step)
-    when = "" if is_last else f" after the last step; the model has those of step {record.best_step}"
+    when = "" if is_last else f" after the last step; the saved model has the weights of step {record.best_step}"
     table.add_row("weights", f"{record.ranks[0].weights_sha256[:16]} on {owner}{when}")
     if record.model_directory is None:
         table.add_row("results", f"{directory} (model, {RECORD_NAME}, logs/)")
@@ -269,13 +272,15 @@ def show_summary(record: RunRecord, directory: Path, terminal: Console) -> None:
 
 
 def _add_result(table: _Rows, record: RunRecord, config: RunConfig) -> None:
-    """Says how good the saved model is, and how good a model is that always gives the same answer."""
+    """Adds the metrics of the saved model, and those of a model that always gives the same answer."""
     better = _lost_best(record, config.metric_for_best_model)
     kept = f" ({'' if better else 'the best, '}of step {record.best_step})" if record.best_step else ""
     positive_label, baseline = record.task.get("positive_label"), record.task.get("baseline")
     table.add_row("result", format_metrics(record.quality, positive_label) + kept)
     if better is not None:
-        table.add_row("NOT BEST", f"the weights of step {better}, which were better, have been lost")
+        table.add_row(
+            "NOT BEST", f"the better weights of step {better} are lost: their checkpoint is missing or damaged"
+        )
     if baseline is not None:
         values = format_metrics(baseline["metrics"], positive_label)
         table.add_row("baseline", f"always {shown_label(baseline['answer'])!r} gives  {values}")
@@ -284,12 +289,16 @@ def _add_result(table: _Rows, record: RunRecord, config: RunConfig) -> None:
 
 
 def _add_problems(table: _Rows, record: RunRecord) -> None:
-    """Says what was not as it should be."""
+    """Adds what went wrong or deserves attention."""
     for straggler in record.stragglers:
         who = f"rank {straggler.rank} ({straggler.hostname})"
-        table.add_row("STRAGGLER", f"{who} computes {straggler.times_slower:g} times as long as the others")
+        table.add_row(
+            "STRAGGLER", f"{who} takes {straggler.times_slower:g} times as long as the others to compute a step"
+        )
     if record.failed_saves:
-        table.add_row("NOT SAVED", f"checkpoint(s) of step {', '.join(map(str, record.failed_saves))}")
+        steps = ", ".join(map(str, record.failed_saves))
+        noun = "checkpoint" if len(record.failed_saves) == 1 else "checkpoints"
+        table.add_row("NOT SAVED", f"{noun} of step {steps}")
     if record.disagreement is not None:
         table.add_row("DIVERGED", f"{record.error}; {describe_diverged_model(record)}")
     if record.differing_buffers:
@@ -300,10 +309,10 @@ def _add_problems(table: _Rows, record: RunRecord) -> None:
 
 
 def describe_diverged_model(record: RunRecord) -> str:
-    """Says which weights were saved of a run whose ranks came to differ."""
+    """Returns which weights were saved of a run whose ranks diverged."""
     agreed = record.disagreement.agreed_step if record.disagreement is not None else None
     if record.best_step is not None and agreed is not None and record.best_step <= agreed:
-        return f"the model is that of step {record.best_step}, when all ranks agreed"
+        return f"the model is that of step {record.best_step}, when all ranks still had equal weights"
     return "the model is that of rank 0"
 
 
@@ -316,9 +325,14 @@ def _lost_best(record: RunRecord, metric: str | None) -> int | None:
 def _describe_world(config: RunConfig) -> str:
     return (
         f"{config.num_processes} x {config.device}, {config.precision}, batch {config.global_batch_size} = "
-        f"{config.num_processes} rank(s) x {config.micro_batch_size} samples x "
-        f"{config.gradient_accumulation_steps} micro-step(s)"
+        f"{_count(config.num_processes, 'rank')} x {_count(config.micro_batch_size, 'sample')} x "
+        f"{_count(config.gradient_accumulation_steps, 'micro-step')}"
     )
+
+
+def _count(number: int, noun: str) -> str:
+    """Writes a number with its noun, in the plural unless the number is 1."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _describe_exceptions(record: RunRecord) -> str:

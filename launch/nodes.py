@@ -1,4 +1,4 @@
-"""Several machines that run one job: each is given the same command but for its number."""
+"""Several nodes that run one job: each gets the same command, except for its number."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _SIOCGIFADDR = 0x8915  # netdevice(7)
 
 @dataclass(frozen=True)
 class Nodes:
-    """This machine's place among those of the job.
+    """The nodes of a job, and which of them this machine is.
 
     Attributes:
-        num_nodes: How many machines there are; each runs equally many ranks.
-        node_rank: This one's number, from 0.
-        master_addr: Where they meet: an address of node 0, resolved.
+        num_nodes: The number of nodes; each runs equally many ranks.
+        node_rank: The number of this node, from 0.
+        master_addr: Where the nodes meet: an address of node 0, resolved.
     """
 
     num_nodes: int = 1
@@ -34,23 +34,24 @@ ALONE = Nodes()
 
 
 def settle_nodes(num_nodes: int, node_rank: int, master_addr: str | None) -> Nodes:
-    """Checks what was asked for and resolves the address.
+    """Checks the options about nodes and resolves the address.
 
     Raises:
-        UsageError: Something is missing or does not fit.
+        UsageError: An option is missing or contradicts another.
     """
     if node_rank >= num_nodes:
         raise UsageError(
-            f"--node-rank {node_rank}: of {num_nodes} node(s) the last is {num_nodes - 1}; see --num-nodes"
+            f"--node-rank {node_rank}: must be smaller than --num-nodes {num_nodes}, since nodes are numbered from 0; "
+            "change one of the two"
         )
     if num_nodes == 1:
         if master_addr is not None:
             raise UsageError(
-                f"--master-addr {master_addr}: only several nodes need it; give --num-nodes as well, or leave it out"
+                f"--master-addr {master_addr}: has no effect on one node; add --num-nodes, or leave it out"
             )
         return ALONE
     if master_addr is None:
-        raise UsageError(f"--num-nodes {num_nodes}: tell where they meet with --master-addr (an address of node 0)")
+        raise UsageError(f"--num-nodes {num_nodes}: --master-addr is missing; give an address of node 0")
     try:
         address = socket.gethostbyname(master_addr)
     except (OSError, UnicodeError) as error:
@@ -59,23 +60,26 @@ def settle_nodes(num_nodes: int, node_rank: int, master_addr: str | None) -> Nod
     try:
         interface(nodes)
     except OSError as error:
-        raise UsageError(f"--master-addr {master_addr}: cannot be reached from here ({error.strerror})") from error
+        raise UsageError(
+            f"--master-addr {master_addr}: this machine has no route to it ({error.strerror}); "
+            "give another address of node 0"
+        ) from error
     return nodes
 
 
 def own_address(nodes: Nodes) -> str:
-    """The address by which the others reach this machine: that of the interface that leads to node 0."""
+    """Returns the address at which other nodes reach this one: that of the interface that leads to node 0."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((nodes.master_addr, DEFAULT_PORT))  # sends nothing
         return str(probe.getsockname()[0])
 
 
 def interface(nodes: Nodes) -> str:
-    """The name of that interface; loopback where there is one node only.
+    """Returns the name of the interface that leads to node 0; the loopback interface if there is one node only.
 
     Raises:
         OSError: No route leads to node 0.
-        UsageError: The interface has another address before this one.
+        UsageError: The address is not the first one of its interface.
     """
     if nodes.num_nodes == 1:
         return "lo"
@@ -89,7 +93,10 @@ def interface(nodes: Nodes) -> str:
                 continue
             if socket.inet_ntoa(answer[20:24]) == address:
                 return name
-    raise UsageError(f"--master-addr {nodes.master_addr}: {address} is no first address of an interface; give another")
+    raise UsageError(
+        f"--master-addr {nodes.master_addr}: the way there leads from {address}, which is not the first address of a "
+        "network interface; give another address of node 0"
+    )
 
 
 def check_port(port: int, address: str) -> None:
@@ -101,8 +108,9 @@ def check_port(port: int, address: str) -> None:
         except OSError as error:
             if error.errno == errno.EADDRNOTAVAIL:
                 raise UsageError(
-                    f"--master-addr {address}: this machine, node 0, does not have this address; give one that it has"
+                    f"--master-addr {address}: this machine is node 0 and does not have this address; "
+                    "give one of its addresses"
                 ) from error
             raise UsageError(
-                f"--master-port {port}: not free ({error.strerror}); choose another, or none to get a free one"
+                f"--master-port {port}: is not free ({error.strerror}); choose another port, or leave the option out"
             ) from error

@@ -1,4 +1,4 @@
-"""Settling what the user left open, and refusing what cannot work, before anything is created."""
+"""Settles what the user left open and refuses what cannot work, before anything is created."""
 
 from __future__ import annotations
 
@@ -57,7 +57,10 @@ def resolve(backend: str, row: BackendRow, asked: Options, *, started_at: float)
     if options.torch_compile:
         check_compiler(backend, row, world.device)
     if options.tracker != "none" and find_spec(options.tracker) is None:
-        raise UsageError(f"--tracker {options.tracker}: needs the package; pip install {options.tracker}, or drop it")
+        raise UsageError(
+            f"--tracker {options.tracker}: the package is not installed; pip install {options.tracker}, or leave the "
+            "option out"
+        )
     _check_metric(options.metric_for_best_model, task_class.metric_names)
     micro_batch_size = settle_batch_sizes(options.global_batch_size, options.micro_batch_size, world.num_processes)
     output_dir = settle_output_dir(options, backend, task_class, settings, start)
@@ -114,25 +117,28 @@ def _settle_world(backend: str, row: BackendRow, options: RunOptions) -> _World:
     engine = _settle_engine(backend, row, options.start_method, nodes)
     if num_processes % nodes.num_nodes:
         raise UsageError(
-            f"--num-processes {num_processes} does not divide among {nodes.num_nodes} nodes; "
+            f"--num-processes {num_processes} is not a multiple of --num-nodes {nodes.num_nodes}; "
             f"choose a multiple of {nodes.num_nodes}"
         )
     world = _World(device, nodes, num_processes, engine)
     is_short_of_gpus = device == "cuda" and world.num_local_processes > count_gpus()
     if is_short_of_gpus and not row.capabilities.ranks_may_share_gpu:
         raise UsageError(
-            f"--num-processes {num_processes}: {backend} needs a GPU for each rank of a node, here are {count_gpus()}"
+            f"--num-processes {num_processes}: {backend} needs a GPU for each rank of a node, and this node has "
+            f"{count_gpus()}; use fewer ranks"
         )
     return world
 
 
 def _settle_engine(backend: str, row: BackendRow, start_method: str | None, nodes: Nodes) -> Engine:
-    """Settles what starts the ranks: what the user names, or the first engine of the backend that can."""
+    """Settles the engine: the one that the user names, or the first of the backend that can start the ranks."""
     engines = [find_engine(name) for name in row.capabilities.start_methods]
     if nodes.num_nodes > 1:
         engines = [engine for engine in engines if engine.spans_nodes]
         if not engines:
-            raise UsageError(f"--num-nodes {nodes.num_nodes}: {backend} has no launcher that spans nodes; use one node")
+            raise UsageError(
+                f"--num-nodes {nodes.num_nodes}: {backend} cannot run on several nodes; use one node or another backend"
+            )
     by_name = {engine.name: engine for engine in engines}
     if start_method is None:
         return engines[0]
@@ -143,13 +149,13 @@ def _settle_engine(backend: str, row: BackendRow, start_method: str | None, node
 
 
 def _check_task(task: Task, options: RunOptions, num_processes: int) -> None:
-    """Refuses what does not fit the data, now that they are known."""
+    """Refuses options that do not fit the data, now that they are known."""
     num_samples = task.num_samples("train")
     if num_processes > num_samples:
         raise UsageError(
             f"--num-processes {num_processes}: there are only {num_samples} training samples; use at most as many ranks"
         )
-    # The default may be larger than a small data set: each epoch is one step then.
+    # The default may be larger than a small dataset; each epoch is one step then.
     is_default = options.global_batch_size == RunOptions.model_fields["global_batch_size"].default
     if not is_default and options.global_batch_size > num_samples:
         raise UsageError(
@@ -167,21 +173,26 @@ def _check_metric(name: str | None, computed: tuple[str, ...]) -> None:
 def check_compiler(backend: str, row: BackendRow, device: str) -> None:
     """Raises UsageError where a compiled model cannot be trained."""
     if not row.capabilities.compiled_models:
-        raise UsageError(f"--torch-compile: {backend} cannot train a compiled model; drop it or choose another backend")
+        raise UsageError(
+            f"--torch-compile: {backend} cannot train a compiled model; leave the option out, or choose another backend"
+        )
     # The ones that Inductor and Triton will call.
     variable, default = ("CXX", "g++") if device == "cpu" else ("CC", "gcc")
     compiler = os.environ.get(variable) or default
     if shutil.which(compiler) is None:
-        raise UsageError(f"--torch-compile: needs a compiler, and {compiler} is not here; install it or set {variable}")
+        raise UsageError(
+            f"--torch-compile needs the compiler {compiler}, which is not installed; install it, or set {variable} to "
+            "another"
+        )
     if device == "cuda" and find_spec("triton") is None:
-        raise UsageError("--torch-compile: needs triton on GPUs; pip install triton, or drop it")
+        raise UsageError("--torch-compile needs triton on GPUs; pip install triton, or leave the option out")
 
 
 def _settle_device(options: RunOptions, row: BackendRow) -> Literal["cpu", "cuda"]:
     if options.device == "auto":
         return "cuda" if count_gpus() and "cuda" in row.capabilities.precisions else "cpu"
     if options.device == "cuda" and count_gpus() == 0:
-        raise UsageError("--device cuda: no GPU is visible here; use --device cpu or check the driver")
+        raise UsageError("--device cuda: no GPU is visible here; use --device cpu, or check the driver")
     return options.device
 
 
@@ -203,8 +214,8 @@ def settle_batch_sizes(global_batch_size: int, micro_batch_size: int | None, num
     """
     if global_batch_size % num_processes:
         raise UsageError(
-            f"--global-batch-size {global_batch_size} does not divide among {num_processes} ranks; "
-            f"choose a multiple of {num_processes} or other --num-processes"
+            f"--global-batch-size {global_batch_size} is not a multiple of the {num_processes} ranks; "
+            f"choose a multiple of {num_processes}, or change --num-processes"
         )
     if micro_batch_size is None:
         return global_batch_size // num_processes

@@ -1,4 +1,4 @@
-"""Where a run that is resumed begins, what it takes over, and what becomes of what its directory holds."""
+"""Resuming: the checkpoint that a run continues from, and the options that it takes over."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from watch.rank_files import started_ranks
 
 LATEST = "latest"
 
-# What is said of a run that has finished, by its status.
+# How a message describes a run that has finished, by its status.
 _ENDS = {
     "completed": "is complete",
-    "diverged": "has finished with the model of rank 0, since its ranks came to differ",
+    "diverged": "has finished, but its ranks diverged; the model of rank 0 was saved",
 }
 
-# What decides the trajectory: a resumed run must have the same.
+# Options that decide the trajectory; a resumed run must have the same.
 _BINDING = (
     *("task", "precision", "global_batch_size", "max_grad_norm", "optimizer", "momentum", "learning_rate"),
     *("lr_scheduler", "warmup_ratio", "weight_decay", "num_train_epochs", "max_steps", "on_nan", "seed"),
     *("metric_for_best_model", "torch_compile"),
 )
-# What it has from before unless told otherwise; the rest belongs to one start of a run, on one machine.
+# Options that it keeps unless they are given again; all others belong to one start of a run, on one machine.
 _INHERITED = (
     *("num_processes", "micro_batch_size", "eval_batch_size", "find_unused_parameters", "logging_steps"),
     *("save_every", "keep", "on_save_error", "early_stopping_patience", "hang_timeout", "max_restarts", "tracker"),
@@ -45,7 +45,7 @@ _INHERITED = (
 
 @dataclass(frozen=True)
 class Start:
-    """The checkpoint to go on from, and what was passed over to find it."""
+    """The checkpoint to resume from, and the damaged ones that were skipped."""
 
     path: Path
     state: CheckpointState
@@ -58,7 +58,7 @@ class Start:
 
     @property
     def best_path(self) -> Path | None:
-        """Where the best model so far should lie, if that is another checkpoint; it need not be there."""
+        """The path of the best model so far, if that is another checkpoint; the file may be missing."""
         best = self.state.best
         if best is None or best.step == self.state.step:
             return None
@@ -66,10 +66,10 @@ class Start:
 
 
 class Finished(Exception):
-    """The run to resume has come to its end; the text says so.
+    """The run to resume has finished; the text says so.
 
     Attributes:
-        has_diverged: Whether its ranks came to differ before.
+        has_diverged: Whether its ranks had diverged.
     """
 
     def __init__(self, text: str, *, has_diverged: bool) -> None:
@@ -78,7 +78,7 @@ class Finished(Exception):
 
 
 def find_start(resume: str, output_dir: Path | None) -> Start | None:
-    """Finds the checkpoint that --resume names; None if there is nothing yet to go on from.
+    """Finds the checkpoint that --resume names; None if there is none yet.
 
     Raises:
         Finished: Nothing is left to do.
@@ -86,7 +86,9 @@ def find_start(resume: str, output_dir: Path | None) -> Start | None:
     """
     if resume == LATEST:
         if output_dir is None:
-            raise UsageError(f"--resume {LATEST}: tell of which run, with --output-dir, or give its path")
+            raise UsageError(
+                f"--resume {LATEST}: --output-dir is missing; name the run's directory with it, or give --resume a path"
+            )
         if (status := _final_status(output_dir)) is not None:
             raise Finished(
                 f"the run in {output_dir} {_ENDS[status]}; there is nothing to resume",
@@ -109,7 +111,7 @@ def find_start(resume: str, output_dir: Path | None) -> Start | None:
 
 
 def latest_start(run_directory: Path) -> Start | None:
-    """Finds a run's newest checkpoint that is whole; None if it has none at all.
+    """Finds the newest checkpoint of a run that is not damaged; None if the run has no checkpoint.
 
     Raises:
         UsageError: All are damaged.
@@ -119,26 +121,27 @@ def latest_start(run_directory: Path) -> Start | None:
         try:
             return Start(path.absolute(), read_checkpoint(path).state, tuple(damaged))
         except CheckpointError as error:
-            if not path.exists():  # its run is going on, and has a newer one by now
+            if not path.exists():  # its run is still running, and has a newer one by now
                 return latest_start(run_directory)
             damaged.append(str(error))
     if damaged:
-        raise UsageError(f"--resume: no checkpoint of {run_directory} is whole ({damaged[0]}); start a new run")
+        raise UsageError(f"--resume: no checkpoint of {run_directory} can be used ({damaged[0]}); start a new run")
     return None
 
 
 def inherited_options(config: RunConfig, backend: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a resumed run under `backend` takes over from the configuration in its checkpoint, by option name.
+    """Returns the options that a resumed run under `backend` takes over from its checkpoint, by name.
 
     Raises:
-        UsageError: That would be more than a checkpoint may decide.
+        UsageError: The checkpoint asks for so many ranks that the user must confirm it.
     """
     names = [*_BINDING, *_INHERITED]
     if str(given.get("num_processes", config.num_processes)) != str(config.num_processes):
         names.remove("micro_batch_size")  # it fitted the old number
     elif "num_processes" not in given and config.num_processes > max(4, 2 * (os.cpu_count() or 1)):
         raise UsageError(
-            f"--resume: the run had {config.num_processes} ranks, many for this machine; say --num-processes"
+            f"--resume: the run had {config.num_processes} ranks, which is many for this machine; "
+            "choose their number with --num-processes"
         )
     elif config.threads_per_rank <= (os.cpu_count() or 1):
         names.append("threads_per_rank")  # the order of sums depends on it
@@ -149,7 +152,7 @@ def inherited_options(config: RunConfig, backend: str, given: Mapping[str, Any])
 
 
 def check_same_trajectory(start: Start, options: RunOptions, task_settings: TaskSettings) -> None:
-    """Refuses options with which the run would not go on as it began; files may have moved, their digest is compared.
+    """Refuses options that would change the trajectory. Paths may differ: the digest of the data is compared instead.
 
     Raises:
         UsageError: The text names the option.
@@ -169,30 +172,30 @@ def check_same_trajectory(start: Start, options: RunOptions, task_settings: Task
 
 
 def goes_on_in(output_dir: Path, resume: str | None, start: Start | None) -> bool:
-    """Whether a run goes on in the directory of the run that it resumes, rather than in a new one."""
+    """Returns whether a run continues in the directory of the run that it resumes, rather than in a new one."""
     if start is None:
         return resume == LATEST
     return start.path.resolve() in [path.resolve() for path in list_checkpoints(output_dir)]
 
 
 def check_resumable(output_dir: Path) -> None:
-    """Refuses to go on in a directory whose run has finished, or is still going on.
+    """Refuses to resume in a directory whose run has finished or is still running.
 
     Raises:
-        UsageError: It says which.
+        UsageError: The text says which of the two.
     """
     running = [rank for rank in started_ranks(output_dir) if rank.running_pid() is not None]
     if running:
         raise UsageError(
-            f"--output-dir {output_dir}: its run is still going on (rank {running[0].rank} is process "
-            f"{running[0].running_pid()}); wait, or end it first"
+            f"--output-dir {output_dir}: its run is still running (rank {running[0].rank} is process "
+            f"{running[0].running_pid()}); wait for it, or stop it first"
         )
     if (status := _final_status(output_dir)) is not None:
         raise UsageError(f"--output-dir {output_dir}: its run {_ENDS[status]}; there is nothing to resume")
 
 
 def _final_status(output_dir: Path) -> str | None:
-    """How a run has finished; None if it has not."""
+    """Returns the status of a run that has finished; None if it has not finished."""
     place = record_directory(output_dir)
     try:
         status = read_record(place / RECORD_NAME).status if place is not None else None

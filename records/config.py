@@ -1,6 +1,6 @@
-"""What a user may ask for, and what a run is made of once every open choice has been settled.
+"""The options of a run, and the configuration of a run in which no option is left open.
 
-Option names are those of the Hugging Face Trainer where it has one.
+Options have the names of the Hugging Face Trainer where it has the same option.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from backends.capabilities import BackendSettings
 from backends.interface import BackendOptions
 
 DEFAULT_CPU_PROCESSES = 2
-# How launch/run.sh tells when the user called it.
+# The variable in which launch/run.sh notes when the user called it.
 STARTED_AT_VARIABLE = "LOCKSTEP_STARTED_AT"
 
-# Upper bounds turn a slip of the keyboard into a message, not into a machine that no longer answers.
+# Upper bounds turn a typing error into a message instead of an overloaded machine.
 _MAX_PROCESSES = 1024
 _MAX_COUNT = 10**9
 _MAX_TIMEOUT = 10**6
@@ -42,40 +42,40 @@ class SaveInterval(NamedTuple):
 
 
 class RunOptions(BaseModel):
-    """The options all backends and tasks share. None means: settled when the run is resolved."""
+    """The options that all backends and tasks share. None means that the value is chosen when the run is resolved."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     task: str = Field("text-classification", description="what to train, or package.module:Class")
     num_processes: ProcessCount | None = Field(
-        None, description="ranks of all nodes (default: one per GPU; without GPU 2)"
+        None, description="ranks on all nodes together (default: one per GPU; 2 without a GPU)"
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where to compute")
-    start_method: str | None = Field(None, description="what starts the ranks (default: the backend's own launcher)")
+    start_method: str | None = Field(None, description="what starts the ranks (default: the backend's first engine)")
     num_nodes: int = Field(
-        1, ge=1, le=_MAX_PROCESSES, description="machines that share the ranks; each runs this same command"
+        1, ge=1, le=_MAX_PROCESSES, description="number of nodes; each runs this command with its own --node-rank"
     )
-    node_rank: int = Field(0, ge=0, lt=_MAX_PROCESSES, description="this machine's number among them, from 0")
-    master_addr: str | None = Field(None, min_length=1, description="where several nodes meet: an address of node 0")
+    node_rank: int = Field(0, ge=0, lt=_MAX_PROCESSES, description="number of this node, from 0")
+    master_addr: str | None = Field(None, min_length=1, description="address of node 0, where several nodes meet")
     master_port: int | None = Field(
         None, ge=1, le=65535, description="rendezvous port (default: a free one; with several nodes 29500)"
     )
     timeout: float = Field(
-        300.0, gt=0, le=_MAX_TIMEOUT, description="seconds after which a collective that waits is an error"
+        300.0, gt=0, le=_MAX_TIMEOUT, description="seconds that a collective may wait before it fails"
     )
     hang_timeout: float = Field(
         20.0,
         ge=0,
         le=_MAX_TIMEOUT,
-        description="seconds of silence of all ranks of a machine that are a hang (0: never one)",
+        description="seconds without progress after which the ranks of a node count as hanging (0: never)",
     )
     max_restarts: int = Field(
-        0, ge=0, le=1000, description="how often to start again, from the latest checkpoint, after a failure"
+        0, ge=0, le=1000, description="restarts from the latest checkpoint after a failure, at most"
     )
     threads_per_rank: ThreadCount | None = Field(None, description="CPU threads of a rank (default: cores / ranks)")
 
     precision: Precision = Field("fp32", description="autocast precision")
-    global_batch_size: BatchSize = Field(32, description="samples of one optimizer step, over all ranks")
+    global_batch_size: BatchSize = Field(32, description="samples of one optimizer step on all ranks together")
     micro_batch_size: BatchSize | None = Field(
         None, description="samples of one forward pass of one rank (default: no accumulation)"
     )
@@ -83,8 +83,8 @@ class RunOptions(BaseModel):
     max_grad_norm: float = Field(
         1.0, ge=0, le=_MAX_FLOAT, description="clip the global gradient norm to this (0: do not clip)"
     )
-    init_loss_scale: float = Field(65536.0, ge=1, le=_MAX_FLOAT, description="first loss scale under fp16")
-    find_unused_parameters: bool = Field(False, description="allow parameters that get no gradient")
+    init_loss_scale: float = Field(65536.0, ge=1, le=_MAX_FLOAT, description="initial loss scale under fp16")
+    find_unused_parameters: bool = Field(False, description="allow parameters without a gradient")
     torch_compile: bool = Field(False, description="train a model compiled with torch.compile (Inductor)")
 
     optimizer: Literal["adamw", "sgd"] = Field("adamw", description="AdamW (decoupled decay) or SGD")
@@ -97,48 +97,48 @@ class RunOptions(BaseModel):
     )
     num_train_epochs: int = Field(4, ge=1, le=_MAX_COUNT, description="passes over the training samples")
     max_steps: int = Field(
-        -1, le=_MAX_COUNT, description="optimizer steps to take, whatever the epochs (-1: as epochs say)"
+        -1, le=_MAX_COUNT, description="optimizer steps, overriding --num-train-epochs (-1: not set)"
     )
     logging_steps: int = Field(10, ge=1, le=_MAX_COUNT, description="optimizer steps between two reports of the loss")
     on_nan: Literal["stop", "skip"] = Field(
-        "stop", description="what a loss or gradient that is not finite does: end the run, or leave out the update"
+        "stop", description="on a loss or gradient that is not finite: end the run, or skip the update"
     )
-    diagnose: bool = Field(
-        False, description="watch each step: where its time goes, what it sends, which weights it makes; slow"
+    diagnose: bool = Field(False, description="measure each step: its time, its communication and its weights; slow")
+    tracker: Literal["none", "tensorboard"] = Field(
+        "none", description="write event files for this program into the output directory"
     )
-    tracker: Literal["none", "tensorboard"] = Field("none", description="write events for it into the output directory")
     dataloader_num_workers: int = Field(
         0, ge=0, le=_MAX_PROCESSES, description="processes that prepare batches, for each rank"
     )
-    seed: int = Field(42, ge=0, lt=2**32, description="fixes weights, plan and dropout")
+    seed: int = Field(42, ge=0, lt=2**32, description="seed of initial weights, sample order and dropout")
 
     save_every: str = Field(
-        "500", description="checkpoint after so many optimizer steps, or minutes as in 10min; or never"
+        "500", description="interval between checkpoints: optimizer steps (500), minutes (10min), or never"
     )
-    keep: int = Field(3, ge=1, le=_MAX_COUNT, description="checkpoints to keep, beside that of the best model")
+    keep: int = Field(3, ge=1, le=_MAX_COUNT, description="checkpoints to keep, besides that of the best model")
     on_save_error: Literal["continue", "stop"] = Field(
-        "continue", description="what to do when a checkpoint cannot be written, as on a full disk"
+        "continue", description="what to do if a checkpoint cannot be written, for example on a full disk"
     )
     resume: str | None = Field(
         None,
         min_length=1,
-        description="go on from a checkpoint, from the newest of a run directory, or (latest) of output_dir",
+        description="checkpoint to resume from, or a run's directory; latest: the newest in --output-dir",
         json_schema_extra={"alone": "latest"},
     )
     metric_for_best_model: str | None = Field(
         None, min_length=1, description="keep the weights of the best evaluation by this metric (default: the last)"
     )
     early_stopping_patience: int | None = Field(
-        None, ge=1, le=_MAX_COUNT, description="end after so many evaluations that were not the best"
+        None, ge=1, le=_MAX_COUNT, description="stop after so many evaluations in a row without improvement"
     )
     output_dir: Path | None = Field(None, description="receives model, record and logs (default: runs/BACKEND-TIME)")
-    overwrite: bool = Field(False, description="replace the run that output_dir holds")
+    overwrite: bool = Field(False, description="replace the run in --output-dir")
 
     @field_validator("max_steps")
     @classmethod
     def _positive_or_unlimited(cls, value: int) -> int:
         if value == 0 or value < -1:
-            raise ValueError("give a positive number, or -1 for as many as the epochs say")
+            raise ValueError("give a positive number, or -1 for as many steps as --num-train-epochs takes")
         return value
 
     @field_validator("save_every", mode="before")
@@ -161,26 +161,26 @@ class RunOptions(BaseModel):
     def _patience_needs_metric(self) -> RunOptions:
         if self.early_stopping_patience and not self.metric_for_best_model:
             raise ValueError(
-                f"--early-stopping-patience {self.early_stopping_patience}: tell what to judge by "
-                "with --metric-for-best-model"
+                f"--early-stopping-patience {self.early_stopping_patience}: --metric-for-best-model is missing; "
+                "name the metric to judge by"
             )
         if self.metric_for_best_model and self.save_interval is None:
             raise ValueError(
-                f"--metric-for-best-model {self.metric_for_best_model} keeps a checkpoint, "
-                "which --save-every never forbids; drop one"
+                f"--metric-for-best-model {self.metric_for_best_model} needs checkpoints, "
+                "which --save-every never turns off; change one of the two"
             )
         return self
 
     @model_validator(mode="after")
     def _no_diagnosis_of_part(self) -> RunOptions:
         if self.diagnose and (self.resume or self.max_restarts):
-            raise ValueError("--diagnose watches whole runs; drop it, or --resume and --max-restarts")
+            raise ValueError("--diagnose measures whole runs; leave it out, or leave out --resume and --max-restarts")
         return self
 
     @model_validator(mode="after")
     def _no_diagnosis_of_compiled(self) -> RunOptions:
         if self.diagnose and self.torch_compile:
-            raise ValueError("--diagnose takes plain steps for comparison and cannot watch --torch-compile; drop one")
+            raise ValueError("--diagnose cannot measure a compiled model; leave out --diagnose or --torch-compile")
         return self
 
     @model_validator(mode="after")
@@ -200,7 +200,7 @@ def _parse_interval(text: str) -> SaveInterval | None:
 
 
 class RunConfig(RunOptions):
-    """A run with nothing left open: what every rank reads and what the run record repeats."""
+    """A run in which no option is left open: every rank reads it, and the record repeats it."""
 
     backend: str
     backend_settings: dict[str, Any] = {}
@@ -219,11 +219,11 @@ class RunConfig(RunOptions):
 
     @property
     def gradient_accumulation_steps(self) -> int:
-        """Follows from the sizes; a short batch takes fewer."""
+        """The micro-steps of a step, from the batch sizes; a short global batch takes fewer."""
         return self.global_batch_size // (self.micro_batch_size * self.num_processes)
 
     def backend_options(self, settings: type[BackendSettings]) -> BackendOptions:
-        """What the launcher tells an adapter whose own options are of the type `settings`."""
+        """Returns what the launcher passes to an adapter whose own options are of the type `settings`."""
         return BackendOptions(
             precision=self.precision,
             device=self.device,

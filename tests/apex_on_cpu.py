@@ -75,7 +75,7 @@ class ApexO1OnCpu(ChosenSettings, ApexBackend):
         {"cpu": ("fp32", "fp16")},
         start_methods=("torchrun",),
         unused_parameters=False,
-        reasons={"bf16": "its reduction leaves bfloat16 gradients out without a word"},
+        reasons={"bf16": "its reduction silently leaves bfloat16 gradients out"},
     )
 
 

@@ -179,7 +179,7 @@ def test_a_drift_that_is_found_at_the_end_costs_no_model(tmp_path: Path) -> None
     again = lockstep(*DRIFTING, "--max-steps", "3", "--resume", "latest", "--output-dir", run)
     assert again.returncode == 3
     assert again.stdout == (
-        f"the run in {run} has finished with the model of rank 0, since its ranks came to differ; "
+        f"the run in {run} has finished, but its ranks diverged; the model of rank 0 was saved; "
         "there is nothing to resume\n"
     )
     assert json.loads((run / "record.json").read_text()) == record
@@ -195,5 +195,7 @@ def test_a_drift_where_patience_ends(tmp_path: Path, drift_step: int, code: int)
     record = json.loads((run / "record.json").read_text())
     assert record["disagreement"]["step"] == drift_step
     assert record["best_step"] == (2 if code == 3 else None)
-    assert ("lockstep: the model is that of step 2, when all ranks agreed: " in done.stderr) == (code == 3)
+    assert ("lockstep: the model is that of step 2, when all ranks still had equal weights: " in done.stderr) == (
+        code == 3
+    )
     assert [checkpoint_step(path) for path in list_checkpoints(run)] == ([2] if code == 3 else [])

@@ -80,8 +80,14 @@ def test_apex_without_its_kernels_is_remarked_on(
     ("arguments", "words"),
     [
         (("--opt-level", "O3"), ("--opt-level O3", "'O0', 'O1' or 'O2'")),
-        (("--opt-level", "O2", "--precision", "fp32"), ("--opt-level O2 computes in fp16", "drop --precision fp32")),
-        (("--opt-level", "O0", "--precision", "fp16"), ("--opt-level O0 computes in fp32", "drop --precision fp16")),
+        (
+            ("--opt-level", "O2", "--precision", "fp32"),
+            ("--opt-level O2 computes in fp16", "leave --precision fp32 out"),
+        ),
+        (
+            ("--opt-level", "O0", "--precision", "fp16"),
+            ("--opt-level O0 computes in fp32", "leave --precision fp16 out"),
+        ),
         (("--fused-adam", "--optimizer", "sgd"), ("--fused-adam", "--optimizer sgd")),
     ],
     ids=str,

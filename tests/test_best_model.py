@@ -59,11 +59,11 @@ def test_the_best_model_is_lost(tmp_path: Path) -> None:
     lone = shutil.copyfile(start, tmp_path / start.name)
     alone = lockstep("single", "--resume", lone, "--output-dir", tmp_path / "alone")
     assert done.returncode == alone.returncode == 0, done.stderr + alone.stderr
-    assert f"the best model so far is not there ({best.parent.parent.parent / best.name})" in alone.stdout
+    assert f"the best model so far is missing ({best.parent.parent.parent / best.name})" in alone.stdout
     for place, printed in (("damaged", done.stdout), ("alone", alone.stdout)):
         went_on = json.loads((tmp_path / place / "record.json").read_text())
         assert went_on["best_step"] not in (None, ranking[0].step)
-        assert f"NOT BEST  the weights of step {ranking[0].step}, which were better, have been lost" in printed
+        assert f"NOT BEST  the better weights of step {ranking[0].step} are lost" in printed
         (rated,) = [one for one in went_on["evaluations"] if one["step"] == went_on["best_step"]]
         assert went_on["quality"] == rated["metrics"]
 

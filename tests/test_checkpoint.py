@@ -164,7 +164,7 @@ def test_a_pickle_executes_nothing(tmp_path: Path) -> None:
     torch.save({"model": _Payload(proof)}, archive)
     for content in (pickle.dumps(_Payload(proof)), archive.getvalue()):
         path.write_bytes(content)
-        with pytest.raises(CheckpointError, match="no safetensors"):
+        with pytest.raises(CheckpointError, match="not a safetensors"):
             read_checkpoint(path)
     assert not proof.exists()
 
@@ -173,7 +173,7 @@ def test_a_checkpoint_of_another_version_is_told(tmp_path: Path) -> None:
     path = checkpoint_path(tmp_path, 1)
     state = _state(1).model_copy(update={"schema_version": 9})
     write_checkpoint(path, Checkpoint(state, {}))
-    with pytest.raises(CheckpointError, match=r"does not fit this version of Lockstep \(schema_version"):
+    with pytest.raises(CheckpointError, match=r"was written by an incompatible version of Lockstep \(schema_version"):
         read_checkpoint(path)
 
 
@@ -183,10 +183,12 @@ def test_the_newest_whole_one_is_found(tmp_path: Path) -> None:
     start = latest_start(tmp_path)
     assert start is not None
     assert start.path == paths[3]
-    assert [damage.partition(" (")[0] for damage in start.damaged] == [f"{paths[2]}: is torn or no safetensors file"]
+    assert [damage.partition(" (")[0] for damage in start.damaged] == [
+        f"{paths[2]}: is incomplete or not a safetensors file"
+    ]
     for path in paths:
         path.write_bytes(b"")
-    with pytest.raises(UsageError, match=r"no checkpoint of .* is whole"):
+    with pytest.raises(UsageError, match=r"no checkpoint of .* can be used"):
         latest_start(tmp_path)
     assert latest_start(tmp_path / "elsewhere") is None
 

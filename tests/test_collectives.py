@@ -168,7 +168,7 @@ class FaultyBackend(DDPBackend):
 FAULTS = {
     "raises": "rank 1: ArithmeticError: the planted error",
     "is-killed": "rank 1: ended without a message",
-    "hangs": "rank 1: stuck: rank 0 waited for it in vain",
+    "hangs": "rank 1: is stuck: rank 0 waited for it without success",
 }
 
 

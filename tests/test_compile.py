@@ -52,7 +52,7 @@ def test_compiled_training_follows_the_plain_one(
 def test_without_a_compiler_it_is_refused(tmp_path: Path) -> None:
     done = lockstep("single", "--torch-compile", "--output-dir", tmp_path / "run", env={"PATH": "/nowhere", "CXX": ""})
     assert done.returncode == 2
-    assert "needs a compiler, and g++ is not here" in done.stderr
+    assert "needs the compiler g++, which is not installed" in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "run").exists()
 

@@ -149,7 +149,7 @@ def test_a_removed_working_directory_is_named(tmp_path: Path) -> None:
     script = f"mkdir {tmp_path}/gone; cd {tmp_path}/gone; rmdir ../gone; {' '.join(LAUNCH)} doctor"
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=180)
     assert done.returncode == 2
-    assert done.stderr.startswith("lockstep: the working directory is gone")
+    assert done.stderr.startswith("lockstep: the working directory no longer exists")
     assert len(done.stderr.splitlines()) == 1
 
 

@@ -92,7 +92,7 @@ def test_nothing_outlives_whoever_is_killed(tmp_path: Path, backend: str, method
         _, message = job.communicate(timeout=stretched(20))
         if victim == "agent":
             name = method or OWN_LAUNCHERS[backend]
-            assert message.startswith(f"lockstep: {backend} failed: the launcher ({name}) was killed (SIGKILL)\n")
+            assert message.startswith(f"lockstep: {backend} failed: the engine ({name}) was killed (SIGKILL)\n")
         elif victim == "rank":
             assert f"lockstep: {backend} failed: rank 1 (" in message
             assert "ended without a message" in message

@@ -84,7 +84,7 @@ def test_two_nodes_compute_what_one_does(tmp_path: Path, backend: str) -> None:
     # The number on the machine, which is not the rank.
     assert [(rank["rank"], rank["local_rank"]) for rank in together["ranks"]] == [(0, 0), (1, 0)]
     other = 1 - int(path.parent.name.removeprefix("node"))
-    assert f"node {other} is done; model and record are on the node of rank 0" in done[other].stdout
+    assert f"node {other} has finished; the model and the record are on the node of rank 0" in done[other].stdout
 
 
 def test_nodes_that_were_told_different_things_are_not_one_job(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ REFUSALS = {
     "address-alone": ("ddp --master-addr 127.0.0.1", "--master-addr 127.0.0.1", "--num-nodes"),
     "uneven": (
         "ddp --num-nodes 3 --num-processes 4 --master-addr 127.0.0.1",
-        "--num-processes 4 does not divide among 3 nodes",
+        "--num-processes 4 is not a multiple of --num-nodes 3",
         "multiple of 3",
     ),
     "method": ("ddp --num-nodes 2 --master-addr 127.0.0.1 --start-method spawn", "spawn", "torchrun"),
@@ -123,8 +123,12 @@ REFUSALS = {
         "horovodrun",
         "horovod-node",
     ),
-    "one-process": ("single --num-nodes 2 --master-addr 127.0.0.1", "single has no launcher", "use one node"),
-    "no-route": ("ddp --num-nodes 2 --master-addr 255.255.255.255", "255.255.255.255", "cannot be reached"),
+    "one-process": (
+        "single --num-nodes 2 --master-addr 127.0.0.1",
+        "single cannot run on several nodes",
+        "use one node",
+    ),
+    "no-route": ("ddp --num-nodes 2 --master-addr 255.255.255.255", "255.255.255.255", "no route to it"),
     "none": ("ddp --num-nodes 0", "--num-nodes 0", "greater than or equal to 1"),
 }
 
@@ -148,7 +152,7 @@ def test_a_taken_port_is_refused(tmp_path: Path) -> None:
         options = ("--num-nodes", "2", "--master-addr", "127.0.0.1", "--master-port", port)
         done = lockstep("ddp", *options, "--output-dir", tmp_path / "run")
     assert done.returncode == 2
-    assert f"--master-port {port}: not free" in done.stderr
+    assert f"--master-port {port}: is not free" in done.stderr
 
 
 def test_addresses_and_interfaces() -> None:
@@ -193,6 +197,6 @@ def test_a_hang_is_named_on_its_node_and_ends_both(tmp_path: Path, backend: str)
     options = (*OPTIONS, "--task", "tests.faulty:HangingTask", "--fault", "loops", "--hang-timeout", "5")
     done = _run_nodes(backend, tmp_path, *options)
     assert [outcome.returncode for outcome in done] == [1, 1], done[0].stdout + done[1].stdout
-    named = rf"lockstep: {backend} failed: rank 1 \(\S+, step 5, data\): hangs: .* neither goes on nor waits for others"
+    named = rf"lockstep: {backend} failed: rank 1 \(\S+, step 5, data\): hangs: .* it is not waiting for another rank"
     assert sum(bool(re.match(named, outcome.stderr)) for outcome in done) == 1, done[0].stderr + done[1].stderr
     assert not [process for node in (0, 1) for process in processes_of(tmp_path / f"node{node}")]

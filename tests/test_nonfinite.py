@@ -92,6 +92,6 @@ def test_a_straggler_is_reported(tmp_path: Path) -> None:
     (straggler,) = json.loads((tmp_path / "run" / "record.json").read_text())["stragglers"]
     assert straggler["rank"] == 1
     assert straggler["times_slower"] > 2
-    assert re.search(r"STRAGGLER\s+rank 1 \(\S+\) computes", done.stdout)
+    assert re.search(r"STRAGGLER\s+rank 1 \(\S+\) takes", done.stdout)
     record = train("ddp", tmp_path / "even", *options[:4], "--max-steps", "10")
     assert record["stragglers"] == []

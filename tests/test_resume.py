@@ -136,7 +136,7 @@ def test_threads_are_kept(tmp_path: Path) -> None:
     assert train("single", tmp_path / "kept", "--resume", start)["ranks"][0]["num_threads"] == 1
     done = lockstep("single", "--resume", start, "--threads-per-rank", "2", "--output-dir", tmp_path / "other")
     assert done.returncode == 0
-    assert "--threads-per-rank 2, where it had 1: the same to rounding, not to the last bit" in done.stdout
+    assert "--threads-per-rank is 2 and was 1: results are equal up to rounding, not bit for bit" in done.stdout
 
 
 @pytest.fixture
@@ -156,8 +156,8 @@ def test_a_damaged_latest_falls_back(tmp_path: Path, interrupted: Path, unbroken
     newest.write_bytes(content)
     done = lockstep("ddp", "--resume", "latest", "--output-dir", interrupted)
     assert done.returncode == 0, done.stderr
-    assert f"passed over: {newest}: is damaged, its content does not match its hash" in done.stdout
-    assert "going on after step 3" in done.stdout
+    assert f"skipped an unusable checkpoint: {newest}: is damaged: its content does not match its hash" in done.stdout
+    assert "resuming after step 3" in done.stdout
     assert_same_run(interrupted, unbroken("ddp", *EXACT))
     assert (interrupted / "attempts" / "1" / newest.name).exists()
     # By its own name, it is refused.
@@ -185,20 +185,20 @@ def test_what_cannot_be_resumed(tmp_path: Path, interrupted: Path, unbroken: Unb
     empty.mkdir()
     start = checkpoint_path(interrupted, 3)
     cases = {
-        ("--resume",): "--resume latest: tell of which run, with --output-dir",
+        ("--resume",): "--resume latest: --output-dir is missing",
         ("--resume", tmp_path / "none"): "there is no such file",
         ("--resume", empty): "holds no checkpoint",
-        ("--resume", whole / "model.safetensors"): "is a safetensors file, but no checkpoint",
-        ("--resume", whole / "record.json"): "is torn or no safetensors file",
+        ("--resume", whole / "model.safetensors"): "is a safetensors file, but not a checkpoint",
+        ("--resume", whole / "record.json"): "is incomplete or not a safetensors file",
         ("--resume", checkpoint_path(whole, 3), "--output-dir", whole): "its run is complete; there is nothing to",
         ("--resume", start, "--seed", "7"): "--seed 7: the run to resume has 42",
         ("--resume", start, "--dropout", "0.2"): "--dropout 0.2: the run to resume has 0.1",
         ("--resume", start, "--task", "text-classification"): "--task text-classification: the run to resume has",
         ("--resume", start, "--precision", "bf16"): "--precision bf16: the run to resume has fp32",
-        ("--resume", start, "--num-processes", "3"): "--global-batch-size 32 does not divide",
+        ("--resume", start, "--num-processes", "3"): "--global-batch-size 32 is not a multiple of the 3 ranks",
         ("--resume", start, "--overwrite", "--output-dir", interrupted): "--overwrite would remove the checkpoint",
-        ("--resume", start, "--diagnose"): "--diagnose watches whole runs",
-        ("--resume", start, "--output-dir", whole): "holds a run already",
+        ("--resume", start, "--diagnose"): "--diagnose measures whole runs",
+        ("--resume", start, "--output-dir", whole): "already holds a run",
     }
     for arguments, message in cases.items():
         place = () if "--output-dir" in arguments or arguments == ("--resume",) else ("--output-dir", new)
@@ -242,7 +242,7 @@ def test_a_run_that_is_going_on_is_left_alone(tmp_path: Path) -> None:
     wait_for_steps(run)
     done = lockstep("ddp", "--resume", "--output-dir", run)
     assert done.returncode == 2
-    assert "its run is still going on (rank 0 is process" in done.stderr
+    assert "its run is still running (rank 0 is process" in done.stderr
     job.terminate()
     assert job.wait(timeout=180) == 75
 
@@ -263,4 +263,4 @@ def test_latest_of_nothing_begins(tmp_path: Path) -> None:
     options = ("--task", "token-tagging", "--max-steps", "2", "--resume", "latest", "--output-dir", tmp_path / "run")
     done = lockstep("single", *options)
     assert done.returncode == 0, done.stderr
-    assert "no checkpoint yet: starting from the beginning" in done.stdout
+    assert "there is no checkpoint yet; starting from the beginning" in done.stdout

@@ -108,7 +108,7 @@ def test_a_model_without_any_room_goes_elsewhere(tmp_path: Path) -> None:
             printed, errors = job.communicate(timeout=120)
         assert job.returncode == 4, printed
         (place,) = (cache / "rescued").iterdir()
-        assert f"lockstep: not all results could be saved in {run}; the others are in {place}\n" in errors
+        assert f"lockstep: not all results could be saved in {run}; the rest are in {place}\n" in errors
         assert "MODEL IN" in printed
         assert f"could NOT be saved in {run} (" in printed
         assert f"it is in {place}\n" in printed

@@ -48,15 +48,16 @@ def test_asked_to_stop_it_saves_and_goes_on(
     (saved,) = list_checkpoints(run)
     step = checkpoint_step(saved)
     assert stderr.splitlines() == [
-        f"lockstep: {number.name}: finishing the step and saving; again ends it at once",
-        f"lockstep: stopped after step {step}; --resume goes on from there",
+        f"lockstep: {number.name}: finishing this step and saving a checkpoint; "
+        f"a second {number.name} stops the run at once",
+        f"lockstep: stopped after step {step}; continue with --resume",
     ]
     record = json.loads((run / "record.json").read_text())
     assert record["status"] == "interrupted"
     assert [one["step"] for one in record["steps"]] == list(range(1, step + 1))
     done = lockstep(backend, "--task", options[1], "--until", "/", "--resume", "--output-dir", run)
     assert done.returncode == 0, done.stderr
-    assert f"going on after step {step}, from {saved}" in done.stdout
+    assert f"resuming after step {step}, from {saved}" in done.stdout
     assert sorted(path.name for path in (run / "attempts" / "1").iterdir()) == [
         "logs", "progress.jsonl", "record.json", "run.json"
     ]  # fmt: skip

@@ -13,7 +13,7 @@ from tests.bad_input.place import Outcome, Place
 CONFIG_CASES: dict[str, tuple[str, ...]] = {
     "config-without-value": ("ddp --config", "--config", "expected one argument"),
     "config-missing": ("ddp --config nowhere.yaml", "--config nowhere.yaml", "No such file"),
-    "config-is-directory": ("ddp --config config", "--config config", "this is no file"),
+    "config-is-directory": ("ddp --config config", "--config config", "this is not a file"),
     "config-broken": ("ddp --config config/broken.yaml", "config/broken.yaml", "is not YAML or JSON"),
     "config-list": ("ddp --config config/list.yaml", "config/list.yaml", "must be a mapping of option names"),
     "config-empty": ("ddp --config config/empty.yaml", "config/empty.yaml", "must be a mapping of option names"),
@@ -56,7 +56,7 @@ CONFIG_CASES: dict[str, tuple[str, ...]] = {
     "config-home-output": ("single --config config/home-output.yaml", "{home}/foreign", "no run"),
     "home-of-config": ("ddp --config=~/nowhere.yaml", "{home}/nowhere.yaml", "No such file"),
     "config-is-circle": ("ddp --config circle", "--config circle", "Too many levels of symbolic links"),
-    "config-is-device": ("ddp --config /dev/zero", "--config /dev/zero", "this is no file"),
+    "config-is-device": ("ddp --config /dev/zero", "--config /dev/zero", "this is not a file"),
     "config-too-deep": ("ddp --config config/deep.yaml", "config/deep.yaml", "not YAML or JSON"),
 }
 

@@ -53,7 +53,7 @@ OPTION_CASES: dict[str, tuple[str, ...]] = {
         "ddp --num-processes 3",
         "--global-batch-size 32",
         "3 ranks",
-        "choose a multiple of 3 or other --num-processes",
+        "choose a multiple of 3, or change --num-processes",
     ),
     "global-batch-and-micro-batch": (
         "ddp --num-processes 2 --micro-batch-size 3",

@@ -12,8 +12,8 @@ from tests.bad_input.place import Outcome, Place
 
 # id -> (arguments of lockstep, what the message must contain...).
 PATH_CASES: dict[str, tuple[str, ...]] = {
-    "output-holds-run": ("ddp --output-dir run", "--output-dir run", "holds a run already", "--overwrite"),
-    "output-holds-files-named-alike": ("ddp --output-dir not-ours --overwrite", "not-ours", "is no run"),
+    "output-holds-run": ("ddp --output-dir run", "--output-dir run", "already holds a run", "--overwrite"),
+    "output-holds-files-named-alike": ("ddp --output-dir not-ours --overwrite", "not-ours", "holds no run"),
     "output-holds-other-files": ("ddp --output-dir foreign", "--output-dir foreign", "no run; choose another"),
     "output-holds-other-files-overwrite": ("ddp --output-dir foreign --overwrite", "foreign", "choose another"),
     "output-is-working-directory": ("ddp --output-dir . --overwrite", "--output-dir .", "choose another directory"),
@@ -50,16 +50,16 @@ PATH_CASES: dict[str, tuple[str, ...]] = {
     "output-empty-collectives": ("allreduce --output=", "--output: is empty", "name a path"),
     "output-empty-contract": ("contract ddp --json=", "--json: is empty", "name a path"),
     "output-too-long-contract": (f"contract ddp --json {LONG_NAME}", LONG_NAME, "name too long"),
-    "output-not-text": ("ddp --output-dir=a\udcff", "holds characters that no name can have"),
-    "output-is-link-to-nowhere": ("ddp --output-dir dangling", "--output-dir dangling", "leads nowhere"),
-    "output-is-circle-of-links": ("ddp --output-dir circle", "--output-dir circle", "leads nowhere"),
-    "output-below-circle": ("ddp --output-dir circle/a", "circle", "is a link that leads nowhere"),
+    "output-not-text": ("ddp --output-dir=a\udcff", "bytes that are not UTF-8"),
+    "output-is-link-to-nowhere": ("ddp --output-dir dangling", "--output-dir dangling", "a path that does not exist"),
+    "output-is-circle-of-links": ("ddp --output-dir circle", "--output-dir circle", "a path that does not exist"),
+    "output-below-circle": ("ddp --output-dir circle/a", "circle", "is a link to a path that does not exist"),
     "output-in-proc": ("single --task token-tagging --output-dir /proc/run", "/proc/run", "choose another path"),
     "record-name-too-long": (f"report {LONG_NAME}", LONG_NAME, "name too long"),
     "report-name-too-long": (f"report rows.csv --output-dir {LONG_NAME}", LONG_NAME, "name too long"),
     "report-target-nan": ("report rows.csv --target-accuracy nan", "--target-accuracy nan", "finite number"),
     "report-target-percent": ("report rows.csv --target-accuracy 90", "--target-accuracy 90", "or equal to 1"),
-    "record-not-text": ("report 'a\udcff'", "holds characters that no name can have"),
+    "record-not-text": ("report 'a\udcff'", "bytes that are not UTF-8"),
 }
 
 

@@ -124,7 +124,7 @@ def test_the_launcher_runs_an_image_with_the_same_options(
     _assert_arrived(tmp_path / "mine", os.getuid(), outside(SMALL))
     again = run(*command)
     assert again.returncode == 2
-    assert "holds a run already" in again.stderr
+    assert "already holds a run" in again.stderr
     assert "Traceback" not in again.stderr
 
 

@@ -11,9 +11,9 @@ from tests.launching import lockstep, processes_of
 
 # How a rank hangs, and what the message must say of it.
 HANGS = {
-    "is-stopped": "it is stopped (SIGSTOP)",
-    "loops": "it neither goes on nor waits for others",
-    "waits-alone": "all ranks wait, but not in the same collective",
+    "is-stopped": "the process is stopped (SIGSTOP)",
+    "loops": "it is not waiting for another rank",
+    "waits-alone": "but not in the same collective",
 }
 
 
