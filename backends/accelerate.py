@@ -34,6 +34,7 @@ _MIXED_PRECISION = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 class AccelerateBackend(Backend):
     name = "accelerate"
     capabilities = BACKENDS["accelerate"].capabilities
+    signs = BACKENDS["accelerate"].signs
 
     def __init__(self, options: BackendOptions) -> None:
         super().__init__(options)

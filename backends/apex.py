@@ -33,6 +33,7 @@ _SCALER = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000}
 class ApexBackend(TorchGroupBackend):
     name = "apex"
     capabilities = BACKENDS["apex"].capabilities
+    signs = BACKENDS["apex"].signs
     Settings = ApexSettings
 
     def __init__(self, options: BackendOptions) -> None:

@@ -9,24 +9,39 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, cast
+from unittest import mock
 
 import horovod.torch as hvd
 import torch
 from horovod.common.exceptions import HorovodInternalError
+from horovod.torch import mpi_ops
 
+from backends.collectives import Prepare, Prepared
 from backends.interface import BackendOptions, StepResult, UnsupportedError
 from backends.registry import BACKENDS
 from backends.torch_amp import TorchAmpBackend, clip_gradients
+from backends.traffic import counted
 
 _REDUCE_OPS = {"sum": hvd.Sum, "min": hvd.Min, "max": hvd.Max}
+
+# All of Horovod's Python functions for tensors lead through these.
+_OPERATIONS = {
+    "_allreduce_async": "allreduce",
+    "_grouped_allreduce_async": "allreduce",
+    "_broadcast_async": "broadcast",
+    "_allgather_async": "allgather",
+    "horovod_torch_barrier": "barrier",
+}
 
 
 class HorovodBackend(TorchAmpBackend):
     name = "horovod"
     capabilities = BACKENDS["horovod"].capabilities
+    signs = BACKENDS["horovod"].signs
 
     def __init__(self, options: BackendOptions) -> None:
         super().__init__(options)
@@ -127,6 +142,27 @@ class HorovodBackend(TorchAmpBackend):
             raise
         finally:
             timer.cancel()
+
+    def collectives(self) -> Mapping[str, Prepare]:
+        # Horovod has no gather. Each call of a size has the same name, as a parameter has in training:
+        # what Horovod has negotiated before under a name it need not negotiate again.
+        def name(operation: str, values: torch.Tensor) -> str:
+            return f"lockstep.{operation}.{len(values)}"
+
+        return {
+            "all_reduce": lambda v: Prepared(partial(hvd.allreduce_, v, name=name("all_reduce", v), op=hvd.Sum)),
+            "all_gather": lambda v: Prepared(partial(hvd.allgather, v, name=name("all_gather", v))),
+            "broadcast": lambda v: Prepared(partial(hvd.broadcast_, v, root_rank=0, name=name("broadcast", v))),
+        }
+
+    @contextmanager
+    def count_traffic(self, count: Callable[[str, int], None]) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(super().count_traffic(count))
+            for name, operation in _OPERATIONS.items():
+                module = mpi_ops if name.startswith("_") else mpi_ops.mpi_lib
+                stack.enter_context(mock.patch.object(module, name, counted(getattr(module, name), operation, count)))
+            yield
 
     def effective_settings(self) -> dict[str, Any]:
         return {

@@ -31,7 +31,7 @@ training as a whole keeps these:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -41,6 +41,8 @@ from pydantic import BaseModel, ConfigDict
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+    from backends.collectives import Prepare
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 
@@ -130,6 +132,29 @@ class Capabilities:
 
 
 @dataclass(frozen=True)
+class Signs:
+    """How a library shows, to whoever watches its ranks from outside, that one of them waits or has been left.
+
+    Attributes:
+        waiting: Folders below site-packages: a rank whose innermost Python frame lies in one waits for other ranks.
+        lost_peer: Phrases of the errors that the library raises where another rank has ended or does not answer.
+    """
+
+    waiting: tuple[str, ...] = ()
+    lost_peer: tuple[str, ...] = ()
+
+
+# Of torch.distributed, which most adapters communicate through.
+TORCH_SIGNS = Signs(
+    waiting=("torch/distributed", "torch/nn/parallel"),
+    lost_peer=(
+        *("connectFullMesh failed", "remote process exited", "Watchdog caught collective operation timeout"),
+        *("DistNetworkError", "DistStoreError", "DistBackendError"),
+    ),
+)
+
+
+@dataclass(frozen=True)
 class BackendOptions:
     """What the launcher tells an adapter, the same for every backend.
 
@@ -192,6 +217,7 @@ class Backend(ABC):
         capabilities: What the backend supports.
         Settings: The options of this backend alone.
         known_failures: The clauses of the contract that are expected to fail, by id.
+        signs: How the library shows that a rank waits for others, or has lost one.
         options: What the launcher asked for.
         rank: The number of this process among all processes, from 0.
         local_rank: The number of this process among those on its machine, from 0.
@@ -203,6 +229,7 @@ class Backend(ABC):
     capabilities: ClassVar[Capabilities]
     Settings: ClassVar[type[BackendSettings]] = BackendSettings
     known_failures: ClassVar[Mapping[str, KnownFailure]] = {}
+    signs: ClassVar[Signs] = TORCH_SIGNS
 
     rank: int
     local_rank: int
@@ -388,6 +415,25 @@ class Backend(ABC):
 
         - The settings are plain facts that JSON can hold, name the "transport" and are the same on all ranks.
         """
+
+    def collectives(self) -> Mapping[str, Prepare]:
+        """Returns the library's own collectives, for a benchmark: those of torch.distributed where it has a group.
+
+        Returns:
+            By operation ("all_reduce", "all_gather", "gather", "broadcast"), what prepares a call.
+        """
+        from backends.collectives import collectives_of_group, only_all_reduce
+
+        return collectives_of_group() or only_all_reduce(self.all_reduce)
+
+    def count_traffic(self, count: Callable[[str, int], None]) -> AbstractContextManager[Any]:
+        """Calls `count(operation, num_elements)` for every collective that this thread starts inside.
+
+        Those of torch.distributed are seen, from C++ too; an adapter of another library adds its own.
+        """
+        from backends.traffic import count_torch_traffic
+
+        return count_torch_traffic(count)
 
     @abstractmethod
     def shutdown(self) -> None:

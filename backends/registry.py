@@ -10,12 +10,24 @@ import importlib
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 
 from backends.apex_settings import ApexSettings
 from backends.devices import count_gpus
-from backends.interface import PRECISIONS, Backend, BackendSettings, Capabilities, UnsupportedError
+from backends.interface import (
+    PRECISIONS,
+    TORCH_SIGNS,
+    Backend,
+    BackendSettings,
+    Capabilities,
+    Signs,
+    UnsupportedError,
+)
+
+# The backend that all others are held to.
+REFERENCE = "single"
 
 
 def _nothing() -> str | None:
@@ -74,76 +86,115 @@ def _package_directory(name: str) -> Path | None:
 
 @dataclass(frozen=True)
 class BackendRow:
-    """One backend's static facts.
+    """What is known of one backend without importing its library.
 
     Attributes:
         adapter: Its class, as "module:Class".
         summary: What it is, in a few words.
-        capabilities: What it can do.
+        declare: Returns what it can do.
         unavailable_reason: Says in one line why it cannot run here and what to install, or None.
         remark: Says in one line what is worth knowing of it where it runs, or None.
         settings: Its own options.
+        packages: The distributions whose versions a run record is to hold, besides torch's.
+        signs: How its library shows that a rank waits for others, or has lost one.
+        communicates_like: The backend whose collectives it uses, too; None where its library has its own.
     """
 
     adapter: str
     summary: str
-    capabilities: Capabilities
+    declare: Callable[[], Capabilities]
     unavailable_reason: Callable[[], str | None] = _nothing
     remark: Callable[[], str | None] = _nothing
     settings: type[BackendSettings] = BackendSettings
+    packages: tuple[str, ...] = ()
+    signs: Signs = TORCH_SIGNS
+    communicates_like: str | None = None
+
+    @cached_property
+    def capabilities(self) -> Capabilities:
+        """What it can do; found out when it is first asked for, since that may mean to look into a library."""
+        return self.declare()
+
+    @property
+    def has_own_collectives(self) -> bool:
+        """Whether its ranks communicate, and in a way of their own."""
+        return self.capabilities.max_world_size != 1 and self.communicates_like is None
+
+
+def _single() -> Capabilities:
+    return Capabilities({"cpu": PRECISIONS, "cuda": PRECISIONS}, start_methods=("python",), max_world_size=1)
+
+
+def _ddp() -> Capabilities:
+    return Capabilities(
+        {"cpu": PRECISIONS, "cuda": PRECISIONS}, start_methods=("torchrun", "spawn"), ranks_may_share_gpu=True
+    )
+
+
+def _apex() -> Capabilities:
+    return Capabilities(
+        {"cuda": ("fp32", "fp16")},
+        start_methods=("torchrun",),
+        ranks_may_share_gpu=True,
+        # What Apex reduces is the gradients that exist, which must be the same ones on all ranks.
+        unused_parameters=False,
+        # amp replaces functions of torch while the model runs, which a compiled graph would not see.
+        compiled_models=False,
+        reasons={"bf16": "its reduction leaves bfloat16 gradients out without a word"},
+    )
+
+
+def _horovod() -> Capabilities:
+    return Capabilities(
+        {"cpu": PRECISIONS, **({"cuda": PRECISIONS} if _horovod_has_nccl() else {})},
+        start_methods=("horovodrun", "mpirun", "horovod-node"),
+    )
+
+
+def _accelerate() -> Capabilities:
+    return Capabilities(
+        {"cpu": ("fp32", "bf16"), "cuda": PRECISIONS},
+        start_methods=("accelerate", "torchrun"),
+        ranks_may_share_gpu=True,
+        reasons={"fp16": "it would say so and compute in fp32"},
+    )
 
 
 BACKENDS = {
-    "single": BackendRow(
-        "backends.single:SingleBackend",
-        "one process, the reference",
-        Capabilities({"cpu": PRECISIONS, "cuda": PRECISIONS}, start_methods=("python",), max_world_size=1),
-    ),
-    "ddp": BackendRow(
-        "backends.ddp:DDPBackend",
-        "torch DistributedDataParallel",
-        Capabilities(
-            {"cpu": PRECISIONS, "cuda": PRECISIONS}, start_methods=("torchrun", "spawn"), ranks_may_share_gpu=True
-        ),
-    ),
+    "single": BackendRow("backends.single:SingleBackend", "one process, the reference", _single),
+    "ddp": BackendRow("backends.ddp:DDPBackend", "torch DistributedDataParallel", _ddp),
     "apex": BackendRow(
         "backends.apex:ApexBackend",
         "NVIDIA Apex: DistributedDataParallel and amp",
-        # What Apex reduces is the gradients that exist, which must be the same ones on all ranks.
-        Capabilities(
-            {"cuda": ("fp32", "fp16")},
-            start_methods=("torchrun",),
-            ranks_may_share_gpu=True,
-            unused_parameters=False,
-            # amp replaces functions of torch while the model runs, which a compiled graph would not see.
-            compiled_models=False,
-            reasons={"bf16": "its reduction leaves bfloat16 gradients out without a word"},
-        ),
+        _apex,
         _apex_missing,
         _apex_remark,
         ApexSettings,
+        packages=("apex",),
+        signs=Signs((*TORCH_SIGNS.waiting, "apex/parallel"), TORCH_SIGNS.lost_peer),
+        communicates_like="ddp",
     ),
     "horovod": BackendRow(
         "backends.horovod:HorovodBackend",
         "Horovod, ring all-reduce",
-        Capabilities(
-            {"cpu": PRECISIONS, **({"cuda": PRECISIONS} if _horovod_has_nccl() else {})},
-            start_methods=("horovodrun", "mpirun", "horovod-node"),
-        ),
+        _horovod,
         _horovod_missing,
+        packages=("horovod",),
+        signs=Signs(("horovod",), ("Horovod has been shut down", "HorovodInternalError")),
     ),
     "accelerate": BackendRow(
         "backends.accelerate:AccelerateBackend",
         "Hugging Face Accelerate",
-        Capabilities(
-            {"cpu": ("fp32", "bf16"), "cuda": PRECISIONS},
-            start_methods=("accelerate", "torchrun"),
-            ranks_may_share_gpu=True,
-            reasons={"fp16": "it would say so and compute in fp32"},
-        ),
+        _accelerate,
         _accelerate_missing,
+        packages=("accelerate",),
+        signs=Signs((*TORCH_SIGNS.waiting, "accelerate"), TORCH_SIGNS.lost_peer),
+        communicates_like="ddp",
     ),
 }
+
+# The backend that all others are held to.
+REFERENCE = "single"
 
 
 def find_backend(name: str) -> BackendRow:
@@ -160,7 +211,12 @@ def find_backend(name: str) -> BackendRow:
         )
     adapter = load_backend(name)
     return BackendRow(
-        name, adapter.__doc__ or name, adapter.capabilities, adapter.unavailable_reason, settings=adapter.Settings
+        name,
+        adapter.__doc__ or name,
+        lambda: adapter.capabilities,
+        adapter.unavailable_reason,
+        settings=adapter.Settings,
+        signs=adapter.signs,
     )
 
 

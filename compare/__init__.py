@@ -1,1 +1,1 @@
-"""Reading run records: what they say, side by side."""
+"""Comparing backends: the race, the benchmark of collectives, and the report of both."""

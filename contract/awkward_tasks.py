@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from launch.engines.environment import rank_of_process
 from tasks.interface import Batch, Split
 from tasks.token_tagging import NUM_TAGS, TokenTagging, TokenTaggingSettings
-from watch.rank_files import rank_from_environment
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +37,7 @@ class FaultyTask(TokenTagging):
 
     def collate(self, split: Split, sample_ids: Sequence[int]) -> Batch:
         self._num_batches += 1
-        if self._num_batches == _FAULTY_BATCH and rank_from_environment(os.environ) == self.settings.faulty_rank:
+        if self._num_batches == _FAULTY_BATCH and rank_of_process() == self.settings.faulty_rank:
             print(f"fault at {time.time()}", flush=True)
             self._fail()
         return super().collate(split, sample_ids)

@@ -15,7 +15,7 @@ from launch.arguments import Parser, named_path
 from launch.display import console
 from launch.errors import UsageError
 from launch.options import add_options, validated
-from launch.supervisor import Interrupted, signals_raised
+from launch.signals import Interrupted, signals_raised
 
 if TYPE_CHECKING:
     from contract.suite import Suite
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         "contract",
+        operands="ADAPTER",
         argument_default=argparse.SUPPRESS,
         description="Proves, clause by clause, that N ranks of an adapter compute what one process computes.",
     )

@@ -10,19 +10,23 @@ import pickle
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from backends.interface import Signs
 from backends.registry import find_backend
 from contract.cases import SHUTDOWN, Case
 from contract.patience import stretched
 from contract.worker import SPECIFICATION_NAME, Specification, observation_path, phases_path
-from launch.engines import PROJECT_DIRECTORY, Ranks, engine_command, engine_environment
-from launch.supervisor import JobFailure, run_job
+from launch.engines.interface import Engine, Ranks
+from launch.engines.registry import find_engine
+from launch.job import Job, compose_job
+from launch.supervisor import run_job
 from records.names import LOGS_NAME
+from watch.failures import FailureKind, JobFailure
 from watch.rank_files import RankFiles
 from watch.stacks import innermost_frame, take_stacks
 
@@ -58,8 +62,8 @@ class Breakdown:
 
 Outcome = list[Any] | Breakdown
 
-# Composes the command that starts the ranks of a group, given the backend's default start method.
-Command = Callable[[str, Ranks], list[str]]
+# Composes the job that starts the ranks of a group, given the backend's default engine.
+Compose = Callable[[Engine, Ranks, Path, Signs], Job]
 
 
 class Hung(Exception):
@@ -81,7 +85,7 @@ class Group:
         device: "cpu" or "cuda".
         single_states: For each case that resumes from the single-process backend, the file of its state.
         module: The module that each rank runs.
-        command: Composes the command that starts the ranks.
+        compose: Composes the job that starts the ranks.
     """
 
     adapter: str
@@ -90,7 +94,7 @@ class Group:
     device: str = "cpu"
     single_states: Mapping[str, Path] = field(default_factory=dict)
     module: str = "contract.worker"
-    command: Command = engine_command
+    compose: Compose = compose_job
 
 
 def run_group(
@@ -170,15 +174,9 @@ def _run_once(
     ranks = Ranks(key.world_size, (group.module, str(directory)), group.device, 1, None, timeout, directory / LOGS_NAME)
     watch = _PhaseWatch(directory, key.world_size, on_phase)
     try:
-        failure = run_job(
-            group.command(find_backend(group.adapter).capabilities.start_methods[0], ranks),
-            environment=engine_environment(ranks),
-            working_directory=PROJECT_DIRECTORY,
-            run_directory=directory,
-            num_processes=key.world_size,
-            on_poll=watch.look,
-            must_end_cleanly=True,
-        )
+        row = find_backend(group.adapter)
+        job = group.compose(find_engine(row.capabilities.start_methods[0]), ranks, directory, row.signs)
+        failure = run_job(replace(job, must_end_cleanly=True), on_poll=watch.look)
     except Hung as hung:
         return hung.phase, hung.breakdown
     if failure is None:
@@ -187,7 +185,7 @@ def _run_once(
 
 
 def _breakdown(failure: JobFailure) -> Breakdown:
-    return Breakdown(failure.rank, failure.message, is_hang=failure.message.startswith("stuck"))
+    return Breakdown(failure.rank, failure.message, is_hang=failure.kind is FailureKind.STUCK)
 
 
 class _PhaseWatch:

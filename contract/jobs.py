@@ -17,7 +17,9 @@ from typing import Any
 from backends.registry import find_backend
 from contract.cases import Case, global_batch_size
 from contract.patience import stretched
-from launch.engines import PROJECT_DIRECTORY, Ranks, engine_environment
+from launch.engines.environment import engine_environment
+from launch.engines.interface import PROJECT_DIRECTORY, Ranks
+from launch.engines.python import Python
 from launch.guardian import guarded
 from records.names import RECORD_NAME
 
@@ -44,7 +46,7 @@ def refusals(adapter: str, world_size: int, case: Case, directory: Path, device:
     with contextlib.suppress(subprocess.TimeoutExpired), guarded() as mark:
         subprocess.run(
             command,
-            env=engine_environment(ranks) | mark,
+            env=engine_environment(Python(), ranks) | mark,
             cwd=PROJECT_DIRECTORY,
             timeout=stretched(REFUSAL_SECONDS),
             capture_output=True,

@@ -18,7 +18,6 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from backends.interface import Backend, StepResult
 from contract.cases import Overflow
 from tasks.interface import Batch, Split, Task
-from training.traffic import count_traffic
 
 Tensors = dict[str, torch.Tensor]
 
@@ -114,9 +113,9 @@ class Watch:
         self.step = StepSeen()
 
     @contextmanager
-    def counting(self, enabled: bool) -> Iterator[None]:
-        """Counts what enters torch.distributed, from C++, too, and Horovod if it is loaded."""
-        with count_traffic(self._count) if enabled else nullcontext():
+    def counting(self, backend: Backend, enabled: bool) -> Iterator[None]:
+        """Counts what enters the communication library of a backend."""
+        with backend.count_traffic(self._count) if enabled else nullcontext():
             yield
 
     def _count(self, operation: str, num_elements: int) -> None:

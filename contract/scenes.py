@@ -15,10 +15,12 @@ import torch
 from backends.interface import Backend
 from contract.cases import Case, Training
 from contract.observe import ObservedBackend, ObservedTask, Watch, named
-from records.progress import ProgressLog
 from tasks.interface import Task
 from tasks.registry import load_task
-from training.loop import Trainer, build_optimizer
+from training.hooks import Hooks
+from training.loop import Trainer
+from training.optimizer import build_optimizer
+from training.state import TrainingState
 from training.world import gather_facts
 
 
@@ -159,13 +161,12 @@ def train_once(
         overflow = dataclasses.replace(overflow, rank=min(overflow.rank, scenery.world_size - 1))
     observed_task = cast(Task, ObservedTask(task, watch, scenery.rank, overflow))
     observed_backend = ObservedBackend(backend, watch)
-    progress = _StepEnds(watch, observed_backend, training.save_after)
-    trainer = Trainer(config, observed_task, cast(Backend, observed_backend), cast(ProgressLog, progress))
-    progress.trainer = trainer
+    trainer = Trainer(config, observed_task, cast(Backend, observed_backend))
+    trainer.observe(_StepEnds(watch, observed_backend, trainer.state, training.save_after))
     if state is not None:
         # An optimizer changes the tensors that it is given.
-        trainer.load_state_dict(copy.deepcopy(dict(state)))
-    with watch.counting(training.count_traffic):
+        trainer.state.load_state_dict(copy.deepcopy(dict(state)))
+    with watch.counting(backend, training.count_traffic):
         trajectory = trainer.train()
     watch.seen.losses = [step.loss for step in trajectory.steps]
     watch.seen.evaluations = [evaluation.metrics for evaluation in trajectory.evaluations]
@@ -174,21 +175,16 @@ def train_once(
     return dataclasses.asdict(watch.seen)
 
 
-class _StepEnds:
-    """Takes the place of the loop's progress log, in order to notice the end of a step."""
+class _StepEnds(Hooks):
+    """Writes down the weights after each step, and the whole state after one of them."""
 
-    trainer: Trainer
+    def __init__(self, watch: Watch, backend: ObservedBackend, state: TrainingState, save_after: int | None) -> None:
+        self._watch, self._backend, self._state, self._save_after = watch, backend, state, save_after
 
-    def __init__(self, watch: Watch, backend: ObservedBackend, save_after: int | None) -> None:
-        self._watch, self._backend, self._save_after = watch, backend, save_after
-
-    def beat(self, *, step: int, **_: Any) -> None:
+    def on_step_end(self, step: int) -> None:
         self._watch.close_step(self._backend.model)
         if step == self._save_after:
-            self._watch.seen.state = _copied(self.trainer.state_dict())
-
-    def write(self, *_: Any, **__: Any) -> None:
-        pass
+            self._watch.seen.state = _copied(self._state.state_dict())
 
 
 def _as_json(settings: dict[str, Any]) -> str:

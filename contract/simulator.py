@@ -19,8 +19,11 @@ from typing import Any, BinaryIO
 
 import torch
 
+from backends.interface import Signs
 from contract.reference import Reference, Tensors, simulate
-from launch.engines import PROJECT_DIRECTORY, Ranks, engine_command, engine_environment
+from launch.engines.interface import PROJECT_DIRECTORY, Ranks
+from launch.engines.python import Python
+from launch.job import compose_job
 from records.config import RunConfig
 
 # Keyed by what is computed: adapters that begin with the same weights share a simulation.
@@ -65,11 +68,11 @@ def key_of(initial: Tensors, config: RunConfig, options: dict[str, Any]) -> str:
 
 @functools.cache
 def _process(device: str) -> subprocess.Popen[bytes]:
-    """Starts the process; it ends when this process does, which holds the other end of its standard input."""
-    ranks = Ranks(1, (__name__,), device, 1, None, 0.0, Path())
+    """Starts the process; it ends with this one, which holds the other end of its standard input."""
+    job = compose_job(Python(), Ranks(1, (__name__,), device, 1, None, 0.0, Path()), Path(), Signs())
     return subprocess.Popen(
-        engine_command("python", ranks),
-        env=engine_environment(ranks),
+        job.command,
+        env=job.environment,
         cwd=PROJECT_DIRECTORY,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

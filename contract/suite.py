@@ -17,11 +17,11 @@ from contract import jobs
 from contract.alone import train_alone
 from contract.cases import ALL, REFUSALS, SHUTDOWN, WORLD, Case
 from contract.check import Check, Evidence, NotSeen, State, Violation, all_checks
-from contract.groups import Breakdown, Command, Group, GroupKey, Outcome, run_group
+from contract.groups import Breakdown, Compose, Group, GroupKey, Outcome, run_group
 from contract.options import ContractOptions
-from launch.engines import engine_command
 from launch.errors import UsageError
-from launch.supervisor import Interrupted
+from launch.job import compose_job
+from launch.signals import Interrupted
 
 
 @dataclass(frozen=True)
@@ -67,14 +67,14 @@ class Suite:
         options: ContractOptions,
         *,
         on_phase: Callable[[str, str], None] = lambda place, phase: None,
-        command: Command = engine_command,
+        compose: Compose = compose_job,
     ) -> None:
         self.adapter, self.directory = adapter, directory
         self.row = find_backend(adapter)
         self.device = self._settle_device(options.device)
         self.unavailable_reason = self.row.unavailable_reason()
         self.seconds: dict[str, float] = {}
-        self._on_phase, self._command = on_phase, command
+        self._on_phase, self._compose = on_phase, compose
         self._outcomes: dict[tuple[str, int], Evidence | Breakdown] = {}
         self._known: dict[str, KnownFailure] | None = None
         checks = all_checks()
@@ -236,7 +236,7 @@ class Suite:
                 alone[case.name] = train_alone(case, key.world_size, device=self.device)
                 files[case.name] = directory / f"{case.name}.single.pt"
                 torch.save(alone[case.name]["state"], files[case.name])
-        group = Group(self.adapter, key, directory, self.device, files, command=self._command)
+        group = Group(self.adapter, key, directory, self.device, files, compose=self._compose)
         outcomes = run_group(group, cases, lambda phase: self._on_phase(place, phase))
         return {
             case.name: self._as_evidence(case, key.world_size, outcomes[case.name], alone.get(case.name))

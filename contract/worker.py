@@ -1,4 +1,4 @@
-"""What each rank of a group runs: ``python -m contract.worker DIRECTORY``, one case after the other.
+"""What each rank of a group runs: ``python -m contract.worker DIRECTORY [RANK_VARIABLE]``, one case after the other.
 
 The ranks communicate here, and nothing is judged: each rank writes what it observes of a case into a file. Before
 each phase it writes the name of the phase, so that a hang can be named.
@@ -89,9 +89,15 @@ def run_case(backend: Backend, case: Case, name: str, scenery: scenes.Scenery) -
     path.with_suffix(".part").replace(path)
 
 
-def main(directory: Path, run: RunCases = run_cases) -> None:
-    """Joins the group, runs the cases and leaves the group; an error ends the process at once with code 1."""
-    with reporting(directory) as rank:
+def main(arguments: list[str], run: RunCases = run_cases) -> None:
+    """Joins the group, runs the cases and leaves the group; an error ends the process at once with code 1.
+
+    Args:
+        arguments: The directory of the group and, where there are several ranks, the variable that holds the rank.
+        run: Runs the cases.
+    """
+    directory, rank_variable = Path(arguments[0]), next(iter(arguments[1:]), None)
+    with reporting(directory, rank_variable) as rank:
         specification = Specification.model_validate_json((directory / SPECIFICATION_NAME).read_bytes())
         phases = Phases(directory, rank)
         torch.set_num_threads(1)
@@ -121,4 +127,4 @@ def main(directory: Path, run: RunCases = run_cases) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(sys.argv[1:])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,8 +18,10 @@ _FROM_HOME = re.compile(r"(--[\w-]+=)?(~[\w-]*/.*)", re.DOTALL)
 class Parser(argparse.ArgumentParser):
     """A parser whose options cannot be abbreviated, and that raises UsageError where argparse would exit."""
 
-    def __init__(self, command: str, **options: Any) -> None:
-        super().__init__(prog=f"launch/run.sh {command}", allow_abbrev=False, **options)
+    def __init__(self, command: str, *, operands: str = "", **options: Any) -> None:
+        prog = f"launch/run.sh {command}"
+        usage = " ".join(filter(None, (prog, operands, "[options]")))
+        super().__init__(prog=prog, usage=usage, allow_abbrev=False, **options)
 
     def print_help(self, file: Any = None) -> None:
         print(self.format_help(), end="", file=file)  # argparse hides that it could not
@@ -53,6 +56,25 @@ def named_path(text: str) -> Path:
     if not is_writable_text(text):
         raise argparse.ArgumentTypeError("holds characters that no name can have; leave them out")
     return Path(text)
+
+
+def command_line(arguments: Sequence[str], *, without: str) -> str:
+    """Writes a command for people to repeat.
+
+    Args:
+        arguments: The command's arguments.
+        without: The option, such as ``--output-dir``, to leave out: it says where the machine keeps the results.
+
+    Returns:
+        The command line, quoted as a shell needs it.
+    """
+    kept: list[str] = []
+    is_value = False
+    for argument in arguments:
+        if not is_value and argument != without and not argument.startswith(f"{without}="):
+            kept.append(argument)
+        is_value = not is_value and argument == without
+    return shlex.join(["launch/run.sh", *kept])
 
 
 def is_writable_text(text: str) -> bool:

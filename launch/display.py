@@ -20,9 +20,10 @@ from launch.resume import Start
 from records.config import RunConfig
 from records.environment import num_cpus
 from records.names import LOGS_NAME, RECORD_NAME
+from records.news import Evaluated, EvaluationBegan, SaveFailed, StepEnded, Warned
 from records.notice import Notice, read_notice
 from records.progress import ProgressReader
-from records.record import RunRecord, by_merit
+from records.record import EvaluationRecord, RunRecord, by_merit
 from records.run_files import other_files
 from records.throughput import samples_per_second
 from tasks.interface import Overview, metric_title, shown_label
@@ -111,43 +112,44 @@ class RunDisplay:
                 self._is_watched = False
 
     def _show_news(self) -> None:
-        for fact in self._news.news():
-            if fact["event"] == "step":
-                self._show_step(fact)
-            elif fact["event"] == "evaluating":
-                assert self._task is not None
-                self._bar.update(self._task, description="evaluating", completed=fact["step"], total=fact["num_steps"])
-            elif fact["event"] == "evaluation":
-                self._show_evaluation(fact["evaluation"])
-            elif fact["event"] == "save-failed":
-                self._terminal.print(f"step {fact['step']}: the checkpoint could NOT be saved ({fact['why']})")
-            elif fact["event"] == "warning":
-                self._terminal.print(f"WARNING: {fact['text']}")
+        for news in self._news.news():
+            match news:
+                case StepEnded():
+                    self._show_step(news)
+                case EvaluationBegan(step=step, num_steps=num_steps):
+                    assert self._task is not None
+                    self._bar.update(self._task, description="evaluating", completed=step, total=num_steps)
+                case Evaluated(evaluation=evaluation):
+                    self._show_evaluation(evaluation)
+                case SaveFailed(step=step, why=why):
+                    self._terminal.print(f"step {step}: the checkpoint could NOT be saved ({why})")
+                case Warned(text=text):
+                    self._terminal.print(f"WARNING: {text}")
         notice = read_notice(self._config.output_dir)
         if notice.text and notice != self._notice:
             self._notice = notice
             self._terminal.print(notice.text)
         self._bar.refresh()
 
-    def _show_step(self, fact: dict[str, Any]) -> None:
+    def _show_step(self, news: StepEnded) -> None:
         assert self._task is not None
-        step, now = fact["step"], fact["time"]
+        step, now = news.step, news.time
         if self._first is None:
             self._first = (step, now)
-        facts = f"loss {_format_number(fact['loss'])}" if fact["loss"] is not None else "loss not finite"
+        facts = f"loss {_format_number(news.loss)}" if news.loss is not None else "loss not finite"
         first_step, first_time = self._first
         if step > first_step:
             rate = (step - first_step) * self._config.global_batch_size / (now - first_time)
             facts += f"  {rate:.0f} samples/s"
-        self._bar.update(self._task, description="training", total=fact["num_steps"], completed=step, facts=facts)
+        self._bar.update(self._task, description="training", total=news.num_steps, completed=step, facts=facts)
         if not self._terminal.is_terminal and now - self._last_line > _SECONDS_BETWEEN_LINES:
             self._last_line = now
-            self._terminal.print(f"step {step} of {fact['num_steps']}: {facts}")
+            self._terminal.print(f"step {step} of {news.num_steps}: {facts}")
 
-    def _show_evaluation(self, evaluation: dict[str, Any]) -> None:
-        metrics = format_metrics(evaluation["metrics"], self._positive_label)
+    def _show_evaluation(self, evaluation: EvaluationRecord) -> None:
+        metrics = format_metrics(evaluation.metrics, self._positive_label)
         rows = _Rows()
-        rows.add_row(f"epoch {evaluation['epoch'] + 1}, step {evaluation['step']}:", metrics)
+        rows.add_row(f"epoch {evaluation.epoch + 1}, step {evaluation.step}:", metrics)
         rows.show(self._terminal)
         assert self._task is not None
         self._bar.update(self._task, description="training")
@@ -229,7 +231,7 @@ def _what_is_different(config: RunConfig, start: Start) -> Iterator[str]:
 
 def show_summary(record: RunRecord, directory: Path, terminal: Console) -> None:
     """Shows what was run, what was in force, how well and how fast it did, and where the results lie."""
-    config = RunConfig.model_validate(record.config)
+    config = record.config
     table = _Rows()
     task = record.task
     model = f"{task['model']} on {task['data']}, " if "model" in task else ""

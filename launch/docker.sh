@@ -9,11 +9,12 @@ passed_on=(HF_TOKEN HF_ENDPOINT HF_HUB_OFFLINE HTTP_PROXY HTTPS_PROXY NO_PROXY h
 
 # run_in_docker BACKEND [OPTIONS]: does not return.
 run_in_docker() {
-  local backend=$1 parent=$PWD/runs variant=cpu image option value settings=() arguments=()
+  local backend=$1 parent=$PWD/runs variant image option value settings=() arguments=()
   local -A inputs=()
+  [[ -f $(dockerfile "$backend") ]] || fail "--docker: there is no image of '$backend'; choose $(images | paste -sd ' ')"
   shift
   check_engine
-  [[ $backend != apex ]] || variant=gpu
+  variant=$(variants "$backend" | head -n 1)
   while (($#)); do
     option=$1
     shift
@@ -57,8 +58,8 @@ run_in_docker() {
     arguments+=("$option" "$value")
   done
   if [[ $variant == gpu ]]; then
-    [[ $backend != horovod ]] ||
-      fail "--device cuda: Horovod's image computes on the CPU; drop --docker, or build it with GPU operations (docker/horovod)"
+    grep -qx gpu <<<"$(variants "$backend")" ||
+      fail "--device cuda: the image of $backend computes on the CPU; drop --docker, or build one for GPUs (docker/$backend)"
     check_gpu_runtime "$backend"
     settings+=(--gpus all)
   fi
@@ -66,7 +67,7 @@ run_in_docker() {
   [[ -d $parent && -w $parent ]] ||
     fail "--output-dir: $parent is not writable for user $(user_name), who the container runs as; choose another directory"
   image=lockstep/$backend:$version
-  [[ $variant == cpu || $backend == apex ]] || image+=-gpu
+  [[ $variant == "$(variants "$backend" | head -n 1)" ]] || image+=-$variant
   ensure_image "$backend" "$image" "$variant"
 
   # Root's results belong to whoever has the directory that they go to.
@@ -88,6 +89,23 @@ run_in_docker() {
   exec docker run --rm --init --user "$user" --read-only --cap-drop ALL --security-opt no-new-privileges \
     --shm-size 1g --env LOCKSTEP_RUNS="$parent" --env LOCKSTEP_CACHE="$cache" --env HF_HOME="$cache/huggingface" \
     "${settings[@]}" "$image" "${arguments[@]}"
+}
+
+dockerfile() {
+  echo "$root/docker/$1/Dockerfile"
+}
+
+# images: the backends that have one.
+images() {
+  local name
+  for name in $(backend_names); do
+    [[ ! -f $(dockerfile "$name") ]] || echo "$name"
+  done
+}
+
+# variants BACKEND: what its image can be made for, the default first: a line of its Dockerfile says so.
+variants() {
+  sed -n 's/^# Variants: //p' "$(dockerfile "$1")" | tr ' ' '\n'
 }
 
 # mount_path PATH [,OPTIONS]: the same in the container as here.
@@ -136,14 +154,17 @@ ensure_image() {
 }
 
 build_image() {
-  local backend=$1 image=$2 variant=$3 log base=${LOCKSTEP_BASE_IMAGE:-} options=()
-  [[ $backend != apex ]] || base=${LOCKSTEP_APEX_IMAGE:-}
+  local backend=$1 image=$2 variant=$3 log base options=()
+  # The variable that names its base, where that is not the common one: a line of its Dockerfile, too.
+  base=$(sed -n 's/^# Base image: //p' "$(dockerfile "$backend")")
+  base=${base:-LOCKSTEP_BASE_IMAGE}
+  base=${!base:-}
   [[ -z $base ]] || options=(--build-arg "BASE_IMAGE=$base")
   log=$(mktemp "${TMPDIR:-/tmp}/lockstep-build.XXXXXX")
   echo "lockstep: building $image (minutes the first time; log: $log)" >&2
   # Clients without buildx have the engine's own builder only.
   docker buildx version >/dev/null 2>&1 || export DOCKER_BUILDKIT=0
-  if ! docker build --file "$root/docker/$backend/Dockerfile" --tag "$image" "${options[@]}" \
+  if ! docker build --file "$(dockerfile "$backend")" --tag "$image" "${options[@]}" \
     --build-arg VARIANT="$variant" --build-arg SOURCES="$(sources_key)" \
     --build-arg REVISION="$(git -C "$root" rev-parse HEAD 2>/dev/null)" "$root" >"$log" 2>&1; then
     tail -n 5 "$log" >&2

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 _MAX_MESSAGE = 2000
 
 
@@ -19,3 +22,12 @@ def one_line(text: object) -> str:
 def refused_path(error: OSError) -> UsageError:
     """What to tell a user whose options name a path that the system refuses."""
     return UsageError(f"{error.filename}: {error.strerror}; choose another path" if error.filename else str(error))
+
+
+def tell(text: str) -> None:
+    """Says something of a run on the terminal; whether anybody is there to read it changes nothing."""
+    try:
+        print(f"lockstep: {text}", file=sys.stderr, flush=True)
+    except OSError:
+        # What is still in its buffer would change the exit code at the end of the interpreter.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())

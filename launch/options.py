@@ -10,7 +10,7 @@ import argparse
 import difflib
 import re
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
@@ -168,7 +168,12 @@ def option_parser(command: str, models: Mapping[str, type[BaseModel]]) -> argpar
 
 
 def add_options(parser: argparse.ArgumentParser, models: Mapping[str, type[BaseModel]]) -> None:
-    """Adds an option for each field of these models to a parser, in groups with these titles."""
+    """Adds an option for each field of these models, in groups by title.
+
+    Args:
+        parser: The parser, which leaves out of its result what is not given (`argument_default=SUPPRESS`).
+        models: The models by the title of their group.
+    """
     for title, model in models.items():
         if not model.model_fields:
             continue
@@ -179,19 +184,25 @@ def add_options(parser: argparse.ArgumentParser, models: Mapping[str, type[BaseM
             else:
                 # An option that may stand alone says what it then means.
                 extra: Any = field.json_schema_extra
-                alone = {"nargs": "?", **extra} if extra else {}
+                alone = {"nargs": "?", "const": extra["alone"]} if extra else {}
                 group.add_argument(_option(name), metavar=_metavar(field), help=_help(field), **alone)
 
 
 def _metavar(field: FieldInfo) -> str:
-    more = ",..." if get_origin(field.annotation) is list else ""
-    for annotation in (field.annotation, *get_args(field.annotation)):
-        if get_origin(annotation) is Literal:
-            return "|".join(get_args(annotation)) + more
-    annotations = (field.annotation, *get_args(field.annotation))
-    kinds = [kind for outer in annotations for kind in (outer, *get_args(outer)) if kind in (int, float, Path)]
-    name = {int: "N", float: "X", Path: "PATH"}[kinds[0]] if kinds else "NAME"
-    return name + more
+    annotations = list(_annotations(field.annotation))
+    names = {int: "N", float: "X", Path: "PATH"}
+    known = [names[kind] for kind in annotations if kind in (int, float, Path)]
+    choices = ["|".join(get_args(kind)) for kind in annotations if get_origin(kind) is Literal]
+    name = [*choices, *known, "NAME"][0]
+    return f"{name},..." if any(get_origin(kind) is list for kind in annotations) else name
+
+
+def _annotations(annotation: Any) -> Iterator[Any]:
+    """Yields the annotation and those that it is made of: of `list[int] | None`, also `list[int]` and `int`."""
+    yield annotation
+    if get_origin(annotation) is not Literal:
+        for part in get_args(annotation):
+            yield from _annotations(part)
 
 
 def _help(field: FieldInfo) -> str:

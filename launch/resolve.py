@@ -3,42 +3,101 @@
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 from backends.devices import count_gpus
 from backends.interface import UnsupportedError
 from backends.registry import BackendRow
-from launch.engines import ACROSS_NODES, Ranks, engine_command
+from launch.arguments import command_line
+from launch.engines.interface import Engine, Ranks
+from launch.engines.registry import find_engine
 from launch.errors import UsageError
-from launch.nodes import check_port, settle_nodes
+from launch.job import Job, compose_job
+from launch.nodes import Nodes, check_port, settle_nodes
 from launch.options import Options
 from launch.run_directory import settle_output_dir
-from records.config import DEFAULT_CPU_PROCESSES, RaceContext, RunConfig, RunOptions
+from records.config import DEFAULT_CPU_PROCESSES, RunConfig, RunOptions
 from records.environment import num_cpus
+from records.names import LOGS_NAME
 from tasks.interface import Task
 
 
 class Resolved(NamedTuple):
-    """The configuration of a run that can start, and its task, prepared."""
+    """A run that can start: its configuration, its task, prepared, and the job that starts its ranks."""
 
     config: RunConfig
     task: Task
+    job: Job
 
 
-def resolve(
-    backend: str, row: BackendRow, asked: Options, *, started_at: float, race: RaceContext | None = None
-) -> Resolved:
-    """Turns options into the configuration of a run that can start.
+class _World(NamedTuple):
+    """Where a run computes, in how many ranks, and what starts them."""
+
+    device: Literal["cpu", "cuda"]
+    nodes: Nodes
+    num_processes: int
+    engine: Engine
+
+    @property
+    def num_local_processes(self) -> int:
+        return self.num_processes // self.nodes.num_nodes
+
+
+def resolve(backend: str, row: BackendRow, asked: Options, *, started_at: float) -> Resolved:
+    """Turns options into a run that can start.
 
     Raises:
         UsageError, UnsupportedError, TaskInputError: It cannot; the text says why and what to do.
     """
     options, backend_settings, task_class, settings, start = asked
+    world = _settle_world(backend, row, options)
+    if options.torch_compile:
+        check_compiler(backend, row, world.device)
+    if options.tracker != "none" and find_spec(options.tracker) is None:
+        raise UsageError(f"--tracker {options.tracker}: needs the package; pip install {options.tracker}, or drop it")
+    _check_metric(options.metric_for_best_model, task_class.metric_names)
+    micro_batch_size = settle_batch_sizes(options.global_batch_size, options.micro_batch_size, world.num_processes)
+    output_dir = settle_output_dir(options, backend, task_class, settings, start)
+    ranks = Ranks(
+        num_processes=world.num_processes,
+        module=("training.rank", str(output_dir)),
+        device=world.device,
+        num_threads=options.threads_per_rank or max(1, num_cpus() // world.num_local_processes),
+        master_port=options.master_port,
+        timeout_seconds=options.timeout,
+        log_directory=output_dir / LOGS_NAME,
+        nodes=world.nodes,
+    )
+    job = compose_job(world.engine, ranks, output_dir, row.signs)
+    if world.nodes.node_rank == 0 and (options.master_port is not None or world.nodes.num_nodes > 1):
+        check_port(ranks.port, world.nodes.master_addr)
+
+    task = task_class(settings)
+    task.prepare()
+    _check_task(task, options, world.num_processes)
+    settled = {
+        "backend": backend,
+        "backend_settings": backend_settings.model_dump(mode="json"),
+        "task_settings": settings.model_dump(mode="json"),
+        "num_processes": world.num_processes,
+        "device": world.device,
+        "start_method": world.engine.name,
+        "threads_per_rank": ranks.num_threads,
+        "micro_batch_size": micro_batch_size,
+        "learning_rate": options.learning_rate or task.default_learning_rate,
+        "output_dir": output_dir,
+        "launch_command": command_line(sys.argv[1:], without="--output-dir"),
+        "started_at": started_at,
+        "resume_from": start.path if start else None,
+    }
+    return Resolved(RunConfig.model_validate(options.model_dump() | settled), task, job)
+
+
+def _settle_world(backend: str, row: BackendRow, options: RunOptions) -> _World:
+    """Settles where to compute, in how many ranks, and what starts them."""
     reason = row.unavailable_reason()
     if reason is not None:
         raise UnsupportedError(f"{backend} cannot run here: {reason}")
@@ -52,70 +111,52 @@ def resolve(
         world_size=num_processes,
         find_unused_parameters=options.find_unused_parameters,
     )
-    if options.torch_compile:
-        check_compiler(backend, row, device)
-    if options.tracker != "none" and find_spec(options.tracker) is None:
-        raise UsageError(f"--tracker {options.tracker}: needs the package; pip install {options.tracker}, or drop it")
-    _check_metric(options.metric_for_best_model, task_class.metric_names)
-    start_methods = row.capabilities.start_methods
-    if nodes.num_nodes > 1:
-        start_methods = tuple(method for method in start_methods if method in ACROSS_NODES)
-        if not start_methods:
-            raise UsageError(f"--num-nodes {nodes.num_nodes}: {backend} has no launcher that spans nodes; use one node")
+    engine = _settle_engine(backend, row, options.start_method, nodes)
     if num_processes % nodes.num_nodes:
         raise UsageError(
             f"--num-processes {num_processes} does not divide among {nodes.num_nodes} nodes; "
             f"choose a multiple of {nodes.num_nodes}"
         )
-    num_local = num_processes // nodes.num_nodes
-    start_method = start_methods[0] if options.start_method is None else options.start_method
-    if start_method not in start_methods:
-        where = "on several nodes " if nodes.num_nodes > 1 else ""
-        raise UsageError(f"--start-method {start_method}: {backend} is {where}started by {' or '.join(start_methods)}")
-    if device == "cuda" and num_local > count_gpus() and not row.capabilities.ranks_may_share_gpu:
+    world = _World(device, nodes, num_processes, engine)
+    is_short_of_gpus = device == "cuda" and world.num_local_processes > count_gpus()
+    if is_short_of_gpus and not row.capabilities.ranks_may_share_gpu:
         raise UsageError(
             f"--num-processes {num_processes}: {backend} needs a GPU for each rank of a node, here are {count_gpus()}"
         )
-    # Composed for its checks alone: they belong before the long preparation of data.
-    ranks = Ranks(num_processes, (), device, 1, options.master_port, options.timeout, Path(), nodes)
-    engine_command(start_method, ranks)
-    micro_batch_size = settle_batch_sizes(options.global_batch_size, options.micro_batch_size, num_processes)
-    output_dir = settle_output_dir(options, backend, task_class, settings, start)
-    if nodes.node_rank == 0 and (options.master_port is not None or nodes.num_nodes > 1):
-        check_port(ranks.port, nodes.master_addr)
+    return world
 
-    task = task_class(settings)
-    task.prepare()
-    if num_processes > task.num_samples("train"):
+
+def _settle_engine(backend: str, row: BackendRow, start_method: str | None, nodes: Nodes) -> Engine:
+    """Settles what starts the ranks: what the user names, or the first engine of the backend that can."""
+    engines = [find_engine(name) for name in row.capabilities.start_methods]
+    if nodes.num_nodes > 1:
+        engines = [engine for engine in engines if engine.spans_nodes]
+        if not engines:
+            raise UsageError(f"--num-nodes {nodes.num_nodes}: {backend} has no launcher that spans nodes; use one node")
+    by_name = {engine.name: engine for engine in engines}
+    if start_method is None:
+        return engines[0]
+    if start_method not in by_name:
+        where = "on several nodes " if nodes.num_nodes > 1 else ""
+        raise UsageError(f"--start-method {start_method}: {backend} is {where}started by {' or '.join(by_name)}")
+    return by_name[start_method]
+
+
+def _check_task(task: Task, options: RunOptions, num_processes: int) -> None:
+    """Refuses what does not fit the data, now that they are known."""
+    num_samples = task.num_samples("train")
+    if num_processes > num_samples:
         raise UsageError(
-            f"--num-processes {num_processes}: there are only {task.num_samples('train')} training samples; "
-            "use at most as many ranks"
+            f"--num-processes {num_processes}: there are only {num_samples} training samples; use at most as many ranks"
         )
     # The default may be larger than a small data set: each epoch is one step then.
     is_default = options.global_batch_size == RunOptions.model_fields["global_batch_size"].default
-    if not is_default and options.global_batch_size > task.num_samples("train"):
+    if not is_default and options.global_batch_size > num_samples:
         raise UsageError(
-            f"--global-batch-size {options.global_batch_size}: there are only {task.num_samples('train')} training "
-            "samples; choose at most as many"
+            f"--global-batch-size {options.global_batch_size}: there are only {num_samples} training samples; "
+            "choose at most as many"
         )
     _check_metric(options.metric_for_best_model, task.metric_names)
-    settled = {
-        "backend": backend,
-        "backend_settings": backend_settings.model_dump(mode="json"),
-        "task_settings": settings.model_dump(mode="json"),
-        "num_processes": num_processes,
-        "device": device,
-        "start_method": start_method,
-        "threads_per_rank": options.threads_per_rank or max(1, num_cpus() // num_local),
-        "micro_batch_size": micro_batch_size,
-        "learning_rate": options.learning_rate or task.default_learning_rate,
-        "output_dir": output_dir,
-        "launch_command": shlex.join(["launch/run.sh", *sys.argv[1:]]),
-        "started_at": started_at,
-        "race": race,
-        "resume_from": start.path if start else None,
-    }
-    return Resolved(RunConfig.model_validate(options.model_dump() | settled), task)
 
 
 def _check_metric(name: str | None, computed: tuple[str, ...]) -> None:

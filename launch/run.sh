@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains with one backend, setting up what it needs the first time:
-#   launch/run.sh ddp|apex|horovod|accelerate|single [options]
-#   launch/run.sh ddp|apex|horovod|accelerate --docker [options]      in its image instead
+#   launch/run.sh BACKEND [options]
+#   launch/run.sh BACKEND --docker [options]            in its image instead
 #   launch/run.sh contract BACKEND [options]
 #   launch/run.sh compare | allreduce [--backends A,B,...] [options]
 #   launch/run.sh report RECORD ... [options]
@@ -14,40 +14,44 @@ export LOCKSTEP_STARTED_AT=${EPOCHREALTIME/,/.}
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/setup.sh"
 
 case ${1:-} in
-  single | ddp | apex | horovod | accelerate) extras=("$1") ;;
   '' | -h | --help | doctor | *:*) extras=(single) ;;
   contract)
     extras=(single)
     for word in "${@:2}"; do
-      case $word in ddp | apex | horovod | accelerate) extras=("$word") ;; esac
+      ! is_backend "$word" || extras=("$word")
     done
     ;;
   compare | allreduce)
-    extras=(single ddp accelerate compare)
-    # Everyone that can be had, unless some were named; Horovod must be built first.
-    if [[ " $* " == *horovod* ]] ||
-      { [[ " $* " != *" --backends"* ]] && command -v g++ >/dev/null && command -v cmake >/dev/null; }; then
-      extras+=(horovod)
-    fi
+    extras=(compare)
+    for name in $(backend_names); do
+      # Those that are named, or else all that can be had.
+      if [[ " $* " == *" --backends"* ]]; then
+        [[ " $* " != *"$name"* ]] || extras+=("$name")
+      elif can_be_set_up "$name"; then
+        extras+=("$name")
+      fi
+    done
     ;;
   report) extras=(single compare) ;;
-  *) fail "there is no '$1'; choose single, ddp, apex, horovod or accelerate; contract, compare, report, allreduce or doctor" ;;
+  *)
+    is_backend "$1" ||
+      fail "there is no '$1'; choose a backend ($(backend_names | paste -sd ' ')) or contract, compare, report, allreduce, doctor"
+    extras=("$1")
+    ;;
 esac
 if [[ " $* " == *" --tracker"* ]]; then extras+=(tracking); fi
 if [[ $# == 0 || " $* " == *" --help "* || " $* " == *" -h "* ]]; then
   find_environment
-  # What can be told without setting up anything: the lines above.
-  if [[ ! -x $environment/bin/lockstep && ${1:--h} == -* ]]; then
-    sed -n '2,/^set /s/^# \{0,1\}//p' "$root/launch/run.sh"
+  if [[ ! -x $environment/bin/lockstep ]]; then
+    show_help "${1:-}" # which needs nothing to be set up
     exit $(($# ? 0 : 2))
   fi
-  extras=(single)
 elif [[ " $* " == *" --docker "* ]]; then
-  [[ -f $root/docker/$1/Dockerfile ]] || fail "--docker: there is no image of '$1'; choose ddp, apex, horovod or accelerate"
   source "$root/launch/docker.sh"
   run_in_docker "$@"
+else
+  set_up "${extras[@]}"
 fi
-set_up "${extras[@]}"
 # Ctrl-C waits until Python can answer it (launch/__main__.py): in its very start it would show a traceback.
 patiently=()
 if env --block-signal=INT true 2>/dev/null; then patiently=(env --block-signal=INT); fi

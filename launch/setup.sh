@@ -9,6 +9,41 @@ fail() {
   exit 2
 }
 
+# backend_names: the backends of this project, one a line: each has a file in backends/ and an extra in pyproject.toml.
+backend_names() {
+  local name
+  for name in $(sed -n '/^\[project.optional-dependencies\]/,/^$/s/^\([a-z0-9_]*\) = .*/\1/p' "$root/pyproject.toml"); do
+    [[ ! -f $root/backends/$name.py ]] || echo "$name"
+  done
+}
+
+is_backend() {
+  grep -qxF -- "$1" <<<"$(backend_names)"
+}
+
+# build_script BACKEND: what builds its package, where that can only be had as source.
+build_script() {
+  echo "$root/backends/$1_build.sh"
+}
+
+# can_be_set_up BACKEND: not where its package must be built, and the tools for that are missing.
+can_be_set_up() {
+  [[ ! -x $(build_script "$1") ]] || "$(build_script "$1")" --check
+}
+
+# show_help COMMAND: what the command prints with --help, from a file (see tests/help_texts.py).
+show_help() {
+  local help=$root/docs/help
+  if [[ -z $1 || $1 == -* ]]; then
+    sed -n '2,/^set /s/^# \{0,1\}//p' "$root/launch/run.sh"
+    echo "Backends: $(backend_names | paste -sd ' ')"
+  elif [[ -f $help/$1.txt ]]; then
+    cat "$help/$1.txt"
+  else
+    sed "0,/BACKEND/s||$1|" "$help/BACKEND.txt"
+  fi
+}
+
 # set_up EXTRA...: installs the extras and sets `environment`.
 set_up() {
   find_environment
@@ -101,7 +136,7 @@ absolute() {
   echo "$path"
 }
 
-# Where wheels and tokenised texts are kept, as tasks/text/prepared.py has it.
+# Where wheels and tokenised texts are kept; tasks/cache.py follows the same rules.
 cache_directory() {
   local shared=${XDG_CACHE_HOME:-}
   [[ $shared == /* ]] || shared=~/.cache
@@ -110,7 +145,7 @@ cache_directory() {
 
 # Of all that the result depends on.
 setup_key() {
-  cat "$root"/pyproject.toml "$root"/launch/{constraints.txt,setup.sh,build_horovod.sh} <(echo "$root" && command -v mpicxx nvcc) | cksum
+  cat "$root"/pyproject.toml "$root"/launch/{constraints.txt,setup.sh} "$root"/backends/*_build.sh <(echo "$root" && command -v mpicxx nvcc) | cksum
 }
 
 # Before anything is made: sets `python` to the environment's own, or else to the one that is to make it.
@@ -153,7 +188,7 @@ install() {
     return 1
   fi
   local pip=("$environment/bin/python" -m pip install --disable-pip-version-check)
-  local constraints=$root/launch/constraints.txt options=() wheels list
+  local constraints=$root/launch/constraints.txt options=() wheels list extra
   # An environment that came with its own torch, as vendors' images do, keeps it.
   if [[ ${LOCKSTEP_VENV:-} == active ]] && "$environment/bin/python" -c 'import torch' 2>/dev/null; then
     constraints=$environment/.lockstep/constraints.txt
@@ -164,10 +199,13 @@ install() {
   fi
   # torch first and alone: whatever else asks for it must find the pinned build.
   "${pip[@]}" -c "$constraints" "torch>=2.7.0a0" || return
-  if [[ " $* " == *" horovod "* ]]; then
-    wheels=$(LOCKSTEP_CACHE=$(cache_directory) "$root/launch/build_horovod.sh" "$environment/bin/python") || return
-    options=(--find-links "$wheels" --only-binary horovod)
-  fi
+  # Some have no wheel to download.
+  for extra in "$@"; do
+    if [[ -x $(build_script "$extra") ]]; then
+      wheels=$(LOCKSTEP_CACHE=$(cache_directory) "$(build_script "$extra")" "$environment/bin/python") || return
+      options+=(--find-links "$wheels" --only-binary "$extra")
+    fi
+  done
   list=$(IFS=, && echo "$*")
   "${pip[@]}" -c "$constraints" "${options[@]}" -e "${root}[$list]"
 }

@@ -5,20 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 
-from launch.engines import launcher_name
+from launch.engines.interface import PROJECT_DIRECTORY
 from launch.guardian import guarded
+from launch.job import Job
+from launch.signals import signals_raised
 from records.names import LOGS_NAME
-from watch import shared_memory
-from watch.heartbeat import Position
-from watch.rank_files import RankFailure, RankFiles, started_ranks
+from watch.explaining import EndedJob, explain, explain_hang
+from watch.failures import FailureKind, JobFailure
+from watch.rank_files import RankFiles, started_ranks
 from watch.watchdog import Hang, Watchdog
 
 _POLL_SECONDS = 0.1
@@ -31,116 +31,128 @@ _SECONDS_TO_DIE = 1.0
 # Where rank 0 may be while it saves what was trained.
 _PHASES_OF_SAVING = ("saving", "end")
 
-_INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class Interrupted(BaseException):
-    """The user, or the system, asked the job to end; like KeyboardInterrupt, no handler of errors may take it."""
-
-    def __init__(self, signal_number: int) -> None:
-        super().__init__(signal.Signals(signal_number).name)
-        self.signal_number = signal_number
-
-
-@dataclass(frozen=True)
-class JobFailure:
-    """Which rank failed first (None: the launcher itself did), why, and where to read more."""
-
-    rank: int | None
-    message: str
-    log: Path
-    position: Position | None = None
-
-    def __str__(self) -> str:
-        if self.rank is None:
-            return self.message
-        where = f" ({socket.gethostname()}, {self.position})" if self.position else ""
-        return f"rank {self.rank}{where}: {self.message}"
-
 
 def run_job(
-    command: list[str],
+    job: Job,
     *,
-    environment: Mapping[str, str],
-    working_directory: Path,
-    run_directory: Path,
-    num_processes: int,
-    spans_nodes: bool = False,
     on_poll: Callable[[], None],
     on_first_signal: Callable[[signal.Signals], None] | None = None,
     watchdog: Watchdog | None = None,
-    must_end_cleanly: bool = False,
 ) -> JobFailure | None:
-    """Runs an engine's command to its end and returns None, or why it failed.
+    """Runs a job to its end and returns None, or why it failed.
 
-    However it ends, and even if this process is killed, no process of the job is left on this machine, whose
-    `num_processes` ranks are known by the files they write in `run_directory`. That a launcher ends with an error
-    although all ranks succeeded is only mentioned, unless `must_end_cleanly`.
+    However it ends, and even if this process is killed, no process of the job is left on this machine. Its ranks are
+    known by the files that they write in its run directory. Where the launcher ends with an error although all ranks
+    have succeeded, this is printed, and a failure only if the job must end cleanly.
+
+    Args:
+        job: The job.
+        on_poll: Is called ten times a second while the job runs, and once after its end.
+        on_first_signal: Is called for the first SIGINT, SIGTERM or SIGHUP, instead of ending the job.
+        watchdog: Finds out that the ranks hang; without one they may.
 
     Raises:
-        Interrupted: SIGINT, SIGTERM or SIGHUP arrived; the job has been ended. With `on_first_signal`, that is
-            called for the first, and only a second one ends the job.
+        Interrupted: SIGINT, SIGTERM or SIGHUP arrived, for the second time with `on_first_signal`; the job has been
+            ended.
     """
-    engine_log = run_directory / LOGS_NAME / "engine.log"
-    failed_at: float | None = None
-    outlived: set[int] = set()  # the ranks that were running when the first failure was seen
-    hang: Hang | None = None
+    engine_log = job.run_directory / LOGS_NAME / "engine.log"
     with engine_log.open("ab") as log, signals_raised(on_first_signal), guarded() as mark:
         engine = subprocess.Popen(
-            command,
-            env={**environment, **mark},
-            cwd=working_directory,
+            job.command,
+            env={**job.environment, **mark},
+            cwd=PROJECT_DIRECTORY,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        course = _Course(job.run_directory, engine, watchdog)
         try:
-            while engine.poll() is None:
-                time.sleep(_POLL_SECONDS)
-                on_poll()
-                hang = watchdog.look() if watchdog is not None and failed_at is None else None
-                if hang is not None:
-                    break
-                if failed_at is None and any(_has_failed(rank) for rank in started_ranks(run_directory)):
-                    failed_at, outlived = time.monotonic(), _running(run_directory)
-                if failed_at is not None and time.monotonic() - failed_at > _SECONDS_TO_END:
-                    break
-            is_first = failed_at is None or time.monotonic() - failed_at < _SECONDS_TO_DIE
-            killed_by = _killed_by(engine) if is_first else None
-            if watchdog is not None and hang is None:
-                _let_rank_0_save(run_directory, watchdog.long_seconds, on_poll)
+            course.follow(on_poll)
         finally:
-            ended_by_us = _end(engine, run_directory)
+            ended_by_us = _end(engine, job.run_directory)
     on_poll()
-    ranks = started_ranks(run_directory)
-    if hang is not None:
-        culprit = next((rank for rank in ranks if rank.rank == hang.rank), None)
-        if culprit is None:
-            return JobFailure(hang.rank, hang.message, ranks[0].stacks if ranks else engine_log)
-        return JobFailure(culprit.rank, hang.message, culprit.stacks, hang.position)
-    if len(ranks) == num_processes and all(rank.succeeded() for rank in ranks):
-        if engine.returncode:
-            message = f"all ranks finished, but their launcher ended with code {engine.returncode}"
-            if must_end_cleanly:
-                return JobFailure(None, message, engine_log)
-            print(f"lockstep: {message}; see {engine_log}")
+    ranks = started_ranks(job.run_directory)
+    if course.hang is not None:
+        return explain_hang(course.hang, ranks, engine_log)
+    if len(ranks) == job.num_processes and all(rank.succeeded() for rank in ranks):
+        return _judge_launcher(job, engine.returncode, engine_log)
+    return explain(
+        EndedJob(
+            ranks=ranks,
+            num_processes=job.num_processes,
+            spans_nodes=job.spans_nodes,
+            signs=job.signs,
+            launcher=job.launcher,
+            killed_by=course.killed_by,
+            return_code=engine.returncode,
+            outlived=course.outlived,
+            ended_by_us=ended_by_us,
+            engine_log=engine_log,
+        )
+    )
+
+
+@dataclass
+class _Course:
+    """What is seen of a job while it runs.
+
+    Attributes:
+        run_directory: Where its ranks leave their files.
+        engine: The engine's process.
+        watchdog: Finds out that the ranks hang.
+        outlived: The ranks that were running when the first failure was seen.
+        hang: Which rank hangs, if one does.
+        killed_by: The signal that ended the engine before any rank had failed.
+    """
+
+    run_directory: Path
+    engine: subprocess.Popen[bytes]
+    watchdog: Watchdog | None
+    outlived: set[int] = field(default_factory=set)
+    hang: Hang | None = None
+    killed_by: str | None = None
+
+    def follow(self, on_poll: Callable[[], None]) -> None:
+        """Returns when the engine has ended, or is to be ended."""
+        failed_at: float | None = None
+        while self.engine.poll() is None:
+            time.sleep(_POLL_SECONDS)
+            on_poll()
+            self.hang = self.watchdog.look() if self.watchdog is not None and failed_at is None else None
+            if self.hang is not None:
+                return
+            if failed_at is None and any(_has_failed(rank) for rank in started_ranks(self.run_directory)):
+                failed_at, self.outlived = time.monotonic(), _running(self.run_directory)
+            if failed_at is not None and time.monotonic() - failed_at > _SECONDS_TO_END:
+                break
+        is_first = failed_at is None or time.monotonic() - failed_at < _SECONDS_TO_DIE
+        self.killed_by = _killed_by(self.engine) if is_first else None
+        if self.watchdog is not None:
+            self._let_rank_0_save(self.watchdog.long_seconds, on_poll)
+
+    def _let_rank_0_save(self, most_seconds: float, on_poll: Callable[[], None]) -> None:
+        """Waits while rank 0 has left the training and saves: until it ends, or is silent for too long."""
+        while True:
+            rank = next((one for one in started_ranks(self.run_directory) if one.rank == 0), None)
+            position = rank.position() if rank is not None and rank.running_pid() is not None else None
+            if position is None or position.phase not in _PHASES_OF_SAVING:
+                return
+            if time.monotonic() - position.time > most_seconds:
+                return
+            time.sleep(_POLL_SECONDS)
+            on_poll()
+
+
+def _judge_launcher(job: Job, return_code: int, engine_log: Path) -> JobFailure | None:
+    """Judges the end of a launcher all of whose ranks have succeeded."""
+    if return_code == 0:
         return None
-    launcher = launcher_name(command)
-    if killed_by is not None and launcher is not None:
-        return JobFailure(None, f"the launcher ({launcher}) was killed ({killed_by})", engine_log)
-    # A launcher, too, may have killed a rank that did not heed it; the one that went first is the one to name.
-    silent_ranks = [rank for rank in ranks if rank.ended_silently() and rank.rank not in ended_by_us]
-    silent = min(silent_ranks, key=lambda rank: rank.rank in outlived, default=None)
-    failure = _explain(
-        ranks, silent, engine.returncode, engine_log, num_processes=num_processes, spans_nodes=spans_nodes
-    )
-    advice = shared_memory.advice(
-        failure.message,
-        _content(engine_log),
-        ended_silently=silent is not None and silent.rank == failure.rank,
-    )
-    return replace(failure, message=failure.message + advice)
+    message = f"all ranks have finished, but their launcher ended with code {return_code}"
+    if job.must_end_cleanly:
+        return JobFailure(FailureKind.LAUNCHER, None, message, engine_log)
+    print(f"lockstep: {message}; see {engine_log}")
+    return None
 
 
 def _killed_by(engine: subprocess.Popen[bytes]) -> str | None:
@@ -163,19 +175,6 @@ def _running(run_directory: Path) -> set[int]:
     return {rank.rank for rank in started_ranks(run_directory) if rank.running_pid() is not None}
 
 
-def _let_rank_0_save(run_directory: Path, most_seconds: float, on_poll: Callable[[], None]) -> None:
-    """Waits while rank 0 has left the training and saves: until it ends, or is silent for too long."""
-    while True:
-        rank = next((one for one in started_ranks(run_directory) if one.rank == 0), None)
-        position = rank.position() if rank is not None and rank.running_pid() is not None else None
-        if position is None or position.phase not in _PHASES_OF_SAVING:
-            return
-        if time.monotonic() - position.time > most_seconds:
-            return
-        time.sleep(_POLL_SECONDS)
-        on_poll()
-
-
 def _end(engine: subprocess.Popen[bytes], run_directory: Path) -> set[int]:
     """Ends the engine, politely first, then every rank that outlived it; returns the ranks that were still running."""
     running = _running(run_directory)
@@ -185,7 +184,7 @@ def _end(engine: subprocess.Popen[bytes], run_directory: Path) -> set[int]:
             engine.wait(timeout=_SECONDS_TO_TERMINATE)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(engine.pid, signal.SIGKILL)
-    # Before the engine is waited for: ranks that spin (Horovod's do) may keep it from a processor for a minute.
+    # Before the engine is waited for: ranks that spin while they wait may keep it from a processor for a minute.
     _kill_ranks(run_directory)
     engine.wait()
     _kill_ranks(run_directory)  # a rank may have begun meanwhile
@@ -198,94 +197,3 @@ def _kill_ranks(run_directory: Path) -> None:
         if pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-
-
-def _explain(
-    ranks: list[RankFiles],
-    silent: RankFiles | None,
-    return_code: int,
-    engine_log: Path,
-    *,
-    num_processes: int,
-    spans_nodes: bool,
-) -> JobFailure:
-    """Finds the failure that the others follow from.
-
-    An error that a rank reported comes first, unless it only tells that a peer has gone or does not
-    answer: then the rank to name is the one that ended without a word (`silent`), or else never complained.
-    """
-    failed = sorted(((failure, rank) for rank in ranks if (failure := rank.failure())), key=lambda pair: pair[0].time)
-    causes = [(failure, rank) for failure, rank in failed if not failure.is_consequence]
-    if causes:
-        failure, rank = causes[0]
-        return _failure_of(rank, failure.message, rank.log)
-    missing = sorted(set(range(num_processes)) - {rank.rank for rank in ranks}) if not spans_nodes else []
-    if silent is not None:
-        others = f"; rank {missing[0]} had not begun" if missing else ""
-        crash = silent.crash()
-        how = f"crashed ({crash})" if crash else "ended without a word: killed, crashed or out of memory"
-        return _failure_of(silent, how + others, silent.log)
-    if failed and spans_nodes:
-        # Whoever went first is not here: a rank that says nothing was ended by its launcher.
-        failure, rank = failed[0]
-        return _failure_of(rank, f"{failure.message} (the cause may lie on another node)", rank.log)
-    if failed:
-        return _explain_wait(*failed[0], ranks, missing, engine_log)
-    lines = _content(engine_log).strip().splitlines()
-    reason = f": {lines[-1].strip()[:300]}" if lines else ""
-    return JobFailure(None, f"the launcher ended with code {return_code}{reason}", engine_log)
-
-
-def _content(log: Path) -> str:
-    """What a log says; nothing if somebody has moved it away with the run's directory."""
-    with contextlib.suppress(OSError):
-        return log.read_text(errors="replace")
-    return ""
-
-
-def _explain_wait(
-    failure: RankFailure, rank: RankFiles, ranks: list[RankFiles], missing: list[int], engine_log: Path
-) -> JobFailure:
-    """Finds whom the first rank that complained has waited for."""
-    waited = f"rank {rank.rank} waited for it in vain ({failure.message[:120]})"
-    if missing:
-        return JobFailure(missing[0], f"has not begun: {waited}", engine_log)
-    for stuck in ranks:
-        if stuck.failure() is None and not stuck.succeeded():
-            return _failure_of(stuck, f"stuck: {waited}", stuck.sigterm)
-    return _failure_of(rank, failure.message, rank.log)
-
-
-def _failure_of(rank: RankFiles, message: str, log: Path) -> JobFailure:
-    return JobFailure(rank.rank, message, log, rank.position())
-
-
-@contextlib.contextmanager
-def signals_raised(
-    on_first: Callable[[signal.Signals], None] | None = None, *, repeatedly: bool = False
-) -> Iterator[None]:
-    """Turns SIGINT, SIGTERM and SIGHUP into Interrupted, so that what was started is ended on the way out.
-
-    With `on_first`, the first of them only calls it. With `repeatedly`, each raises, for where a library
-    that is being loaded may swallow the first; otherwise those after the raised one are ignored.
-    """
-    is_first = on_first is not None
-
-    def stop(signal_number: int, frame: FrameType | None) -> None:
-        nonlocal is_first
-        if is_first and on_first is not None:
-            is_first = False
-            on_first(signal.Signals(signal_number))
-            return
-        for number in () if repeatedly else before:
-            signal.signal(number, signal.SIG_IGN)  # a second one must not stop us from ending the ranks
-        raise Interrupted(signal_number)
-
-    # Under nohup(1), the end of a session is no reason to end.
-    numbers = [one for one in _INTERRUPTS if one != signal.SIGHUP or signal.getsignal(one) != signal.SIG_IGN]
-    before = {number: signal.signal(number, stop) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -52,7 +52,7 @@ class CheckpointState(BaseModel):
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     config: RunConfig = Field(description="of the run that saved it")
     data: dict[str, Any] = Field(description="the task's facts about its data and model")
     step: int = Field(ge=1, description="optimizer steps taken, skipped ones counted: the position in the plan")

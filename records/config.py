@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from backends.interface import BackendOptions, BackendSettings
 
 DEFAULT_CPU_PROCESSES = 2
-RACE_VARIABLE = "LOCKSTEP_RACE"
 # How launch/run.sh tells when the user called it.
 STARTED_AT_VARIABLE = "LOCKSTEP_STARTED_AT"
 
@@ -24,6 +23,14 @@ _MAX_COUNT = 10**9
 _MAX_TIMEOUT = 10**6
 # Training computes in float32, where larger numbers are infinite.
 _MAX_FLOAT = 3e38
+
+Precision = Literal["fp32", "bf16", "fp16"]
+
+# The bounds of options that a user may leave open, for these and for a run that has settled them.
+ProcessCount = Annotated[int, Field(ge=1, le=_MAX_PROCESSES)]
+ThreadCount = Annotated[int, Field(ge=1, le=_MAX_PROCESSES)]
+BatchSize = Annotated[int, Field(ge=1, le=_MAX_COUNT)]
+LearningRate = Annotated[float, Field(gt=0, le=_MAX_FLOAT)]
 
 
 class SaveInterval(NamedTuple):
@@ -39,8 +46,8 @@ class RunOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     task: str = Field("text-classification", description="what to train, or package.module:Class")
-    num_processes: int | None = Field(
-        None, ge=1, le=_MAX_PROCESSES, description="ranks of all nodes (default: one per GPU; without GPU 2)"
+    num_processes: ProcessCount | None = Field(
+        None, description="ranks of all nodes (default: one per GPU; without GPU 2)"
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where to compute")
     start_method: str | None = Field(None, description="what starts the ranks (default: the backend's own launcher)")
@@ -64,16 +71,14 @@ class RunOptions(BaseModel):
     max_restarts: int = Field(
         0, ge=0, le=1000, description="how often to start again, from the latest checkpoint, after a failure"
     )
-    threads_per_rank: int | None = Field(
-        None, ge=1, le=_MAX_PROCESSES, description="CPU threads of a rank (default: cores / ranks)"
-    )
+    threads_per_rank: ThreadCount | None = Field(None, description="CPU threads of a rank (default: cores / ranks)")
 
-    precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="autocast precision")
-    global_batch_size: int = Field(32, ge=1, le=_MAX_COUNT, description="samples of one optimizer step, over all ranks")
-    micro_batch_size: int | None = Field(
-        None, ge=1, le=_MAX_COUNT, description="samples of one forward pass of one rank (default: no accumulation)"
+    precision: Precision = Field("fp32", description="autocast precision")
+    global_batch_size: BatchSize = Field(32, description="samples of one optimizer step, over all ranks")
+    micro_batch_size: BatchSize | None = Field(
+        None, description="samples of one forward pass of one rank (default: no accumulation)"
     )
-    eval_batch_size: int = Field(64, ge=1, le=_MAX_COUNT, description="samples of one evaluation pass of one rank")
+    eval_batch_size: BatchSize = Field(64, description="samples of one evaluation pass of one rank")
     max_grad_norm: float = Field(
         1.0, ge=0, le=_MAX_FLOAT, description="clip the global gradient norm to this (0: do not clip)"
     )
@@ -83,9 +88,7 @@ class RunOptions(BaseModel):
 
     optimizer: Literal["adamw", "sgd"] = Field("adamw", description="AdamW (decoupled decay) or SGD")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD (0: none; not for AdamW)")
-    learning_rate: float | None = Field(
-        None, gt=0, le=_MAX_FLOAT, description="peak learning rate (default: the task's)"
-    )
+    learning_rate: LearningRate | None = Field(None, description="peak learning rate (default: the task's)")
     lr_scheduler: Literal["linear", "cosine", "constant"] = Field("linear", description="decay after the warm-up")
     warmup_ratio: float = Field(0.1, ge=0, le=1, description="share of the steps spent warming up")
     weight_decay: float = Field(
@@ -119,7 +122,7 @@ class RunOptions(BaseModel):
         None,
         min_length=1,
         description="go on from a checkpoint, from the newest of a run directory, or (latest) of output_dir",
-        json_schema_extra={"const": "latest"},
+        json_schema_extra={"alone": "latest"},
     )
     metric_for_best_model: str | None = Field(
         None, min_length=1, description="keep the weights of the best evaluation by this metric (default: the last)"
@@ -195,44 +198,23 @@ def _parse_interval(text: str) -> SaveInterval | None:
     return SaveInterval(int(match[1]), 0.0) if match[1] else SaveInterval(None, 60 * float(match[2]))
 
 
-class RaceContext(BaseModel):
-    """Which part of a race a run is; set by the race alone."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
-
-    race: str = Field(description="the same for all runs of a race")
-    attempt: str = Field(default="", description="of this start of this run alone")
-    purpose: Literal["timed", "diagnosis", "whole"]
-    block: int = Field(description="runs of one block are compared in pairs")
-    position: int = Field(description="place in the random order of its block")
-    busy_share: float = Field(description="of the machine's cores, just before the run")
-    gpu_processes: int = Field(description="of others, just before the run")
-    foreign_share: float | None = Field(
-        default=None, description="of the machine's cores, taken during the run by other programs or the hypervisor"
-    )
-    matmul_flops_per_second: float | None = Field(
-        default=None, description="what square products reach on all cores in this precision"
-    )
-
-
 class RunConfig(RunOptions):
     """A run with nothing left open: what every rank reads and what the run record repeats."""
 
     backend: str
     backend_settings: dict[str, Any] = {}
     task_settings: dict[str, Any]
-    num_processes: int
+    num_processes: ProcessCount
     device: Literal["cpu", "cuda"]
     start_method: str
-    threads_per_rank: int
-    micro_batch_size: int
-    learning_rate: float
+    threads_per_rank: ThreadCount
+    micro_batch_size: BatchSize
+    learning_rate: LearningRate
     output_dir: Path
-    launch_command: str
-    started_at: float = Field(description="when the user's command began, in seconds since 1970")
-    resume_from: Path | None = Field(None, description="the checkpoint to go on from")
-    num_restarts: int = Field(0, description="how often it has started again after a failure")
-    race: RaceContext | None = None
+    launch_command: str = Field(description="the user's command, without the directory that it wrote to")
+    started_at: float = Field(ge=0, description="when the user's command began, in seconds since 1970")
+    resume_from: Path | None = Field(None, description="the checkpoint that the run resumes from")
+    num_restarts: int = Field(0, ge=0, description="how often the run has started again after a failure")
 
     @property
     def gradient_accumulation_steps(self) -> int:

@@ -8,9 +8,11 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from backends.registry import BACKENDS
 from records.record import Environment
 
-_PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "accelerate", "horovod", "apex", "numpy")
+# Of every run; those of the backends are added.
+_PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy")
 
 _VARIABLE_PREFIXES = (
     *("OMP_", "MKL_", "KMP_", "ONEDNN_", "DNNL_", "ATEN_", "TORCH_", "PYTORCH_"),
@@ -54,7 +56,7 @@ def describe_environment(*, with_torch: bool) -> Environment:
 
 def _package_versions() -> list[tuple[str, str]]:
     found = []
-    for name in _PACKAGES:
+    for name in (*_PACKAGES, *(package for row in BACKENDS.values() for package in row.packages)):
         try:
             found.append((name, version(name)))
         except PackageNotFoundError:

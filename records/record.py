@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from records.config import RunConfig
 from records.files import write_atomically
 from records.names import RECORD_NAME
 
@@ -176,12 +177,12 @@ class Disagreement(_Strict):
 class RunRecord(_Strict):
     """Everything about one run; what happened before it was resumed belongs to it, but for the times."""
 
-    schema_version: Literal[2] = 2
+    schema_version: Literal[3] = 3
     status: Literal["completed", "diverged", "failed", "interrupted"] = Field(
         description="diverged: trained to the end, but the parameters of the ranks differ; rank 0's were saved"
     )
     error: str | None = Field(description="why the run failed or diverged, naming the rank, or who ended it")
-    config: dict[str, Any] = Field(description="the resolved configuration")
+    config: RunConfig = Field(description="the resolved configuration")
     gradient_accumulation_steps: int
     task: dict[str, Any] = Field(description="the task's facts about its data and model")
     environment: Environment

@@ -62,7 +62,7 @@ def _model_files_of_old_run(directory: Path) -> set[str]:
         record = read_record(directory / RECORD_NAME)
     except (OSError, ValueError):
         return set()
-    name = str(record.config.get("task"))
+    name = record.config.task
     patterns = load_task(name).model_files if name in TASKS else Task.model_files
     return set(_matching(directory, patterns)) if record.status == "completed" else set()
 

@@ -1,9 +1,10 @@
-"""Trackers: a run's news in the form that another program shows. Fed on rank 0, the same way for every backend."""
+"""Trackers, which hand the news of a run to another program; rank 0 feeds them in the same way for every backend."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+
+from records.news import Evaluated, LossesRead, News
 
 
 class TensorBoard:
@@ -12,18 +13,20 @@ class TensorBoard:
     def __init__(self, directory: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # Each report is on disk at once: a run that is killed has lost nothing of its curves.
+        # Each report is written to the disk at once, so that a run that is killed has lost nothing of its curves.
         self._writer = SummaryWriter(str(directory), max_queue=1)
 
-    def write(self, event: str, facts: dict[str, Any]) -> None:
-        if event == "closed":
-            for step in facts["steps"]:
-                for name in ("loss", "grad_norm", "learning_rate"):
-                    self._add(f"train/{name}", step[name], step["step"])
-        elif event == "evaluation":
-            evaluation = facts["evaluation"]
-            for name, value in evaluation["metrics"].items():
-                self._add(f"validation/{name}", value, evaluation["step"])
+    def write(self, news: News) -> None:
+        """Adds losses, gradient norms, learning rates and metrics; other news have no curve."""
+        match news:
+            case LossesRead():
+                for step in news.steps:
+                    self._add("train/loss", step.loss, step.step)
+                    self._add("train/grad_norm", step.grad_norm, step.step)
+                    self._add("train/learning_rate", step.learning_rate, step.step)
+            case Evaluated():
+                for name, value in news.evaluation.metrics.items():
+                    self._add(f"validation/{name}", value, news.evaluation.step)
         self._writer.flush()
 
     def _add(self, name: str, value: float | None, step: int) -> None:

@@ -1,7 +1,7 @@
-"""The interface every task implements: data by sample number, a model, an additive loss, and metrics.
+"""The interface of every task: data by sample number, a model, a loss that adds up, and metrics.
 
-A task knows nothing of ranks or batches sizes. The loop tells it which samples belong together;
-it answers with sums over them, never with means, so that any split of a batch gives the same total.
+A task knows nothing of ranks or batch sizes. The training loop names the samples that belong together, and the task
+answers with sums over them, never with means, so that any split of a batch gives the same total.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Split = Literal["train", "validation"]
 
 
 class TaskInputError(ValueError):
-    """Input a task cannot work with; the text names the offending value and a remedy."""
+    """A task cannot use its input; the message names the offending value and says what to do."""
 
 
 class TaskSettings(BaseModel):
@@ -31,7 +31,14 @@ class TaskSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     def fetched(self) -> tuple[str, ...]:
-        """The options whose values would be fetched from the network: a checkpoint's word is not enough for that."""
+        """Names the options whose values would be downloaded.
+
+        A checkpoint may come from a stranger. On resume, these options must therefore be given again on the command
+        line, and are not taken from the checkpoint.
+
+        Returns:
+            Names of fields; none by default.
+        """
         return ()
 
 
@@ -42,10 +49,10 @@ _LONGEST_LABEL = 30
 
 @dataclass(frozen=True)
 class Overview:
-    """What a task's data are, to be shown before anything is trained on them.
+    """A summary of a task's data, shown before the training begins.
 
     Attributes:
-        rows: A heading and a line of text each; an empty heading continues the row before.
+        rows: Pairs of a heading and a line of text; an empty heading continues the row above.
         warnings: What a user should know before the training takes its time, a sentence each.
     """
 
@@ -58,9 +65,9 @@ class Batch:
     """Samples made ready for one forward pass.
 
     Attributes:
-        tensors: What the model takes, first dimension the sample.
-        num_tokens: Real tokens among all samples.
-        num_positions: Token positions computed, padding included.
+        tensors: The model's inputs and the targets, by name; the first dimension of each is the sample.
+        num_tokens: How many tokens the samples have together, without padding.
+        num_positions: How many positions the model computes, padding included.
     """
 
     tensors: dict[str, torch.Tensor]
@@ -68,11 +75,25 @@ class Batch:
     num_positions: int
 
     def to(self, device: torch.device) -> Batch:
+        """Copies the batch to a device.
+
+        Args:
+            device: The device of the model. A copy from pinned memory to a GPU is asynchronous.
+
+        Returns:
+            A new batch; this one is unchanged.
+        """
         moved = {name: tensor.to(device, non_blocking=True) for name, tensor in self.tensors.items()}
         return Batch(moved, self.num_tokens, self.num_positions)
 
     def pin_memory(self) -> Batch:
-        """Called by torch's DataLoader when it feeds a GPU."""
+        """Copies the batch to page-locked memory; torch's DataLoader calls this when it feeds a GPU.
+
+        See "Memory Pinning" in https://docs.pytorch.org/docs/stable/data.html.
+
+        Returns:
+            A new batch; this one is unchanged.
+        """
         pinned = {name: tensor.pin_memory() for name, tensor in self.tensors.items()}
         return Batch(pinned, self.num_tokens, self.num_positions)
 
@@ -80,32 +101,39 @@ class Batch:
 class Task(ABC):
     """One training task.
 
-    Constructing it only stores the settings. `prepare` then validates the input and builds what
-    can be built once; the remaining methods need it to have returned.
+    The constructor only stores the settings. `prepare` then validates the input and builds what is built once; every
+    other method may rely on it.
 
-    With --dataloader-num-workers, the task and its attributes are pickled to each worker at the start of each epoch.
-    What is large, or consists of many tensors, should be left out by `__getstate__` and made again when it is missing,
-    or read from files: each tensor takes one of the at most 256 file descriptors that a worker can be sent.
+    With --dataloader-num-workers, the task and its attributes are pickled and sent to each worker at the start of each
+    epoch. `__getstate__` should leave out what is large or consists of many tensors, so that the worker makes it again
+    or reads it from files: each tensor takes one of the at most 256 file descriptors that a worker can be sent.
+
+    Args:
+        settings: An instance of the class's own `Settings`.
     """
 
     name: ClassVar[str]
+    """The name of the task in records and messages."""
+
     Settings: ClassVar[type[TaskSettings]]
+    """The options of the task."""
+
     metric_names: tuple[str, ...] = ()
-    """What `metrics` computes, so that another name is refused before any work; empty where that is not known.
-    Where it depends on the data, the class names all and `prepare` sets it to those that will be computed."""
+    """What `metrics` computes, so that any other name is refused before any work; empty if that is not known.
+    Where it depends on the data, the class names all metrics and `prepare` narrows them down."""
 
     model_files: ClassVar[tuple[str, ...]] = ("model.safetensors",)
-    """What `save` writes, as names or patterns, so that a user's file in its place is noticed before any work."""
+    """The files that `save` writes, as names or patterns: a user's file of such a name is noticed before any work."""
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings
 
     @abstractmethod
     def prepare(self) -> None:
-        """Reads and validates the input, building caches in one process at a time.
+        """Reads and validates the input, and fills the cache.
 
-        It runs in the launcher and again, then finding the cache, in every rank, always before a
-        process group exists: long work inside a group would run into its timeout.
+        The launcher calls it once. Then every rank calls it, and finds the cache. Both happen before a process group
+        exists: long work inside a group would run into its timeout.
 
         Raises:
             TaskInputError: The input cannot be used.
@@ -113,71 +141,148 @@ class Task(ABC):
 
     @abstractmethod
     def num_samples(self, split: Split) -> int:
-        """The number of samples; valid sample numbers are 0 to this, exclusive."""
+        """Counts the samples of a split.
+
+        Args:
+            split: "train" or "validation".
+
+        Returns:
+            A number n of at least 1; the samples are numbered from 0 to n - 1.
+        """
 
     @property
     @abstractmethod
     def default_learning_rate(self) -> float:
-        """The learning rate to use when none is asked for."""
+        """The learning rate that is used without --learning-rate."""
 
     @abstractmethod
     def build_model(self) -> nn.Module:
-        """Builds the model on the CPU, its random weights drawn from torch's default generator."""
+        """Builds the model on the CPU.
+
+        Returns:
+            A model whose random weights are drawn from torch's default generator, which the caller has seeded.
+        """
 
     @abstractmethod
     def collate(self, split: Split, sample_ids: Sequence[int]) -> Batch:
-        """Makes one batch of at least one sample."""
+        """Makes one batch.
+
+        Args:
+            split: The split that the samples belong to.
+            sample_ids: At least one sample number; the batch keeps their order.
+
+        Returns:
+            A batch on the CPU.
+        """
 
     def num_targets(self, split: Split, sample_ids: Sequence[int]) -> int:
-        """Counts the terms of the loss in these samples: what a mean over them divides by."""
+        """Counts the terms of the loss: the number that a mean over these samples divides by.
+
+        Args:
+            split: The split that the samples belong to.
+            sample_ids: At least one sample number.
+
+        Returns:
+            The number of samples, unless a task overrides this: where the loss is one over tokens, for example.
+        """
         return len(sample_ids)
 
     @abstractmethod
     def loss_sum(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """Returns the sum of the loss over the batch's targets, 0-d, at least float32.
+        """Computes the loss.
 
-        Functions of torch are to be called through their module (`nn.functional.cross_entropy`): mixed
-        precision that replaces functions there, as that of Apex does, misses a name imported before.
+        Call torch's functions through their module (`nn.functional.cross_entropy`). Mixed precision that replaces
+        functions in that module, as Apex's O1 does, misses a function imported by its own name.
+
+        Args:
+            model: The model, possibly inside a backend's wrapper.
+            batch: A batch on the model's device.
+
+        Returns:
+            The sum over the targets of the batch: a tensor without dimensions, in float32 or float64.
         """
 
     @abstractmethod
     def evaluation_rows(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """Returns what `metrics` needs to know of each sample, as float64 [batch, `num_evaluation_columns`]."""
+        """Computes what `metrics` needs to know of each sample.
+
+        Args:
+            model: The model in evaluation mode, without a backend's wrapper.
+            batch: A batch of B samples on the model's device.
+
+        Returns:
+            A float64 tensor [B, `num_evaluation_columns`].
+        """
 
     @property
     @abstractmethod
-    def num_evaluation_columns(self) -> int: ...
+    def num_evaluation_columns(self) -> int:
+        """The number of columns of `evaluation_rows`."""
 
     @abstractmethod
     def metrics(self, rows: torch.Tensor) -> dict[str, float | None]:
-        """Computes the metrics of a whole split from `rows` [samples, columns]; None where undefined."""
+        """Computes the metrics of a whole split.
+
+        Args:
+            rows: The rows of all N samples in their order: float64 [N, `num_evaluation_columns`].
+
+        Returns:
+            Each metric by its name; None for a metric that is not defined on these samples.
+        """
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """Facts about data and model for the run record: sizes, labels, balance.
+        """Collects facts about data and model for the record of the run: sizes, labels, balance.
 
-        Two of them are shown where there are metrics: `positive_label`, the class that CLASS_METRICS are about, and
-        `baseline`, of which `answer` says what a trivial model answers and `metrics` what that is worth.
+        Two of these facts are shown beside the metrics: `positive_label`, the class that CLASS_METRICS are about, and
+        `baseline`, a trivial model, whose `answer` says what it predicts and whose `metrics` say how good that is.
+
+        Returns:
+            Values that can be written as JSON.
         """
 
     def overview(self) -> Overview:
-        """Says what the data are; the launcher shows it before any rank starts."""
+        """Summarises the data; the launcher shows this before any rank starts.
+
+        Returns:
+            The number of samples in each split, unless a task overrides this.
+        """
         counts = [f"{self.num_samples(split):,} {split}" for split in get_args(Split)]
         return Overview(rows=(("samples", ", ".join(counts)),))
 
     @abstractmethod
     def save(self, model: nn.Module, directory: Path) -> None:
-        """Writes the trained model into an existing directory, in a format that others can load."""
+        """Writes the trained model in a format that other programs can load.
+
+        Args:
+            model: The model as `build_model` returned it, without a backend's wrapper.
+            directory: An existing directory; the files are those of `model_files`.
+        """
 
 
 def metric_title(name: str, positive_label: str | None) -> str:
-    """Names a metric for people, with the class that it is about."""
+    """Writes the name of a metric for people, with the class that it is about.
+
+    Args:
+        name: The metric's name.
+        positive_label: The positive class, if there is one.
+
+    Returns:
+        For example "f1 (positive: fraud)".
+    """
     if positive_label is None or name not in CLASS_METRICS:
         return name
     return f"{name} (positive: {shown_label(positive_label)})"
 
 
 def shown_label(label: str) -> str:
-    """Shows a label as it is, or in quotes where blanks or control characters would mislead; long ones are cut."""
+    """Writes a label for people.
+
+    Args:
+        label: Any text.
+
+    Returns:
+        The label, cut if it is long, and in quotes where white space or control characters would mislead.
+    """
     short = label if len(label) <= _LONGEST_LABEL else f"{label[: _LONGEST_LABEL - 3]}..."
     return short if short and short.isprintable() and short == short.strip() else repr(short)

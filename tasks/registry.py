@@ -1,4 +1,4 @@
-"""The table of tasks. A task of your own needs no row: name it as ``package.module:Class``."""
+"""The table of tasks. A task of your own needs no row: name it as `package.module:Class`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,16 @@ TASKS = {
 
 
 def load_task(name: str) -> type[Task]:
-    """Imports a task by its name in the table or as "module:Class".
+    """Imports a task's class.
+
+    Args:
+        name: A name of the table, or `package.module:Class`.
+
+    Returns:
+        The class, a subclass of `tasks.interface.Task`.
 
     Raises:
-        TaskInputError: There is no such task.
+        TaskInputError: There is no such task, or it cannot be imported.
     """
     path = TASKS.get(name, name)
     module_name, _, class_name = path.partition(":")
@@ -29,5 +35,5 @@ def load_task(name: str) -> type[Task]:
     except Exception as error:  # importing runs code that may raise anything
         raise TaskInputError(f"task {name!r} cannot be imported ({error}); is it on PYTHONPATH?") from error
     if not (isinstance(task, type) and issubclass(task, Task)):
-        raise TaskInputError(f"{name!r} is not a subclass of tasks.interface.Task")
+        raise TaskInputError(f"task {name!r} is not a subclass of tasks.interface.Task")
     return task

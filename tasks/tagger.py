@@ -1,4 +1,4 @@
-"""The model and the sentences of the token-tagging task; a launcher has no use for them, nor for torch."""
+"""The model and the sentences of the token-tagging task, apart from it because a launcher does without torch."""
 
 from __future__ import annotations
 
@@ -9,9 +9,15 @@ from tasks.token_tagging import NO_TARGET, NUM_TAGS
 
 
 class Tagger(nn.Module):
-    """Embeds tokens, mixes neighbours, and scores tags with the embedding's own weights.
+    """Embeds tokens, mixes each with its left neighbour, and scores tags with the embedding's own weights.
 
-    Maps token numbers [batch, length] to scores [batch, length, NUM_TAGS].
+    The tied weight follows Press and Wolf, "Using the Output Embedding to Improve Language Models"
+    (https://arxiv.org/abs/1608.05859): its gradient comes from two places in the graph.
+
+    Args:
+        dtype: The dtype of parameters and buffers.
+        dropout: The probability with which a hidden unit is dropped.
+        hidden_size: The width of embedding and hidden layer.
     """
 
     def __init__(self, *, dtype: torch.dtype, dropout: float, hidden_size: int) -> None:
@@ -22,12 +28,20 @@ class Tagger(nn.Module):
         self.output = nn.Linear(hidden_size, NUM_TAGS)
         self.output.weight = self.embedding.weight
         self.gain = nn.Parameter(0.5 + torch.rand(hidden_size), requires_grad=False)
-        # Drawn at random, so that ranks start with different ones; one of them is in no state_dict.
+        # Random buffers start out different on each rank; the second one is not part of the state_dict.
         self.register_buffer("marks", torch.randint(0, 1000, (3,)))
         self.register_buffer("hidden_marks", torch.rand(3), persistent=False)
         self.to(dtype)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Scores every tag for every token.
+
+        Args:
+            tokens: Token numbers, int64 [batch, length].
+
+        Returns:
+            Scores [batch, length, NUM_TAGS] in the model's dtype.
+        """
         embedded = self.embedding(tokens)
         left = nn.functional.pad(embedded, (0, 0, 1, 0))[:, :-1]
         hidden = self.dropout(torch.tanh(self.mixer(torch.cat([embedded, left], dim=-1))))
@@ -36,7 +50,16 @@ class Tagger(nn.Module):
 
 
 def sentences(num_samples: int, *, seed: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Draws (tokens, tags) pairs; early sentences are long and use few tags, late ones are short."""
+    """Draws sentences: the first half are long and use two of the tags, the second half are short and use all.
+
+    Args:
+        num_samples: How many sentences to draw.
+        seed: Sentences of equal seeds are equal.
+
+    Returns:
+        For each sentence its tokens and their tags, int64 [length] each; the tag of a token without a target is
+        NO_TARGET.
+    """
     generator = torch.Generator().manual_seed(seed)
     drawn = []
     for index in range(num_samples):
@@ -44,7 +67,7 @@ def sentences(num_samples: int, *, seed: int) -> list[tuple[torch.Tensor, torch.
         length = int(torch.randint(8 if early else 1, 13 if early else 4, (1,), generator=generator))
         tokens = torch.randint(0, 2 if early else NUM_TAGS, (length,), generator=generator)
         tags = (tokens + torch.roll(tokens, 1)) % NUM_TAGS
-        # Every third token has no target, but the first always has: no sentence is without one.
+        # Every third token has no target. The first token always has one, so that no sentence is without a target.
         tags[2::3] = NO_TARGET
         drawn.append((tokens, tags))
     return drawn

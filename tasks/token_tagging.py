@@ -1,9 +1,8 @@
 """A tiny task for proofs, in float64: tag every token of synthetic sentences.
 
-It is small enough to be compared with a reference to the last digits, and awkward on purpose:
-sentence lengths differ by a factor of twelve, some tokens carry no target, labels are spread
-unevenly over the sample numbers, the embedding is tied to the output layer, and a weight is frozen.
-A mean of means, wherever one hides, gives another gradient here.
+It is small enough to be compared with a reference to the last digits, and awkward on purpose: sentence lengths differ
+by a factor of twelve, some tokens have no target, tags are spread unevenly over the sample numbers, the embedding is
+tied to the output layer, and one weight is frozen. A mean of means, wherever one hides, changes the gradient here.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 NUM_TAGS = 7
+# The default ignore_index of cross_entropy (https://docs.pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html).
 NO_TARGET = -100
 
 
@@ -36,7 +36,7 @@ class TokenTaggingSettings(TaskSettings):
 
 
 class TokenTagging(Task):
-    """Tags tokens in float64, with a loss over tokens and not over samples."""
+    """Tags tokens; its loss is a sum over tokens, not over samples."""
 
     name = "token-tagging"
     Settings = TokenTaggingSettings
@@ -44,7 +44,7 @@ class TokenTagging(Task):
     metric_names = ("loss", "accuracy", "macro_f1")
 
     def prepare(self) -> None:
-        """Nothing to read: the sentences are drawn by whoever needs more than their number."""
+        """Does nothing: the sentences are drawn when they are first needed."""
 
     @functools.cached_property
     def _samples(self) -> dict[str, list[tuple[torch.Tensor, torch.Tensor]]]:
@@ -56,17 +56,20 @@ class TokenTagging(Task):
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves out the samples, which a worker draws again: each tensor sent to it would take a file descriptor."""
+        """Leaves out the samples, which a worker draws again; each tensor sent to it would take a file descriptor."""
         return {name: value for name, value in self.__dict__.items() if name != "_samples"}
 
     def num_samples(self, split: Split) -> int:
+        """Counts the sentences of a split."""
         return self.settings.num_train_samples if split == "train" else self.settings.num_validation_samples
 
     @property
     def default_learning_rate(self) -> float:
+        """Large, since the task is tiny."""
         return 0.1
 
     def build_model(self) -> nn.Module:
+        """Builds a `Tagger`."""
         import torch
 
         from tasks.tagger import Tagger
@@ -75,6 +78,7 @@ class TokenTagging(Task):
         return Tagger(dtype=getattr(torch, settings.dtype), dropout=settings.dropout, hidden_size=settings.hidden_size)
 
     def collate(self, split: Split, sample_ids: Sequence[int]) -> Batch:
+        """Pads `tokens` with 0 and `tags` with NO_TARGET, int64 [B, L] each, L being the longest of the B sentences."""
         from torch.nn.utils.rnn import pad_sequence
 
         chosen = [self._samples[split][int(sample_id)] for sample_id in sample_ids]
@@ -83,22 +87,25 @@ class TokenTagging(Task):
         return Batch({"tokens": tokens, "tags": tags}, sum(len(tokens) for tokens, _ in chosen), tokens.numel())
 
     def num_targets(self, split: Split, sample_ids: Sequence[int]) -> int:
+        """Counts the tokens that have a target."""
         return sum(int((self._samples[split][int(i)][1] != NO_TARGET).sum()) for i in sample_ids)
 
     def loss_sum(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        """Sums the cross-entropy over the tokens that have a target."""
         from torch import nn
 
         scores = model(batch.tensors["tokens"])
         return nn.functional.cross_entropy(scores.flatten(0, 1), batch.tensors["tags"].flatten(), reduction="sum")
 
     def evaluation_rows(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        """Gives for each sentence its loss, then, for each tag, how many tokens have it, are given it, and both."""
         import torch
         from torch import nn
 
         tags = batch.tensors["tags"]
         scores = model(batch.tensors["tokens"])
         losses = nn.functional.cross_entropy(scores.transpose(1, 2), tags, reduction="none").sum(dim=1)
-        # Counted for each tag: targets, predictions among the targets, hits.
+        # For each tag: the targets, the predictions where there is a target, and the hits.
         is_target = (tags != NO_TARGET)[..., None]
         wanted = (tags[..., None] == torch.arange(NUM_TAGS, device=tags.device)) & is_target
         predicted = (scores.argmax(dim=-1)[..., None] == torch.arange(NUM_TAGS, device=tags.device)) & is_target
@@ -107,10 +114,15 @@ class TokenTagging(Task):
 
     @property
     def num_evaluation_columns(self) -> int:
+        """One for the loss, and three for each tag."""
         return 1 + 3 * NUM_TAGS
 
     def metrics(self, rows: torch.Tensor) -> dict[str, float | None]:
-        """Loss and accuracy add up over samples; macro F1, over the tags that occur, does not."""
+        """Computes loss and accuracy per target, and the mean of the F1 scores of the tags that occur.
+
+        For each tag, F1 is 2 TP / (2 TP + FP + FN), which is twice the hits over targets plus predictions; the
+        macro F1 is the mean of these scores, "averaged F1" in https://arxiv.org/abs/1911.03347.
+        """
         import torch
 
         loss, *counts = rows.sum(dim=0)
@@ -123,12 +135,14 @@ class TokenTagging(Task):
         }
 
     def describe(self) -> dict[str, Any]:
+        """Gives the number of sentences."""
         return {
             "num_train_samples": self.num_samples("train"),
             "num_validation_samples": self.num_samples("validation"),
         }
 
     def save(self, model: nn.Module, directory: Path) -> None:
+        """Writes the weights as safetensors."""
         from safetensors.torch import save_model
 
         save_model(model, str(directory / "model.safetensors"))

@@ -16,7 +16,7 @@ from watch.rank_files import reporting
 
 def main(directory: Path) -> None:
     """Says that it enters the first case that is left, and fails."""
-    with reporting(directory) as rank:
+    with reporting(directory, None) as rank:
         (case, *_) = json.loads((directory / "group.json").read_text())["cases"] or ["shutdown"]
         is_sound = len(list(directory.parent.glob("start-*"))) <= int(os.environ["LOCKSTEP_TEST_SOUND_STARTS"])
         with (directory / f"rank{rank}.phases").open("a") as phases:

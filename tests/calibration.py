@@ -13,10 +13,10 @@ import sys
 import time
 from pathlib import Path
 
-from compare.race.run import RaceDirectory
+from compare.race.directory import RaceDirectory
+from compare.report.reading import read_run
 from compare.report.words import machine_of, software_of
-from launch.engines import PROJECT_DIRECTORY
-from records.record import read_record
+from launch.engines.interface import PROJECT_DIRECTORY
 from records.throughput import training_seconds
 
 ENTRANTS = {"ddp": "ddp", "same": "tests.variants_of_ddp:SameDDP", "slowed": "tests.variants_of_ddp:SlowedDDP"}
@@ -36,11 +36,11 @@ def main(directory: Path) -> int:
     seconds: dict[str, dict[int, float]] = {name: {} for name in ENTRANTS}
     names = {backend: name for name, backend in ENTRANTS.items()}
     for path in RaceDirectory(directory).records():
-        record = read_record(path)
-        context = record.config["race"]
-        if context["purpose"] == "timed":
-            last = record
-            seconds[names[record.config["backend"]]][context["block"]] = training_seconds(record) / len(record.steps)
+        run = read_run(path)
+        if run.race is not None and run.purpose == "timed":
+            last = run.record
+            step_seconds = training_seconds(last) / len(last.steps)
+            seconds[names[last.config.backend]][run.race.block] = step_seconds
     found = {
         "command": " ".join(command),
         "machine": machine_of(last),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.engines import PROJECT_DIRECTORY
+from launch.engines.interface import PROJECT_DIRECTORY
 from tests import launching
 from tests.forked.client import SESSION_VARIABLE, session
 
@@ -71,8 +71,9 @@ def hidden_gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 # Files that take long: begun last, one of them would keep one worker busy while the other has nothing left to do.
 _FIRST = (
-    *("test_contract", "test_contract_jobs", "test_mutants", "test_resume", "test_lifetimes", "test_watchdog"),
-    *("test_nodes", "test_race", "test_processors", "test_parity", "test_failures", "test_campaign", "test_main_job"),
+    *("test_contract", "test_contract_jobs", "test_mutants", "test_resume", "test_stopping", "test_lifetimes"),
+    *("test_watchdog", "test_nodes", "test_race", "test_processors", "test_parity", "test_failures", "test_campaign"),
+    "test_main_job",
 )
 
 

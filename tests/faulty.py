@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from launch.engines.environment import rank_of_process
 from tasks.interface import Batch, Split
 from tasks.token_tagging import TokenTagging, TokenTaggingSettings
-from watch.rank_files import rank_from_environment
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +32,7 @@ class SlowTask(TokenTagging):
     settings: SlowSettings
 
     def collate(self, split: Split, sample_ids: Sequence[int]) -> Batch:
-        if split == "train" and self.settings.slow_rank in (-1, rank_from_environment(os.environ)):
+        if split == "train" and self.settings.slow_rank in (-1, rank_of_process()):
             time.sleep(self.settings.seconds)
         return super().collate(split, sample_ids)
 
@@ -71,7 +71,7 @@ class DyingTask(TokenTagging):
 
     def collate(self, split: Split, sample_ids: Sequence[int]) -> Batch:
         self._num_batches += split == "train"
-        if self._num_batches == 5 and rank_from_environment(os.environ) == 1:
+        if self._num_batches == 5 and rank_of_process() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().collate(split, sample_ids)
 
@@ -91,7 +91,7 @@ class HangingTask(TokenTagging):
     _num_batches = 0
 
     def collate(self, split: Split, sample_ids: Sequence[int]) -> Batch:
-        if split == self.settings.faulty_split and rank_from_environment(os.environ) == self.settings.faulty_rank:
+        if split == self.settings.faulty_split and rank_of_process() == self.settings.faulty_rank:
             self._num_batches += 1
             if self._num_batches == self.settings.faulty_batch:
                 self._hang()

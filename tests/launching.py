@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from backends.registry import BACKENDS, find_backend
-from launch.engines import PROJECT_DIRECTORY
+from launch.engines.interface import PROJECT_DIRECTORY
 from records.config import RunConfig
 from tests.forked.client import SESSION_VARIABLE, ForkedJob
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
-from pathlib import Path
 
 from backends.interface import Backend
 from contract.cases import BY_NAME
@@ -22,4 +21,4 @@ def run_mutants(backend: Backend, names: list[str], scenery: Scenery, phases: Ph
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), run_mutants)
+    main(sys.argv[1:], run_mutants)

@@ -20,7 +20,7 @@ from contract.cases import BITS
 from contract.check import Evidence, State
 from contract.options import ContractOptions
 from contract.suite import Suite
-from tests.forked.client import forked_command, session
+from tests.forked.client import forked_job, session
 from tests.launching import DISTRIBUTED, train
 
 # Equal bits with a simulation, with a repetition and with a resumed training, and half precision.
@@ -44,7 +44,7 @@ def main() -> int:
     finals: dict[str, dict[str, torch.Tensor]] = {}
     with tempfile.TemporaryDirectory(prefix="lockstep-processors-") as directory, session():
         for number, adapter in enumerate(options.adapters):
-            suite = Suite(adapter, Path(directory) / str(number), asked, command=forked_command)
+            suite = Suite(adapter, Path(directory) / str(number), asked, compose=forked_job)
             results = list(suite.results())
             failed = [result for result in results if result.state is State.FAILED]
             failures += len(failed)

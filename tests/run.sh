@@ -9,7 +9,8 @@ if [[ ${1:-} == --all ]]; then
   shift
   tests='not campaign'
 fi
-set_up single ddp horovod accelerate compare tracking test
+mapfile -t backends < <(backend_names)
+set_up "${backends[@]}" compare tracking test
 cd "$root"
 # A file's tests stay together: they share what takes long to make. They wait more than they compute.
 exec "$environment/bin/python" -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder -m "$tests" "$@"

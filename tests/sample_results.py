@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from compare.report.results import (
+from compare.results import (
     Breakdown,
     CollectiveFit,
     CollectivePoint,

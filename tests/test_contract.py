@@ -15,15 +15,17 @@ from typing import Any
 import pytest
 import torch
 
+from backends.interface import Signs
 from backends.registry import find_backend
 from contract.cases import BITS, STATE, STATE_FP16, Case
 from contract.check import Evidence, State, all_checks
-from contract.groups import Command, Group, GroupKey, run_group
+from contract.groups import Compose, Group, GroupKey, run_group
 from contract.options import ContractOptions
 from contract.suite import Instance, Suite, summarise
-from launch.engines import Ranks, engine_command
+from launch.engines.interface import Engine, Ranks
+from launch.job import Job, compose_job
 from tests.by_hand import ByHandBackend
-from tests.forked.client import forked_command, launched_command
+from tests.forked.client import forked_job, launched_job
 from tests.launching import DISTRIBUTED, require_backend, train
 
 BY_HAND = "tests.by_hand:ByHandBackend"
@@ -60,24 +62,24 @@ def suites(tmp_path_factory: pytest.TempPathFactory) -> Suites:
         require_backend(adapter)
         if adapter not in made:
             directory = tmp_path_factory.mktemp("contract")
-            made[adapter] = Suite(adapter, directory, ContractOptions(check=GROUP_CHECKS), command=_launched_once())
+            made[adapter] = Suite(adapter, directory, ContractOptions(check=GROUP_CHECKS), compose=_launched_once())
         return made[adapter]
 
     return suite
 
 
-def _launched_once() -> Command:
+def _launched_once() -> Compose:
     """The first group of each size has the backend's own launcher; with two ranks, it starts new processes."""
     launched: set[int] = set()
 
-    def command(start_method: str, ranks: Ranks) -> list[str]:
+    def compose(engine: Engine, ranks: Ranks, run_directory: Path, signs: Signs) -> Job:
         if ranks.num_processes > 1 and ranks.num_processes not in launched:
             launched.add(ranks.num_processes)
-            compose = engine_command if ranks.num_processes == 2 else launched_command
-            return compose(start_method, ranks)
-        return forked_command(start_method, ranks)
+            launch = compose_job if ranks.num_processes == 2 else launched_job
+            return launch(engine, ranks, run_directory, signs)
+        return forked_job(engine, ranks, run_directory, signs)
 
-    return command
+    return compose
 
 
 @pytest.mark.parametrize(("adapter", "instance"), instances(GROUP_CHECKS))
@@ -133,7 +135,7 @@ def test_state_saved_under_one_backend_goes_on_under_another(
         tmp_path / "group",
         # In place of the state of one process, that of the other backend.
         single_states={case.name: tmp_path / "state.pt"},
-        command=forked_command,
+        compose=forked_job,
     )
     outcomes = run_group(group, [case])
     outcome = outcomes[case.name]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,8 @@ from contract.check import Evidence, State, Violation, all_checks
 from contract.groups import Breakdown, Group, GroupKey, Outcome, run_group
 from contract.options import ContractOptions
 from contract.suite import Instance, Result, Suite, Verdict, summarise
+from launch.engines.python import Python
+from launch.job import compose_job
 from tests.by_hand import ByHandBackend
 
 BY_HAND = "tests.by_hand:ByHandBackend"
@@ -31,7 +32,7 @@ def _broken(directory: Path) -> tuple[dict[str, Outcome], int]:
         GroupKey(1, "fp32", find_unused_parameters=False),
         directory,
         module="tests.breaking_rank",
-        command=lambda start_method, ranks: [sys.executable, "-m", *ranks.module],
+        compose=lambda engine, *rest: compose_job(Python(), *rest),
     )
     outcomes = run_group(group, cases)
     assert list(outcomes) == [case.name for case in cases]
@@ -117,7 +118,8 @@ def test_ranks_that_would_want_more_gpus_are_unavailable(tmp_path: Path, monkeyp
         monkeypatch.setattr(f"contract.{module}.count_gpus", lambda: 1)
     options = ContractOptions(device="cuda", num_processes=[2], precision=["fp32"], check=["C16"])
     suite = Suite("ddp", tmp_path, options)
-    suite.row = replace(suite.row, capabilities=replace(suite.row.capabilities, ranks_may_share_gpu=False))
+    capabilities = replace(suite.row.capabilities, ranks_may_share_gpu=False)
+    suite.row = replace(suite.row, declare=lambda: capabilities)
     result = suite.judge(suite.instances[0])
     assert result.state is State.UNAVAILABLE
     assert result.reason == "ddp needs one GPU for each of 2 ranks, but 1 are visible"

@@ -16,9 +16,9 @@ import pytest
 from safetensors.torch import load_file
 
 from contract.patience import stretched
-from launch.cli import train as train_from_command_line
-from launch.engines import PROJECT_DIRECTORY
+from launch.engines.interface import PROJECT_DIRECTORY
 from launch.errors import UsageError
+from launch.train_command import train as train_from_command_line
 from tests.launching import (
     DISTRIBUTED,
     LOCKSTEP,
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.launchers
 FAULTS = {
     "raises": "ArithmeticError: the planted error",
     "exits": "SystemExit: 3",
-    "is-killed": "ended without a word",
+    "is-killed": "ended without a message",
     "hangs": "stuck: rank 0 waited for it in vain",
 }
 TINY = ("--task", "contract.awkward_tasks:FaultyTask", "--num-processes", "2", "--max-steps", "50", "--timeout", "5")
@@ -93,7 +93,7 @@ def test_other_start_methods_end_too(tmp_path: Path, start_method: tuple[str, st
     run = tmp_path / "run"
     done = lockstep(backend, *TINY, "--fault", "is-killed", "--start-method", method, "--output-dir", run)
     assert done.returncode == 1
-    assert re.search(r"rank 1 \(\S+, step 5, data\): ended without a word", done.stderr)
+    assert re.search(r"rank 1 \(\S+, step 5, data\): ended without a message", done.stderr)
     assert not processes_of(run)
 
 
@@ -141,8 +141,6 @@ def test_a_failed_run_keeps_the_steps_it_took(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("variable", "text"),
     [
-        ("LOCKSTEP_RACE", "yes"),
-        ("LOCKSTEP_RACE", '{"race": 7}'),
         ("LOCKSTEP_STARTED_AT", "yesterday"),
         ("LOCKSTEP_STARTED_AT", "nan"),
         ("LOCKSTEP_STARTED_AT", "-1"),
@@ -205,7 +203,7 @@ def test_a_launcher_of_another_library_is_noticed(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     environment = {**os.environ, "PYTHONPATH": str(PROJECT_DIRECTORY)}
     done = subprocess.run(
-        [*command, "-m", "training.rank", str(run)], env=environment, capture_output=True, timeout=180
+        [*command, "-m", "training.rank", str(run), "RANK"], env=environment, capture_output=True, timeout=180
     )
     assert done.returncode != 0
     errors = [json.loads(path.read_text())["message"] for path in run.glob("logs/*.error.json")]

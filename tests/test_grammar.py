@@ -7,8 +7,7 @@ import json
 
 import torch
 
-from tasks.text.grammar import LABELS, MAX_WORDS, MIN_WORDS, generate
-from tasks.text.sources import embedded_tables
+from tasks.text.grammar import LABELS, MAX_WORDS, MIN_WORDS, embedded_tables, generate
 
 
 def test_it_is_the_same_everywhere() -> None:

@@ -16,10 +16,12 @@ import pytest
 
 from launch.cli import main
 from launch.display import RunDisplay, console
-from launch.engines import PROJECT_DIRECTORY
+from launch.engines.interface import PROJECT_DIRECTORY
 from launch.options import read_option_file
-from launch.supervisor import Interrupted, signals_raised
+from launch.signals import Interrupted, signals_raised
+from records.news import Evaluated, EvaluationBegan, StepEnded
 from records.progress import ProgressLog
+from records.record import EvaluationRecord
 from tests.launching import run_config
 
 pytestmark = pytest.mark.slow
@@ -72,7 +74,7 @@ def test_a_signal_during_preparation_is_told_in_a_line(
                 raise
             raise disguise("a library could not be loaded") from error
 
-    monkeypatch.setattr("launch.cli.find_backend", prepare)
+    monkeypatch.setattr("launch.train_command.find_backend", prepare)
     monkeypatch.setattr(sys, "argv", ["lockstep", "ddp"])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -164,7 +166,7 @@ def test_every_command_has_help(capfd: pytest.CaptureFixture[str], monkeypatch: 
 
 def test_help_needs_no_extra(tmp_path: Path) -> None:
     """Without what only some extras bring."""
-    hidden = "('scipy', 'plotly', 'psutil', 'jinja2', 'accelerate', 'horovod')"
+    hidden = "('scipy', 'psutil', 'jinja2', 'accelerate', 'horovod')"
     (tmp_path / "sitecustomize.py").write_text(
         "from importlib.machinery import PathFinder\nfind = PathFinder.find_spec\n"
         f"PathFinder.find_spec = classmethod(lambda c, name, *r: None if name in {hidden} else find(name, *r))\n"
@@ -220,13 +222,13 @@ def test_the_display_says_when_it_evaluates(tmp_path: Path, monkeypatch: pytest.
     terminal = screen.getvalue
     log = ProgressLog(tmp_path, rank=0)
     with RunDisplay(run_config("single", 1, tmp_path, micro_batch_size=32), console()) as display:
-        log.write("step", step=5, num_steps=10, loss=1.0)
+        log.write(StepEnded(step=5, num_steps=10, loss=1.0))
         display.refresh()
         assert "training" in terminal()
         assert "evaluating" not in terminal()
-        log.write("evaluating", step=5, num_steps=10)
+        log.write(EvaluationBegan(step=5, num_steps=10))
         display.refresh()
         assert "evaluating" in terminal()
-        log.write("evaluation", evaluation={"epoch": 0, "step": 5, "metrics": {"accuracy": 0.5}})
+        log.write(Evaluated(evaluation=EvaluationRecord(step=5, epoch=0, seconds=1.0, metrics={"accuracy": 0.5})))
         display.refresh()
         assert terminal().rindex("training") > terminal().rindex("evaluating")

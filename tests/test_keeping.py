@@ -16,6 +16,7 @@ import torch
 from launch.errors import UsageError
 from launch.run_directory import refuse_collisions
 from records.checkpoint import Checkpoint, CheckpointState, list_checkpoints
+from records.news import SaveFailed
 from records.notice import give_notice, prepare_notice, read_notice
 from records.progress import ProgressLog
 from records.run_files import files_of_run, model_files, note_model_files, other_files, remove_run
@@ -231,12 +232,12 @@ def test_no_training_begins_without_room_for_its_model(tmp_path: Path) -> None:
 
 
 def test_the_record_of_a_failed_run_has_its_warnings_and_failed_saves(tmp_path: Path) -> None:
-    from launch.cli import _record_end
+    from launch.unfinished import record_end
 
     progress = ProgressLog(tmp_path, rank=0)
     progress.warn("beware")
-    progress.write("save-failed", step=4, why="full")
-    _record_end(run_config("ddp", 2, tmp_path, micro_batch_size=4), "failed", "why")
+    progress.write(SaveFailed(step=4, why="full"))
+    record_end(run_config("ddp", 2, tmp_path, micro_batch_size=4), "failed", "why")
     record = json.loads((tmp_path / "record.json").read_text())
     assert (record["failed_saves"], record["warnings"]) == ([4], ["beware"])
 

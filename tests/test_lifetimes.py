@@ -12,8 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from backends.interface import TORCH_SIGNS
 from contract.patience import stretched
 from launch.guardian import guarded
+from launch.job import Job
 from launch.supervisor import run_job
 from tests.launching import (
     DISTRIBUTED,
@@ -93,7 +95,7 @@ def test_nothing_outlives_whoever_is_killed(tmp_path: Path, backend: str, method
             assert message.startswith(f"lockstep: {backend} failed: the launcher ({name}) was killed (SIGKILL)\n")
         elif victim == "rank":
             assert f"lockstep: {backend} failed: rank 1 (" in message
-            assert "ended without a word" in message
+            assert "ended without a message" in message
 
 
 GUARDED = """
@@ -133,14 +135,15 @@ def test_a_guardian_holds_nothing_and_disturbs_nobody(tmp_path: Path) -> None:
 def _failure_of(run: Path, *scripts: str, num_processes: int) -> str:
     """How a job fails whose engine is the first script, with the others and the run's directory as arguments."""
     (run / "logs").mkdir()
-    failure = run_job(
-        [sys.executable, "-c", *scripts, str(run)],
+    job = Job(
+        command=[sys.executable, "-c", *scripts, str(run)],
         environment=os.environ,
-        working_directory=Path(__file__).parent.parent,
         run_directory=run,
         num_processes=num_processes,
-        on_poll=lambda: None,
+        launcher=None,
+        signs=TORCH_SIGNS,
     )
+    failure = run_job(job, on_poll=lambda: None)
     assert failure is not None
     return str(failure)
 
@@ -149,7 +152,7 @@ def test_a_rank_that_crashes_says_how(tmp_path: Path) -> None:
     """A page of shared memory that the system cannot provide is a SIGBUS: the full /dev/shm is named."""
     script = (
         "import os, signal, sys; from pathlib import Path; from watch.rank_files import reporting\n"
-        "with reporting(Path(sys.argv[1])): os.kill(os.getpid(), signal.SIGBUS)\n"
+        "with reporting(Path(sys.argv[1]), None): os.kill(os.getpid(), signal.SIGBUS)\n"
     )
     failure = _failure_of(tmp_path, script, num_processes=1)
     assert failure.startswith("rank 0: crashed (Bus error); /dev/shm has ")
@@ -161,7 +164,7 @@ def test_a_rank_that_we_end_is_not_the_one_to_name(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("launch.supervisor._SECONDS_TO_TERMINATE", 0.5)
     rank = (
         "import os, signal, sys, time; from pathlib import Path; from watch.rank_files import reporting\n"
-        "with reporting(Path(sys.argv[1])) as rank:\n"
+        "with reporting(Path(sys.argv[1]), 'RANK') as rank:\n"
         "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "    time.sleep(600 if rank == 0 else 1)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -173,7 +176,7 @@ def test_a_rank_that_we_end_is_not_the_one_to_name(tmp_path: Path, monkeypatch: 
         "for rank in ranks: rank.wait()\n"
     )
     failure = _failure_of(tmp_path, engine, rank, num_processes=2)
-    assert failure.startswith("rank 1: ended without a word")
+    assert failure.startswith("rank 1: ended without a message")
 
 
 def _with_little_shared_memory(size: str, *command: str) -> subprocess.CompletedProcess[str]:

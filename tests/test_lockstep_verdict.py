@@ -81,7 +81,7 @@ def _record(
     evaluation = {"step": NUM_STEPS, "epoch": 0, "seconds": 1.0, "metrics": {"accuracy": accuracy}}
     return RunRecord.model_validate(
         {
-            **{"status": "completed", "error": None, "config": config.model_dump(mode="json"), "task": {}},
+            **{"status": "completed", "error": None, "config": config, "task": {}},
             **{"gradient_accumulation_steps": 1, "environment": describe_environment(with_torch=False).model_dump()},
             **{"seconds_to_first_step": 1.0, "seconds": 9.0, "steps": steps, "evaluations": [evaluation]},
             **{"quality": {"accuracy": accuracy}, "ranks": [rank]},
@@ -182,7 +182,7 @@ def test_with_dropout_another_split_cannot_be_judged_by_losses() -> None:
     ours, theirs = _record(_trajectory(1e-6, seed=2)), _record(_trajectory())
     ours.task["dropout"] = theirs.task["dropout"] = 0.1
     assert losses_parity(ours, theirs).verdict == "rounding"
-    theirs.config["num_processes"] = 1
+    theirs.config.num_processes = 1
     assert losses_parity(ours, theirs).verdict == "unknown"
 
 

@@ -18,7 +18,7 @@ from contract.check import Evidence, State, Violation, all_checks
 from contract.groups import Breakdown, Group, GroupKey, Outcome, run_group
 from contract.options import ContractOptions
 from contract.suite import Result, Suite
-from tests.forked.client import forked_command
+from tests.forked.client import forked_job
 from tests.launching import DISTRIBUTED, require_backend
 from tests.mutants import MUTANTS, Mutant
 from tests.mutants.adapters import ADAPTERS
@@ -92,7 +92,7 @@ def _outcomes(
             directory / "group",
             single_states=files,
             module="tests.mutant_rank",
-            command=forked_command,
+            compose=forked_job,
         )
         groups[adapter, key] = run_group(group, cases)
     return groups[adapter, key]
@@ -131,7 +131,7 @@ def test_a_mutant_is_caught_by_its_check(
 
 def _results(adapter: str, directory: Path, check_id: str) -> list[Result]:
     options = ContractOptions(num_processes=[2, 1], precision=["fp32"], check=[check_id])
-    suite = Suite(adapter, directory, options, command=forked_command)
+    suite = Suite(adapter, directory, options, compose=forked_job)
     # A job takes long, and each of them shows the fault.
     instances = suite.instances[:1] if suite.instances[0].case.is_job else suite.instances
     return [suite.judge(instance) for instance in instances]

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from tests.launching import run_config
-from training.loop import build_optimizer
-from training.plan import Plan, evaluation_batches, random_seed
-from training.schedule import learning_rate_factor
+from training.optimizer import build_optimizer, learning_rate_factor
+from training.plan import Plan, evaluation_batches
+from training.seeds import random_seed
 
 SIZES = list(product((1, 7, 16, 23, 64), (1, 2, 4), (1, 2)))
 

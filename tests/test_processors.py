@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from launch.engines import PROJECT_DIRECTORY
+from launch.engines.interface import PROJECT_DIRECTORY
 from tests.launching import DISTRIBUTED, require_backend
 from tests.processors import ADAPTERS
 

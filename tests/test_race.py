@@ -13,15 +13,18 @@ from typing import Any
 
 import pytest
 
-from compare.race.plan import Entrant, RaceOptions, draw_plan
-from compare.race.run import RaceDirectory, RacePlan
-from compare.report.results import Results
-from launch.engines import PROJECT_DIRECTORY
+from compare.race.directory import RaceDirectory
+from compare.race.options import RaceOptions
+from compare.race.plan import Entrant, PlannedRun, RacePlan, draw_plan
+from compare.report.reading import read_inputs, read_run
+from compare.report.runs import RaceFacts, race_file
+from compare.results import Results
+from launch.engines.interface import PROJECT_DIRECTORY
 from launch.errors import UsageError
 from launch.run_directory import locked
-from records.config import RaceContext
-from records.record import read_record
-from tests.launching import LOCKSTEP, lockstep, require_backend, wait_until
+from records.environment import describe_environment
+from records.record import RunRecord, read_record, write_record
+from tests.launching import LOCKSTEP, lockstep, require_backend, run_config, wait_until
 from tests.test_lifetimes import wait_until_gone
 
 STRAYING, FAILING = "tests.variants_of_ddp:StrayingDDP", "tests.variants_of_ddp:FailingDDP"
@@ -117,9 +120,11 @@ def test_a_step_is_broken_down(results: Results) -> None:
 @pytest.mark.slow
 def test_blocks_hold_every_entrant_once_in_an_order_of_their_own(race: Path) -> None:
     blocks: dict[int, list[tuple[int, str]]] = {}
-    for path in (race / "records").glob("timed-*.json"):
-        config = read_record(path).config
-        blocks.setdefault(config["race"]["block"], []).append((config["race"]["position"], config["backend"]))
+    for path in RaceDirectory(race).records():
+        run = read_run(path)
+        assert run.race is not None
+        if run.purpose == "timed" and run.is_usable:
+            blocks.setdefault(run.race.block, []).append((run.race.position, run.record.config.backend))
     assert sorted(blocks) == [1, 2, 3]
     orders = [tuple(name for _, name in sorted(runs)) for runs in blocks.values()]
     assert len({frozenset(order) for order in orders}) == 1
@@ -132,13 +137,14 @@ def test_the_same_command_goes_on_and_another_is_refused(race: Path) -> None:
     gone = [path for path in records if "ddp-2x" in path.name and path.name.startswith("timed-002")][:1]
     before = {path: path.stat().st_mtime_ns for path in records if path not in gone}
     gone[0].unlink()
+    gone += [race_file(gone[0])]
     other = lockstep("compare", *RACE, "--order-seed", "1", "--output-dir", race)
     assert other.returncode == 2
     assert "holds another race" in other.stderr
     again = lockstep("compare", *RACE, "--output-dir", race)
     assert again.returncode == 0, again.stderr
-    assert "going on after" in again.stdout
-    assert gone[0].exists()
+    assert "resuming the race" in again.stdout
+    assert all(path.exists() for path in gone)
     assert all(path.stat().st_mtime_ns == time for path, time in before.items())
 
 
@@ -155,7 +161,8 @@ def test_an_interrupted_race_ends_at_once_and_says_how_to_go_on(tmp_path: Path) 
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=180)
     assert process.returncode == 128 + signal.SIGTERM
-    assert "finished runs are kept, go on with: launch/run.sh compare" in errors
+    assert "finished runs are kept, resume with: launch/run.sh compare" in errors
+    assert f"--output-dir {directory}" in errors
     assert list(directory.glob("records/*.json"))
     assert not (directory / "running").exists()
     assert not (directory / "results.json").exists()
@@ -172,7 +179,7 @@ def test_a_killed_race_leaves_nothing_to_its_resume(tmp_path: Path) -> None:
     while not list(directory.glob("running/*/logs/rank1.pid")) and time.monotonic() < deadline:
         time.sleep(0.02)
     (orphan,) = directory.glob("running/*")
-    finished = set(directory.glob("records/*.json"))
+    finished = set(RaceDirectory(directory).records())
     first.kill()
     first.wait()
     killed_at = time.time()
@@ -180,19 +187,19 @@ def test_a_killed_race_leaves_nothing_to_its_resume(tmp_path: Path) -> None:
     wait_until_gone(orphan)
     _, errors = second.communicate(timeout=200)
     assert second.returncode == 0, errors
-    records = [read_record(path) for path in set(directory.glob("records/*.json")) - finished]
+    records = [read_record(path) for path in set(RaceDirectory(directory).records()) - finished]
     plan = RacePlan.model_validate_json((directory / "plan.json").read_bytes())
     assert 0 < len(records) == len(plan.runs()) - len(finished)
-    assert all(record.config["started_at"] > killed_at for record in records)
-    attempts = {record.config["race"]["attempt"] for record in records}
-    assert len(attempts) == len(records)
-    assert orphan.name not in attempts
+    assert all(record.config.started_at > killed_at for record in records)
+    directories = {record.config.output_dir for record in records}
+    assert len(directories) == len(records)
+    assert orphan not in directories
     assert not (directory / "running").exists()
 
 
 def test_a_race_waits_for_what_an_earlier_call_left_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the directory of a run that is locked nor that of one whose rank lives is touched."""
-    monkeypatch.setattr("compare.race.run._SECONDS_FOR_ORPHANS", 0.3)
+    monkeypatch.setattr("compare.race.directory._SECONDS_FOR_ORPHANS", 0.3)
     directory = RaceDirectory(tmp_path)
     run = directory.running("1234")
     directory.await_orphans()
@@ -213,16 +220,63 @@ def test_a_race_waits_for_what_an_earlier_call_left_running(tmp_path: Path, monk
     directory.await_orphans()
 
 
-def test_records_of_races_before_attempts_had_tokens_are_still_read() -> None:
-    before = {"race": "r", "purpose": "timed", "block": 1, "position": 0, "busy_share": 0.0, "gpu_processes": 0}
-    assert RaceContext.model_validate(before).attempt == ""
+def _facts(run: PlannedRun) -> RaceFacts:
+    return RaceFacts(
+        race="r",
+        purpose=run.purpose,
+        block=run.block,
+        position=run.position,
+        busy_share=0.0,
+        gpu_processes=0,
+        foreign_share=0.0,
+        matmul_flops_per_second=None,
+    )
+
+
+def test_what_a_race_knows_of_a_run_lies_beside_its_record(tmp_path: Path) -> None:
+    """The record is kept byte for byte; that of a failed run too, and both are read with what lies beside them."""
+    who = Entrant(backend="single", num_processes=1, precision="fp32", accumulation=1, global_batch_size=32)
+    good, bad = (PlannedRun(entrant=who, purpose="timed", block=block, position=0) for block in (1, 2))
+    directory = RaceDirectory(tmp_path)
+    directory.record(good).parent.mkdir()
+    written = {}
+    for run in (good, bad):
+        output_dir = directory.running(run.name)
+        output_dir.mkdir(parents=True)
+        config = run_config("single", 1, output_dir, micro_batch_size=32)
+        content = {"status": "failed", "error": "no luck", "config": config, "gradient_accumulation_steps": 1}
+        content |= {"task": {}, "environment": describe_environment(with_torch=False), "quality": {}}
+        content |= {"seconds_to_first_step": None, "seconds": 1.0, "steps": [], "evaluations": [], "ranks": []}
+        write_record(RunRecord.model_validate(content), output_dir)
+        written[run] = (output_dir / "record.json").read_bytes()
+    directory.keep_failure(bad, directory.running(bad.name), _facts(bad), "no luck")
+    directory.keep(good, directory.running(good.name), _facts(good))
+    kept = directory.records()
+    assert [path.read_bytes() for path in kept] == [written[good], written[bad]]
+    assert [read_run(path).race for path in kept] == [_facts(good), _facts(bad)]
+    assert kept[0] == directory.record(good)
+    # Both may be named to a report; what a race wrote is of use only with its record.
+    both = [kept[0], race_file(kept[0])]
+    assert [run.race for run in read_inputs(both).runs] == [_facts(good)]
+    with pytest.raises(UsageError, match=r"name the record, too$"):
+        read_inputs([race_file(kept[0])])
+
+
+def test_the_directory_of_a_race_of_an_earlier_version_is_refused_in_a_line(tmp_path: Path) -> None:
+    plan = {"options": {}, "entrants": [], "run_options": [], "diagnosis_options": [], "left_out": []}
+    (tmp_path / "plan.json").write_text(json.dumps({**plan, "command": "launch/run.sh compare", "race": "r"}))
+    done = lockstep("compare", "--backends", "single", "--output-dir", tmp_path)
+    assert done.returncode == 2
+    assert "plan.json is not the plan of a race of this version of Lockstep" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
 
 
 @pytest.mark.slow
 def test_a_race_that_nobody_survives_makes_no_report(tmp_path: Path) -> None:
     done = lockstep("compare", "--backends", FAILING, "--repeats", "1", *SHORT, "--output-dir", tmp_path / "race")
     assert done.returncode == 1
-    assert "not one timed run completed" in done.stderr
+    assert "no timed run completed" in done.stderr
     assert "planted failure" in done.stderr
     assert not (tmp_path / "race" / "report.html").exists()
 
@@ -247,7 +301,7 @@ def test_a_dry_run_shows_the_plan_and_creates_nothing(tmp_path: Path) -> None:
     done = lockstep("compare", "--dry-run", "--backends", "single,ddp", *SHORT, "--output-dir", tmp_path / "race")
     assert done.returncode == 0, done.stderr
     assert "timed, block 5" in done.stdout
-    assert "a guess from a few steps measured now" in done.stdout
+    assert "estimated from a few steps taken now" in done.stdout
     assert list(tmp_path.iterdir()) == []
 
 
@@ -270,7 +324,7 @@ def test_a_dry_run_shows_the_plan_and_creates_nothing(tmp_path: Path) -> None:
         (["--train-file", "none.csv", "--validation-file", "none.csv"], "none.csv"),
         (["--output-dir", "/proc/nothing/here"], "/proc/nothing/here"),
         (["--backends", "accelerate", "--precision", "fp16"], "accelerate cannot compute in fp16"),
-        (["--tracker", "tensorboard"], "what runs of a race write is not kept"),
+        (["--tracker", "tensorboard"], "a race keeps nothing of its runs but their records"),
         (["--start-method", "spawn"], "by its own launcher"),
         (["--train-file", "a" * 300, "--validation-file", "b"], "aaa"),
         (["--repeats", "1000", "--num-processes", "1,2,4,8,16,32", "--precision", "fp32,bf16"], "would take weeks"),
@@ -289,12 +343,12 @@ def test_a_directory_with_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("precious")
     done = lockstep("compare", "--backends", "single", "--output-dir", tmp_path)
     assert done.returncode == 2
-    assert "what it holds is no race" in done.stderr
+    assert "is not empty and holds no race" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
 def test_the_schema_of_results_is_the_one_in_force() -> None:
-    schema = json.loads((PROJECT_DIRECTORY / "compare" / "report" / "results.schema.json").read_text())
+    schema = json.loads((PROJECT_DIRECTORY / "compare" / "results.schema.json").read_text())
     assert schema == Results.model_json_schema()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from launch.engines import PROJECT_DIRECTORY
+from launch.engines.interface import PROJECT_DIRECTORY
 from records.record import RunRecord, read_record, write_record
 from records.throughput import NUM_WARMUP_STEPS, samples_per_second
 from tests.launching import train

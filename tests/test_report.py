@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from compare.report.analysis import analyse
-from compare.report.results import Results
+from compare.report.info import ReportInfo
+from compare.report.runs import Run
+from compare.results import Results
 from records.record import RunRecord, read_record
 from tests.launching import lockstep, train
 
@@ -33,7 +35,8 @@ def _changed(path: Path, change: Change) -> RunRecord:
 
 
 def _analyse(*records: RunRecord) -> Results:
-    return analyse([(f"{number}.json", record) for number, record in enumerate(records)], title="test")
+    runs = [Run(f"{number}.json", record, race=None) for number, record in enumerate(records)]
+    return analyse(runs, [], ReportInfo("test"))
 
 
 def test_records_make_a_report(records: dict[str, Path], tmp_path: Path) -> None:
@@ -116,14 +119,15 @@ def test_a_failed_run_is_a_marked_row(records: dict[str, Path]) -> None:
     ("content", "complaint"),
     [
         (b"", "is not JSON"),
-        (b'{"schema_version": 2, "status"', "is not JSON"),
-        (b"[1, 2]", "neither a record"),
+        (b'{"schema_version": 3, "status"', "is not JSON"),
+        (b"[1, 2]", "neither the record of a run"),
         (b"\xff\xfe\x00", "is not JSON"),
         (b"[" * 100_000, "is not JSON"),
-        (b'{"schema_version": 1}', "schema version 1, this program reads 2"),
+        (b'{"schema_version": 1}', "schema version 1, but this program reads version 3"),
         (b'{"schema_version": "<script>"}', "schema version <script>"),
-        (b'{"schema_version": 2}', "is no record that can be read"),
-        (b'{"kind": "collectives", "schema_version": 1}', "is no collectives that can be read"),
+        (b'{"schema_version": 3}', "is not a valid record file"),
+        (b'{"kind": "collectives", "schema_version": 1}', "is not a valid collectives file"),
+        (b'{"kind": "race", "schema_version": 1}', "name the record, too"),
     ],
 )
 def test_a_file_that_is_no_record_is_named(content: bytes, complaint: str, tmp_path: Path) -> None:
@@ -141,6 +145,12 @@ def test_a_file_that_is_no_record_is_named(content: bytes, complaint: str, tmp_p
     [
         (("config",), {}),
         (("config", "precision"), "fp8"),
+        (("config", "num_processes"), -5),
+        (("config", "threads_per_rank"), 0),
+        (("config", "micro_batch_size"), 0),
+        (("config", "learning_rate"), -1.0),
+        (("config", "num_restarts"), -1),
+        (("config", "race"), None),
         (("ranks", 0, "step_seconds"), [1.0]),
         (("ranks", 0, "step_seconds", 7), -1.0),
         (("ranks", 0, "step_seconds", 7), float("nan")),
@@ -191,4 +201,4 @@ def test_only_failures_make_no_report(records: dict[str, Path], tmp_path: Path) 
     (tmp_path / "failed.json").write_text(json.dumps(content))
     done = lockstep("report", "failed.json", cwd=tmp_path)
     assert done.returncode == 2
-    assert "not one timed run completed" in done.stderr
+    assert "no timed run completed" in done.stderr

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from compare.numbers import format_size, interval, joined, number
 from compare.report.html import render_html
-from compare.report.numbers import interval, joined, number, size
-from compare.report.results import Interval, Results
+from compare.results import Interval, Results
 from launch.errors import UsageError
 from tests.browser import Visit, chromium
 from tests.sample_results import HOSTILE, HOSTILE_TEXTS, empty_results, sample_results
@@ -73,9 +73,9 @@ def test_missing_plotly_is_one_line_with_a_remedy(monkeypatch: pytest.MonkeyPatc
         (number(0.0), "0"),
         (number(8), "8"),
         (number(None), "–"),  # noqa: RUF001
-        (size(1024), "1 KiB"),
-        (size(1.5 * 2**20), "1.50 MiB"),
-        (size(0), "0 B"),
+        (format_size(1024), "1 KiB"),
+        (format_size(1.5 * 2**20), "1.50 MiB"),
+        (format_size(0), "0 B"),
         (interval(Interval(estimate=2.0, low=1.0, high=3.0), 10), "20.00 (10.00 to 30.00)"),
         (interval(Interval(estimate=2.0)), "2.000"),
         (joined(["a", "b", "c"]), "a, b and c"),

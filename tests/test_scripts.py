@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from launch.engines import PROJECT_DIRECTORY
+from launch.engines.interface import PROJECT_DIRECTORY
+from tests.help_texts import DIRECTORY as help_directory
+from tests.help_texts import help_texts
 from tests.launching import ending_processes_with, processes_with, wait_until
 
 RUN_SH = PROJECT_DIRECTORY / "launch" / "run.sh"
@@ -77,14 +79,24 @@ def test_no_arguments_are_an_error_that_shows_the_overview(place: Path) -> None:
     assert "launch/run.sh compare" in done.stdout
 
 
-@pytest.mark.parametrize("command", ["compare", "allreduce", "report", "contract horovod", "horovod", "apex --docker"])
-def test_help_sets_up_the_least_that_can_print_it(place: Path, command: str) -> None:
+@pytest.mark.parametrize(
+    ("command", "file"),
+    [
+        *(("compare", "compare"), ("allreduce", "allreduce"), ("report", "report"), ("contract horovod", "contract")),
+        *(("horovod", "BACKEND"), ("apex --docker", "apex"), ("doctor", "doctor"), ("mine:Adapter", "BACKEND")),
+    ],
+)
+def test_help_needs_no_set_up(place: Path, command: str, file: str) -> None:
     done = run(place, RUN_SH, *command.split(), "--help")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"lockstep: {command} --help")
-    assert "[single]" in installed(place)
-    assert "horovod" not in installed(place)
-    assert "compare" not in installed(place)
+    assert (done.returncode, done.stderr) == (0, "")
+    text = help_texts()[f"{file}.txt"]
+    assert done.stdout == (text.replace("BACKEND", command.split()[0], 1) if file == "BACKEND" else text)
+    assert not (place / "venv").exists()
+
+
+def test_the_files_of_help_are_what_the_commands_print() -> None:
+    files = {path.name: path.read_text() for path in help_directory.iterdir()}
+    assert files == help_texts(), "python -m tests.help_texts writes them"
 
 
 @pytest.mark.parametrize("script", ["launch/run.sh", "tests/run.sh", "tests/gpu/run.sh"])
@@ -142,7 +154,7 @@ def test_set_up_needs_no_temporary_directory(place: Path, temporary: str) -> Non
 def test_scripts_and_python_agree_on_the_cache(
     place: Path, variables: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tasks.text.prepared import cache_directory
+    from tasks.cache import cache_directory
 
     told = {"HOME": str(place), **variables}
     script = f'source "{RUN_SH.parent}/setup.sh"; cache_directory'

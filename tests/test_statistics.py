@@ -8,9 +8,9 @@ import math
 import numpy as np
 import pytest
 
-from compare.report.results import Comparison
 from compare.report.statistics import SMALLEST_CLAIM, compare_pairs, detectable_difference, mean_interval
-from launch.engines import PROJECT_DIRECTORY
+from compare.results import Comparison
+from launch.engines.interface import PROJECT_DIRECTORY
 from tests.variants_of_ddp import PLANTED_SLOWDOWN
 
 NUM_RACES = 40

@@ -13,7 +13,7 @@ from statistics import median
 
 import pytest
 
-from launch.engines import PROJECT_DIRECTORY
+from launch.engines.interface import PROJECT_DIRECTORY
 from tests.launching import LOCKSTEP, ending, wait_until
 from watch.rank_files import RankFiles
 

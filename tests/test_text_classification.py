@@ -16,11 +16,11 @@ from pydantic import ValidationError
 
 from tasks.interface import Split, TaskInputError
 from tasks.text import labels
-from tasks.text import sources as text_sources
 from tasks.text.classification import TextClassification, TextClassificationSettings
+from tasks.text.files import read_file
 from tasks.text.labels import baseline, positive_label
 from tasks.text.models import PRESETS, VOCAB_SIZE, build_preset, load_pretrained
-from tasks.text.prepared import train_wordpiece
+from tasks.text.tokenizers import train_wordpiece
 from tests.launching import lockstep, require_backend, train
 
 ROWS = [
@@ -104,7 +104,7 @@ def test_numeric_labels_are_ordered_as_numbers(tmp_path: Path) -> None:
 def test_odd_but_sound_files_are_read(tmp_path: Path, content: str) -> None:
     (tmp_path / "rows.csv").write_bytes(content.encode())
     columns = {"text_column": "review", "label_column": "verdict"}
-    table = text_sources.read_file(tmp_path / "rows.csv", option="--train-file", **columns)
+    table = read_file(tmp_path / "rows.csv", option="--train-file", **columns)
     assert [text.strip() for text in table["text"].to_pylist()] == ["fine", "sad"]
     assert table["label"].to_pylist() == ["yes", "no"]
 
@@ -115,7 +115,7 @@ def test_columns_of_categories_and_jsonl_with_a_mark_are_read(tmp_path: Path) ->
     (tmp_path / "a.jsonl").write_text('\ufeff{"review": "fine", "verdict": 1}\n{"review": "sad", "verdict": 0}\n')
     for name in ("a.parquet", "a.jsonl"):
         columns = {"text_column": "review", "label_column": "verdict"}
-        table = text_sources.read_file(tmp_path / name, option="--train-file", **columns)
+        table = read_file(tmp_path / name, option="--train-file", **columns)
         assert table.to_pydict() == {"text": ["fine", "sad"], "label": ["1", "0"]}
 
 
@@ -153,7 +153,7 @@ def test_data_are_described_with_what_is_doubtful(tmp_path: Path) -> None:
         assert facts["baseline"]["answer"] == "ok"
         said = "\n".join(task.overview().warnings)
         for warning in (
-            "2 of 3 validation texts occur in training",
+            "2 of 3 validation texts also occur in training",
             "1 of these have another label",
             "2 classes (fraud, none) have fewer than 5",
             "the class none has no validation row",
@@ -315,6 +315,11 @@ def test_fine_tuning_a_pretrained_model_on_ones_own_csv(tmp_path: Path, backend:
             for text, label in ROWS
         ]
     assert math.fsum(losses) / len(losses) == pytest.approx(record["quality"]["loss"], rel=1e-3)
+
+    from transformers import pipeline
+
+    answers = pipeline("text-classification", model=str(run))([text for text, _ in ROWS])
+    assert [answer["label"] for answer in answers] == [label for _, label in ROWS]
 
 
 def test_the_output_of_a_run_can_be_fine_tuned_again(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from contract.check import all_checks
 from contract.traps import Trap, load_traps, render
-from launch.engines import PROJECT_DIRECTORY
+from launch.engines.interface import PROJECT_DIRECTORY
 
 # The number of entries in the catalogue under each letter.
 FAMILIES = {"O": 6, "S": 15, "G": 19, "A": 14, "C": 8, "F": 14, "R": 7, "K": 14, "H": 14, "P": 11, "L": 12}

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from backends.interface import TORCH_SIGNS
+from backends.registry import BACKENDS
 from contract.patience import stretched
 from records.names import LOGS_NAME
 from tests.faults.hangs import HANGS, hang_one
@@ -128,6 +130,7 @@ def _look(directory: Path, *, for_seconds: float = 20.0, **options: object):  # 
         "long_seconds": 60.0,
         "slow_computing": False,
         "spans_nodes": False,
+        "signs": BACKENDS["horovod"].signs,
     }
     watchdog = Watchdog(directory, **{**settings, **options})  # type: ignore[arg-type]
     deadline = time.monotonic() + for_seconds
@@ -241,7 +244,9 @@ def test_a_launcher_that_was_asleep_starts_anew(tmp_path: Path, ranks, monkeypat
     """A machine that slept, or a container that was paused, has not heard of its ranks for long."""
     ranks((0, "data", 7, "computes"))
     now = time.monotonic()
-    watchdog = Watchdog(tmp_path, num_ranks=1, seconds=5, long_seconds=60, slow_computing=False, spans_nodes=False)
+    watchdog = Watchdog(
+        tmp_path, num_ranks=1, seconds=5, long_seconds=60, slow_computing=False, spans_nodes=False, signs=TORCH_SIGNS
+    )
     monkeypatch.setattr(time, "monotonic", lambda: now + 1000)
     assert watchdog.look() is None
     monkeypatch.setattr(time, "monotonic", lambda: now + 1001)

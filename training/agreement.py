@@ -15,9 +15,10 @@ from typing import NamedTuple
 import torch
 
 from backends.interface import Backend
+from records.news import Disagreed
 from records.progress import ProgressLog
 from records.record import Disagreement
-from watch.rank_files import PEER_STOPPED
+from watch.failures import PeerStopped
 
 # How much is worked on at a time, so that checking a large tensor needs little memory.
 _PIECE_BYTES = 8 * 1024 * 1024
@@ -88,7 +89,7 @@ class Agreement:
                 parameters=differing,
                 buffers=differing_buffers,
             )
-            self._progress.write("disagreed", disagreement=self.disagreement.model_dump())
+            self._progress.write(Disagreed(disagreement=self.disagreement))
             if not may_be_last:
                 self.end_run()
         else:
@@ -118,7 +119,7 @@ class Agreement:
         """
         if self.disagreement is not None:
             text = f"{describe(self.disagreement)}; {REMEDY}"
-            raise RuntimeError(text if self._backend.rank in self.disagreement.ranks else f"{PEER_STOPPED}: {text}")
+            raise RuntimeError(text) if self._backend.rank in self.disagreement.ranks else PeerStopped(text)
 
 
 REMEDY = (

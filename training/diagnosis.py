@@ -1,8 +1,8 @@
-"""A training that watches its own steps: where their time goes, what they send, which weights they make.
+"""The diagnosis of a training: where the time of its steps goes, what they send, which weights they make.
 
-Every rank also takes each step alone, on a model of its own and without communication, as `single`
-would. What the real step takes beyond that is communication: the part that computing did not hide,
-waiting for slower ranks, and the library's own work. Watching changes no weight.
+Every rank also takes each step alone, on a model of its own and without communication, as `single` would. The time
+that the real step takes beyond that is communication: the part that computing did not hide, waiting for slower ranks,
+and the library's own work. The diagnosis changes no weight of the training.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,83 +22,90 @@ import torch
 from backends.interface import Backend
 from backends.single import SingleBackend
 from records.config import RunConfig
-from records.progress import ProgressLog
 from records.record import DiagnosisRecord
 from tasks.interface import Batch, Task
-from training.loop import Trainer, build_optimizer
-from training.plan import SampleIds
-from training.traffic import count_traffic
+from training.hooks import Hooks
+from training.loop import Trainer
+from training.optimizer import build_optimizer
+from training.plan import MicroBatch, SampleIds
 
-# Counting slows a step down; these are warm-up to everything else.
+# Counting slows a step down; comparisons of time leave these steps out as warm-up.
 NUM_COUNTED_STEPS = 3
 _NUM_CELLS = 8
 
 
-class DiagnosedTrainer(Trainer):
-    """Trains as `Trainer` does and watches."""
+class Diagnosis(Hooks):
+    """Observes the steps of a training. It is to be added after all other observers, since it measures time."""
 
-    def __init__(self, config: RunConfig, task: Task, backend: Backend, progress: ProgressLog, **services: Any) -> None:
-        super().__init__(config, task, backend, progress, **services)
-        self._alone = _Alone(config, task, backend)
-        self._fingerprints = _Fingerprints() if backend.rank == 0 else None
+    def __init__(self, trainer: Trainer) -> None:
+        self._task = trainer.task
+        self._backend = trainer.backend
+        self._state = trainer.state
+        self._alone = _Alone(trainer.config, trainer.task, trainer.backend)
+        self._fingerprints = _Fingerprints() if trainer.backend.rank == 0 else None
         self._traffic: list[list[tuple[str, int]]] = []
         self._whole_seconds: list[float] = []
         self._data_seconds: list[float] = []
         self._sent_bytes: list[int] = []
-        self._batches: list[Batch] = []
         self._inner_dtype = ""
+        self._num_targets = 0
+        self._micro_batches: list[tuple[MicroBatch, Batch]] = []
+        self._counting = ExitStack()
+        self._sent_before = 0
+        self._step_began = self._wait_began = 0.0
         self._watch_first_linear_layer()
         self._take_fingerprints()
 
-    def train_step(self, epoch: int, global_batch: SampleIds, batches: Iterator[Batch]) -> None:
-        counting = len(self._traffic) < NUM_COUNTED_STEPS
-        if counting:
-            self._traffic.append([])
-        self._batches.clear()
+    def on_phase(self, phase: str, step: int) -> None:
+        if phase in ("start", "data"):
+            self._wait_began = time.perf_counter()
+
+    def on_step_begin(self, global_batch: SampleIds) -> None:
+        self._num_targets = self._task.num_targets("train", global_batch.tolist())
+        self._micro_batches.clear()
         self._data_seconds.append(0.0)
-        self.backend.barrier()
-        sent_before = _sent_bytes(_interface())
-        began = _now(self.backend.device)
-        with count_traffic(lambda *call: self._traffic[-1].append(call)) if counting else nullcontext():
-            super().train_step(epoch, global_batch, batches)
-        self._whole_seconds.append(_now(self.backend.device) - began)
-        self.backend.barrier()  # what this rank sends last may still be on its way when it has all it needs itself
-        self._sent_bytes.append(_sent_bytes(_interface()) - sent_before)
-        weights = [micro_batch.weight for micro_batch in self.plan.micro_batches(global_batch, self.backend.rank)]
-        num_targets = self.task.num_targets("train", global_batch.tolist())
-        self._alone.step([weight / num_targets for weight in weights], self._batches)
+        self._backend.barrier()
+        self._sent_before = _sent_bytes(_interface())
+        self._step_began = _now(self._backend.device)
+        if len(self._traffic) < NUM_COUNTED_STEPS:
+            calls: list[tuple[str, int]] = []
+            self._traffic.append(calls)
+            self._counting.enter_context(self._backend.count_traffic(lambda *call: calls.append(call)))
+
+    def on_micro_batch(self, micro_batch: MicroBatch, batch: Batch) -> None:
+        self._data_seconds[-1] += time.perf_counter() - self._wait_began
+        self._micro_batches.append((micro_batch, batch))
+
+    def on_update(self) -> None:
+        self._counting.close()
+        self._whole_seconds.append(_now(self._backend.device) - self._step_began)
+        # A rank may have all that it needs while what it sends last is still on its way.
+        self._backend.barrier()
+        self._sent_bytes.append(_sent_bytes(_interface()) - self._sent_before)
+        self._alone.step(
+            [(micro_batch.weight / self._num_targets, batch) for micro_batch, batch in self._micro_batches]
+        )
         self._take_fingerprints()
 
-    def _load(self, global_batches: list[SampleIds]) -> Iterator[Batch]:
-        batches = super()._load(global_batches)
-        while True:
-            began = time.perf_counter()
-            try:
-                batch = next(batches)
-            except StopIteration:
-                return
-            self._data_seconds[-1] += time.perf_counter() - began
-            self._batches.append(batch)
-            yield batch
-
     def _watch_first_linear_layer(self) -> None:
-        def see(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> None:
+        """Notes the dtype of what the first linear layer returns in the first forward pass."""
+
+        def note(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> None:
             self._inner_dtype = str(output.dtype).removeprefix("torch.")
             handle.remove()
 
-        module = self.backend.unwrap(self.model)
-        layers = [layer for layer in module.modules() if isinstance(layer, torch.nn.Linear)]
+        layers = [layer for layer in self._state.module.modules() if isinstance(layer, torch.nn.Linear)]
         if layers:
-            handle = layers[0].register_forward_hook(see)
+            handle = layers[0].register_forward_hook(note)
 
     def _take_fingerprints(self) -> None:
         if self._fingerprints is not None:
-            self._fingerprints.take(self.backend.weights(self.model))
+            self._fingerprints.take(self._backend.weights(self._state.model))
 
-    def diagnosis(self) -> DiagnosisRecord:
-        """What was seen on this rank."""
+    def record(self) -> DiagnosisRecord:
+        """Returns what was observed on this rank."""
         prints = self._fingerprints
-        trainable = [parameter for parameter in self.backend.unwrap(self.model).parameters() if parameter.requires_grad]
+        trainable = [parameter for parameter in self._state.module.parameters() if parameter.requires_grad]
         totals = [Counter[str]() for _ in self._traffic]
         for total, calls in zip(totals, self._traffic, strict=True):
             for operation, num_elements in calls:
@@ -112,7 +118,7 @@ class DiagnosedTrainer(Trainer):
             reductions=[dict(total) for total in totals],
             num_reductions=[len(calls) for calls in self._traffic],
             interface=_interface(),
-            sent_bytes=self._sent_bytes if self.backend.local_rank == 0 else None,
+            sent_bytes=self._sent_bytes if self._backend.local_rank == 0 else None,
             gradient_bytes=sum(parameter.numel() * parameter.element_size() for parameter in trainable),
             parameters=prints.names if prints else [],
             digests=prints.digests if prints else [],
@@ -130,11 +136,11 @@ class _Alone:
         self._model, self._optimizer = self._backend.setup(model, build_optimizer(config, model))
         self.seconds: dict[str, list[float]] = {"forward": [], "backward": [], "optimizer": []}
 
-    def step(self, factors: list[float], batches: list[Batch]) -> None:
-        """Takes a step on batches whose summed losses count with these factors."""
+    def step(self, batches: list[tuple[float, Batch]]) -> None:
+        """Takes a step on batches, each with the factor of its summed loss."""
         self._model.train()
         forward = backward = 0.0
-        for factor, batch in zip(factors, batches, strict=True):
+        for factor, batch in batches:
             began = _now(self._device)
             with self._backend.autocast():
                 loss = self._task.loss_sum(self._model, batch.to(self._device)) * factor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,17 +23,13 @@ from records.run_files import model_files, note_model_files
 from tasks.interface import Task
 from training.agreement import describe
 from training.keeping import Keeper
-from training.loop import Trajectory
 from training.room import MIB, SLACK_BYTES, model_bytes
+from training.state import Trajectory
 from watch.heartbeat import Heartbeat
 from watch.stragglers import find_stragglers
 
 # What the weights are saved as where the task's own way of saving fails.
 WEIGHTS_NAME = "weights.safetensors"
-
-# It can only be read by setting it, which is no thing to do while other threads make files.
-_UMASK = os.umask(0o022)
-os.umask(_UMASK)
 
 
 @dataclass(frozen=True)
@@ -43,6 +40,7 @@ class Results:
     task: Task
     model: nn.Module
     trajectory: Trajectory
+    first_step_at: float | None
     ranks: list[RankRecord]
     resumption: Resumption | None
     failed_saves: list[int]
@@ -127,6 +125,7 @@ def _save(write: Callable[[Path], None], directory: Path) -> None:
         FileExistsError: A file that no run wrote is in the way.
     """
     with tempfile.TemporaryDirectory(prefix=".model.", dir=directory) as unfinished:
+        mode = _mode_of_new_files(Path(unfinished))
         write(Path(unfinished))
         files = sorted(path for path in Path(unfinished).rglob("*") if path.is_file())
         names = [str(file.relative_to(unfinished)) for file in files]
@@ -136,11 +135,24 @@ def _save(write: Callable[[Path], None], directory: Path) -> None:
                 raise FileExistsError(f"{directory / name} is not of this run, and the model has a file of this name")
         note_model_files(directory, names)
         for file, name in zip(files, names, strict=True):
-            file.chmod(0o666 & ~_UMASK)  # safetensors lets nobody else read its files
+            file.chmod(mode)  # safetensors makes files that only their owner can read
             with file.open("rb+") as content:
                 os.fsync(content.fileno())
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             file.replace(directory / name)
+
+
+def _mode_of_new_files(directory: Path) -> int:
+    """Returns the permissions that a new file gets in a directory, by making one.
+
+    They follow from the umask of the process, which os.umask() can tell only by setting another one for a moment, in
+    which other threads may make files.
+    """
+    probe = directory / "probe"
+    probe.touch()
+    mode = stat.S_IMODE(probe.stat().st_mode)
+    probe.unlink()
+    return mode
 
 
 def _record(results: Results, best_step: int | None, dropped: list[int]) -> RunRecord:
@@ -151,15 +163,14 @@ def _record(results: Results, best_step: int | None, dropped: list[int]) -> RunR
     warnings = list(results.warnings)
     if dropped:
         warnings.append(f"checkpoint(s) of step {', '.join(map(str, dropped))} removed to make room for the model")
-    first_step_at = trajectory.first_step_at
     return RunRecord(
         status="diverged" if disagreement is not None else "completed",
         error=describe(disagreement) if disagreement is not None else None,
-        config=config.model_dump(mode="json"),
+        config=config,
         gradient_accumulation_steps=config.gradient_accumulation_steps,
         task=results.task.describe(),
         environment=describe_environment(with_torch=True),
-        seconds_to_first_step=first_step_at - config.started_at if first_step_at else None,
+        seconds_to_first_step=results.first_step_at - config.started_at if results.first_step_at else None,
         seconds=time.time() - config.started_at,
         steps=trajectory.steps,
         evaluations=trajectory.evaluations,

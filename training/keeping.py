@@ -22,7 +22,7 @@ from records.checkpoint import checkpoint_step, list_checkpoints
 from records.names import LOGS_NAME, RECORD_NAME
 from records.notice import Notice, give_notice
 from records.record import read_record
-from tasks.text.prepared import cache_directory
+from tasks.cache import cache_directory
 from training.room import MIB, free_bytes, is_in_memory
 from watch.heartbeat import Heartbeat
 
@@ -172,7 +172,7 @@ def find_rescued(directory: Path, started_at: float) -> Path | None:
     """Finds where the record of a run is whose directory has gone; None if it was not kept."""
     for place in (place for parent in _refuges() for place in parent.glob(f"{glob.escape(directory.name)}.*")):
         with contextlib.suppress(OSError, ValueError):
-            if read_record(place / RECORD_NAME).config.get("started_at") == started_at:
+            if read_record(place / RECORD_NAME).config.started_at == started_at:
                 return place
     return None
 

@@ -70,8 +70,3 @@ def evaluation_batches(num_samples: int, *, batch_size: int, rank: int, world_si
     """
     batches = [range(start, min(start + batch_size, num_samples)) for start in range(0, num_samples, batch_size)]
     return batches[rank::world_size]
-
-
-def random_seed(*key: int) -> int:
-    """Mixes integers, such as (seed, rank, step), into one 63-bit seed."""
-    return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> np.uint64(1))

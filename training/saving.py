@@ -10,6 +10,7 @@ from pathlib import Path
 
 from records.checkpoint import Checkpoint, checkpoint_path, prune, write_checkpoint
 from records.config import RunConfig
+from records.news import Saved, SaveFailed
 from records.progress import ProgressLog
 
 
@@ -93,6 +94,6 @@ class CheckpointSaver:
         except Exception as error:  # in a thread of its own nobody else would hear of it
             self.failed_steps.append(step)
             self._error = OSError(f"the checkpoint of step {step} cannot be saved: {error}")
-            self._progress.write("save-failed", step=step, why=str(error))
+            self._progress.write(SaveFailed(step=step, why=str(error)))
         else:
-            self._progress.write("saved", step=step, path=str(path), seconds=time.perf_counter() - began)
+            self._progress.write(Saved(step=step, path=str(path), seconds=time.perf_counter() - began))

@@ -12,64 +12,21 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 from records.files import write_atomically
 from records.names import LOGS_NAME
+from watch.failures import FailureKind, PeerStopped, RankFailure, kind_of
 from watch.heartbeat import Position, read_position
 
 _SECONDS_TO_WRITE = 5.0
 
-# Where the launchers that may start a rank tell it its number.
-_RANK_VARIABLES = ("RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK")
-
 # What makes a rank write the Python stacks of all its threads.
 STACKS_SIGNAL = signal.SIGUSR1
 
-# What ranks say that end because all have agreed to, and another one knows why.
-PEER_STOPPED = "another rank ends the run"
-
 # How Python's faulthandler begins.
 _CRASH = re.compile(r"^Fatal Python error: (.{1,80})", re.MULTILINE)
-
-# How the survivors of a lost rank put it: their errors are consequences, not causes.
-_CONSEQUENCES = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Connection refused",
-    "connectFullMesh failed",
-    "Broken pipe",
-    "Horovod has been shut down",
-    "HorovodInternalError",
-    "DistNetworkError",
-    "DistStoreError",
-    "DistBackendError",
-    "remote process exited",
-    "Timed out waiting",
-    "Watchdog caught collective operation timeout",
-    PEER_STOPPED,
-)
-
-
-def rank_from_environment(variables: Mapping[str, str]) -> int:
-    """Returns the rank that a launcher gave this process, 0 if none did."""
-    return next((int(variables[name]) for name in _RANK_VARIABLES if name in variables), 0)
-
-
-@dataclass(frozen=True)
-class RankFailure:
-    """Why a rank failed, in one line, and when."""
-
-    rank: int
-    message: str
-    time: float
-
-    @property
-    def is_consequence(self) -> bool:
-        """Whether this is how another rank's end looks from here."""
-        return any(phrase in self.message for phrase in _CONSEQUENCES)
 
 
 class RankFiles:
@@ -108,7 +65,12 @@ class RankFiles:
 
     def report_error(self, error: BaseException) -> None:
         text = " ".join(str(error).split())
-        facts = {"message": f"{type(error).__name__}: {text}" if text else type(error).__name__, "time": time.time()}
+        facts = {
+            "kind": kind_of(error),
+            "message": f"{type(error).__name__}: {text}" if text else type(error).__name__,
+            "peer_stopped": isinstance(error, PeerStopped),
+            "time": time.time(),
+        }
         write_atomically(self._error, json.dumps(facts))
 
     def report_success(self) -> None:
@@ -166,7 +128,8 @@ class RankFiles:
         """The error this rank reported, if any."""
         if not self._error.exists():
             return None
-        return RankFailure(rank=self.rank, **json.loads(self._error.read_text()))
+        facts = json.loads(self._error.read_text())
+        return RankFailure(rank=self.rank, **{**facts, "kind": FailureKind(facts["kind"])})
 
 
 def started_ranks(run_directory: Path) -> list[RankFiles]:
@@ -176,13 +139,15 @@ def started_ranks(run_directory: Path) -> list[RankFiles]:
 
 
 @contextlib.contextmanager
-def reporting(run_directory: Path) -> Iterator[int]:
+def reporting(run_directory: Path, rank_variable: str | None) -> Iterator[int]:
     """What every rank does around its work: gives the rank, and lets the launcher know how the work ended.
+
+    The launcher has told this process its rank in the environment variable `rank_variable`; without one it is rank 0.
 
     Everything printed goes to the rank's log. The process ends at once when the work is over, with
     code 0, or with code 1 after an error.
     """
-    rank = rank_from_environment(os.environ)
+    rank = int(os.environ[rank_variable]) if rank_variable is not None else 0
     files = RankFiles(run_directory, rank)
     files.redirect_output()
     faulthandler.enable()

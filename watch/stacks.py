@@ -10,15 +10,12 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from backends.interface import Signs
 from watch.rank_files import STACKS_SIGNAL, RankFiles
 
 # Where many ranks share few cores, it takes a while until each has its turn.
 _SECONDS_TO_WRITE = 10.0
 
-# Where a rank is that waits for others: in a library's communication.
-_WAITING = re.compile(
-    r"/(?:site|dist)-packages/(?:torch/distributed|torch/nn/parallel|horovod|accelerate|apex/parallel)/"
-)
 # In the autograd engine it computes, or waits in a hook.
 _IN_BACKWARD = re.compile(r"/(?:site|dist)-packages/torch/autograd/")
 
@@ -56,10 +53,11 @@ def innermost_frame(text: str) -> str:
     return f"was at {Path(path).name}:{line} in {function}"
 
 
-def waits_for_others(text: str) -> bool:
-    """Whether the main thread's innermost frame is one of communication."""
+def waits_for_others(text: str, signs: Signs) -> bool:
+    """Whether the main thread's innermost frame is one in which the library waits for other ranks."""
     frames = _main_frames(text)
-    return bool(frames) and bool(_WAITING.search(frames[0][0]))
+    waiting = "|".join(map(re.escape, signs.waiting))
+    return bool(frames and waiting) and bool(re.search(rf"/(?:site|dist)-packages/(?:{waiting})/", frames[0][0]))
 
 
 def is_in_backward(text: str) -> bool:

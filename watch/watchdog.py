@@ -14,6 +14,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from backends.interface import Signs
 from records.names import LOGS_NAME
 from watch.heartbeat import OWN_PHASES, PHASES, Position
 from watch.rank_files import RankFiles, started_ranks
@@ -53,6 +54,7 @@ class Watchdog:
             waits for one.
         slow_computing: Whether computing may always take that long, as where a model is compiled.
         spans_nodes: Whether there are others.
+        signs: How the library shows that a rank waits.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Watchdog:
         long_seconds: float,
         slow_computing: bool,
         spans_nodes: bool,
+        signs: Signs,
     ) -> None:
         self._run_directory, self._num_ranks = run_directory, num_ranks
         self._seconds, self.long_seconds = seconds, max(seconds, long_seconds)
@@ -71,7 +74,7 @@ class Watchdog:
         self._states: list[dict[int, str]] = []  # of all ranks, at each look since they fell silent
         self._queued: dict[int, dict[str, float]] = {}  # of all ranks' threads, soon after they fell silent
         self._counted_since = 0.0
-        self._spans_nodes = spans_nodes
+        self._spans_nodes, self._signs = spans_nodes, signs
         self._looked_at = self._awake_since = self._judged_at = time.monotonic()
 
     def look(self) -> Hang | None:
@@ -134,8 +137,9 @@ class Watchdog:
         went_on = any(rank.position() != positions[rank.rank] for rank in ranks)
         if set(stacks) != set(positions) or (went_on and not stopped):
             return None
-        computing = {rank for rank in self._busy(positions) if not waits_for_others(stacks[rank])}
-        waiting = {rank for rank in positions if waits_for_others(stacks[rank]) or is_in_backward(stacks[rank])}
+        waiting = {rank for rank in positions if waits_for_others(stacks[rank], self._signs)}
+        computing = self._busy(positions) - waiting
+        waiting |= {rank for rank in positions if is_in_backward(stacks[rank])}
         suspects = {rank: positions[rank] for rank in positions if rank not in waiting | computing}
         where = "; ".join(f"rank {rank}: {positions[rank]}, {innermost_frame(stacks[rank])}" for rank in positions)
         seconds = f"{silence:.0f} s"

@@ -1,10 +1,10 @@
-"""Time, algbw and busbw of collectives, the line fitted through them, and the file that keeps all of it.
+"""Time, algbw and busbw of collectives, the line fitted through the times, and the file that holds all of it.
 
-Sizes, algbw and busbw are those of nccl-tests
-(https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md): S is the buffer of a rank for
-all_reduce and broadcast, and for all_gather and gather the whole result, to which each rank
-contributes S/n; algbw is S/t, and busbw is algbw times a factor that makes it comparable with the
-bandwidth of the hardware, whatever the operation and the number of ranks.
+Sizes, algbw and busbw are defined as in nccl-tests
+(https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md). The size S is the buffer of a rank for all_reduce
+and broadcast; for all_gather and gather it is the whole result, to which each of n ranks contributes S/n. algbw is S/t.
+busbw is algbw times a factor that makes it comparable with the bandwidth of the hardware, whatever the operation and
+the number of ranks.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
 
-from compare.report.results import CollectiveFit, CollectivePoint, CollectiveSeries, Interval
+from compare.results import CollectiveFit, CollectivePoint, CollectiveSeries, Interval
 from records.record import Environment
 
 MEASUREMENT_NAME = "measurement.json"
 ELEMENT_BYTES = 4  # of float32, in which gradients travel
 
 _GATHERING = ("all_gather", "gather")
-OPERATIONS = ("all_reduce", *_GATHERING, "broadcast")
+Operation = Literal["all_reduce", "all_gather", "gather", "broadcast"]
+OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 
 _CONFIDENCE = 0.95
 _MIN_SIZES = 3
@@ -34,7 +35,7 @@ class _Strict(BaseModel):
 
 
 class Measurement(_Strict):
-    """What one group of ranks is to measure: one backend in one world."""
+    """What one group of ranks is to measure: one backend with one number of ranks."""
 
     backend: str
     start_method: str
@@ -42,7 +43,7 @@ class Measurement(_Strict):
     num_processes: int
     threads_per_rank: int
     timeout: float
-    operations: list[str]
+    operations: list[Operation]
     sizes: list[int]
     seconds_per_point: float
 
@@ -62,30 +63,30 @@ def read_collectives(path: Path) -> CollectivesFile:
     """Reads and validates the file of a benchmark of collectives.
 
     Raises:
-        OSError, ValueError: It cannot be read, or is no such file.
+        OSError, ValueError: The file cannot be read, or is not one of this benchmark.
     """
     return CollectivesFile.model_validate_json(path.read_bytes())
 
 
 def elements_per_rank(operation: str, num_bytes: int, num_processes: int) -> int:
-    """How many float32 values each rank contributes where the size is `num_bytes`, rounded down."""
+    """Returns how many float32 values each rank contributes to a size of `num_bytes`, rounded down."""
     return num_bytes // ELEMENT_BYTES // (num_processes if operation in _GATHERING else 1)
 
 
 def size_in_bytes(operation: str, num_elements: int, num_processes: int) -> int:
-    """The size, as nccl-tests defines it, where each rank contributes `num_elements`."""
+    """Returns the size in bytes, as nccl-tests defines it, if each rank contributes `num_elements` values."""
     return num_elements * ELEMENT_BYTES * (num_processes if operation in _GATHERING else 1)
 
 
 def bus_factor(operation: str, num_processes: int) -> float:
-    """The ratio of busbw to algbw; for gather, which PERFORMANCE.md leaves out, that of nccl-tests' gather_perf."""
+    """Returns the ratio of busbw to algbw; for gather, which PERFORMANCE.md leaves out, it is that of gather_perf."""
     share = (num_processes - 1) / num_processes
     factors: Mapping[str, float] = {"all_reduce": 2 * share, "all_gather": share, "gather": share, "broadcast": 1.0}
     return factors[operation]
 
 
 def collective_point(operation: str, num_processes: int, num_bytes: int, seconds: list[float]) -> CollectivePoint:
-    """One size of one operation, from the slowest rank's time of every repetition."""
+    """Makes the point of one operation at one size from the time of the slowest rank in every repetition."""
     median = statistics.median(seconds)
     algbw = num_bytes / median
     return CollectivePoint(
@@ -98,18 +99,17 @@ def collective_point(operation: str, num_processes: int, num_bytes: int, seconds
 
 
 def fit_line(points: list[CollectivePoint]) -> CollectiveFit | None:
-    """Fits time = latency + bytes / bandwidth, the alpha-beta model of a message (Hockney 1994), to medians.
+    """Fits time = latency + bytes / bandwidth, the alpha-beta model of a message (Hockney 1994), to the medians.
 
-    Sizes span orders of magnitude, so it is the ratio of times that is made small: least squares of
-    log(time), in which a factor counts the same at each size, up or down. The intervals are of 95 %,
-    from the covariance and Student's t. They hold the noise as well as how badly a straight line
-    describes the library, which is mostly the larger part. An upper end is None where the sizes do not
-    tell the bandwidth from an infinite one.
+    Sizes span orders of magnitude, so the fit minimizes the squares of the differences of log(time): a factor counts
+    the same at each size, up or down. The 95 % intervals follow from the covariance and Student's t. They contain the
+    noise and the error of a straight line as a model of the library, and the latter is mostly the larger part. The
+    upper end of the bandwidth is None if the sizes cannot tell it from an infinite bandwidth.
 
     Returns:
-        The fit; None with fewer than three sizes, or where the largest takes no longer than the smallest.
+        The fit; None with fewer than three sizes, or if the largest takes no longer than the smallest.
     """
-    # Here, since ranks read this module, too, and need none of it.
+    # Imported here because the ranks import this module and need none of these.
     import numpy as np
     from scipy import optimize, special
 

@@ -1,4 +1,4 @@
-"""What each rank of the benchmark of collectives runs: ``python -m compare.collectives.rank DIRECTORY``.
+"""What each rank of the benchmark of collectives runs: ``python -m compare.collectives.rank DIRECTORY RANK_VARIABLE``.
 
 The adapter only joins the group and keeps ranks in step. What is measured are the calls of the
 library that it communicates through, on buffers that are there before the clock starts.
@@ -13,18 +13,18 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import torch.distributed as dist
 
+from backends.collectives import Prepare, Prepared
 from backends.interface import Backend, BackendOptions
 from backends.registry import load_backend
 from compare.collectives.measurement import MEASUREMENT_NAME, Measurement, elements_per_rank, size_in_bytes
+from records.news import LibraryFound, PointMeasured
 from records.progress import ProgressLog
 from training.world import prove_world
 from watch.rank_files import RankFiles, reporting
@@ -37,66 +37,6 @@ _NUM_ROUNDS = 5
 _GRACE_SECONDS = 5.0
 # A pattern of small integers, whose sums over ranks float32 holds exactly.
 _PERIOD = 251
-
-
-class Prepared(NamedTuple):
-    """A collective that is ready to be called, any number of times."""
-
-    call: Callable[[], Any]
-    result: torch.Tensor | None = None  # None: the call returns it
-
-
-Prepare = Callable[[torch.Tensor], Prepared]
-"""Takes what this rank contributes; collectives that work in place change it."""
-
-
-def _torch_group() -> Mapping[str, Prepare]:
-    """The calls of torch.distributed on the default group."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-
-    def all_gather(values: torch.Tensor) -> Prepared:
-        gathered = values.new_empty(world_size * len(values))
-        return Prepared(partial(dist.all_gather_into_tensor, gathered, values), gathered)
-
-    def gather(values: torch.Tensor) -> Prepared:
-        if rank != 0:
-            return Prepared(partial(dist.gather, values, dst=0), values)
-        gathered = values.new_empty(world_size * len(values))
-        return Prepared(partial(dist.gather, values, list(gathered.chunk(world_size)), dst=0), gathered)
-
-    return {
-        "all_reduce": lambda values: Prepared(partial(dist.all_reduce, values), values),
-        "all_gather": all_gather,
-        "gather": gather,
-        "broadcast": lambda values: Prepared(partial(dist.broadcast, values, src=0), values),
-    }
-
-
-def _horovod(hvd: Any) -> Mapping[str, Prepare]:
-    """The calls of Horovod, which has no gather.
-
-    Each call of a size has the same name, as a parameter has in training: what Horovod has negotiated
-    before under a name it need not negotiate again.
-    """
-
-    def name(operation: str, values: torch.Tensor) -> str:
-        return f"lockstep.{operation}.{len(values)}"
-
-    return {
-        "all_reduce": lambda v: Prepared(partial(hvd.allreduce_, v, name=name("all_reduce", v), op=hvd.Sum)),
-        "all_gather": lambda v: Prepared(partial(hvd.allgather, v, name=name("all_gather", v))),
-        "broadcast": lambda v: Prepared(partial(hvd.broadcast_, v, root_rank=0, name=name("broadcast", v))),
-    }
-
-
-def find_library(backend: Backend) -> Mapping[str, Prepare]:
-    """Finds the calls of the library that the adapter, constructed before, has brought up."""
-    if dist.is_initialized():
-        return _torch_group()
-    hvd: Any = sys.modules.get("horovod.torch")
-    if hvd is not None and hvd.is_initialized():
-        return _horovod(hvd)
-    return {"all_reduce": lambda values: Prepared(partial(backend.all_reduce, values))}
 
 
 @dataclass(frozen=True)
@@ -214,9 +154,10 @@ def measure(measurement: Measurement, directory: Path, rank: int) -> None:
     model = torch.nn.Linear(1, 1).to(backend.device)
     backend.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
     log = ProgressLog(directory, rank=backend.rank)
-    library = find_library(backend)
+    library = backend.collectives()
     operations = [operation for operation in measurement.operations if operation in library]
-    log.write("library", transport=backend.effective_settings().get("transport", "unknown"), operations=operations)
+    transport = backend.effective_settings().get("transport", "unknown")
+    log.write(LibraryFound(transport=transport, operations=list(operations)))
 
     bench = Bench(
         backend,
@@ -228,16 +169,16 @@ def measure(measurement: Measurement, directory: Path, rank: int) -> None:
         counts = [elements_per_rank(operation, size, measurement.num_processes) for size in measurement.sizes]
         for num_elements, seconds in zip(counts, bench.measure(operation, library[operation], counts), strict=True):
             num_bytes = size_in_bytes(operation, num_elements, measurement.num_processes)
-            log.write("point", operation=operation, bytes=num_bytes, seconds=seconds)
+            log.write(PointMeasured(operation=operation, bytes=num_bytes, seconds=seconds))
     backend.shutdown()
 
 
-def main(directory: Path) -> None:
+def main(directory: Path, rank_variable: str) -> None:
     """Runs this rank to its end; on an error, exits with code 1 at once."""
-    with reporting(directory) as rank:
+    with reporting(directory, rank_variable) as rank:
         measurement = Measurement.model_validate_json((directory / MEASUREMENT_NAME).read_bytes())
         measure(measurement, directory, rank)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

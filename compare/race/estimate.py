@@ -1,30 +1,36 @@
-"""About how long a race takes: a few steps of the reference, taken now, and what a start costs."""
+"""Estimates how long a race takes, from a few steps of the reference, taken now, and from what a start costs."""
 
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 
-from compare.race.plan import PlannedRun
-from compare.race.run import RacePlan
+from backends.registry import REFERENCE
+from compare.race.plan import PlannedRun, RacePlan
 from records.config import RunConfig
 
-# From the command to the first step, and the end of a run, on two cores: most of it imports.
+# From the command to the first step, and from the last step to the end, on two cores: most of it is imports.
 _SECONDS_OF_A_START = 8.0
 _NUM_STEPS = 4
-# Steps of a diagnosis run are taken twice, and communicated once.
+# A diagnosis run takes each step twice, once without communication.
 _DIAGNOSIS_FACTOR = 3.0
 _COMMUNICATION_FACTOR = 1.3
 
 
 def estimate_seconds(plan: RacePlan, config: RunConfig) -> float:
-    """Guesses how long the plan takes from steps like those of `config`, taken in this process."""
+    """Estimates how long a race takes.
+
+    Args:
+        plan: The plan of the race.
+        config: The configuration of one of its runs, of which this process takes a few steps.
+
+    Returns:
+        The estimate in seconds.
+    """
     step_seconds, evaluation_seconds, steps_of_whole = _measure(config)
 
     def seconds(run: PlannedRun) -> float:
-        factor = 1.0 if run.entrant.backend == "single" else _COMMUNICATION_FACTOR
+        factor = 1.0 if run.entrant.backend == REFERENCE else _COMMUNICATION_FACTOR
         steps = {"timed": plan.options.timed_steps, "whole": steps_of_whole}.get(run.purpose)
         if steps is None:
             steps, factor = plan.options.diagnosis_steps, _DIAGNOSIS_FACTOR
@@ -35,13 +41,14 @@ def estimate_seconds(plan: RacePlan, config: RunConfig) -> float:
 
 
 def _measure(config: RunConfig) -> tuple[float, float, int]:
-    """Seconds of one step and of one evaluation of `single`, and how many steps a whole run has."""
+    """Returns the seconds of a step and of an evaluation of the reference, and the number of steps of a whole run."""
     import torch
 
     from backends.single import SingleBackend
-    from records.progress import ProgressLog
     from tasks.registry import load_task
     from training.loop import Trainer
+    from training.measurements import Measurements
+    from watch.heartbeat import Heartbeat
 
     task_class = load_task(config.task)
     task = task_class(task_class.Settings.model_validate(config.task_settings))
@@ -49,18 +56,18 @@ def _measure(config: RunConfig) -> tuple[float, float, int]:
     torch.set_num_threads(config.threads_per_rank * config.num_processes)
     alone = config.model_copy(
         update={
-            "backend": "single",
+            "backend": REFERENCE,
             "num_processes": 1,
             "backend_settings": {},
             "max_steps": _NUM_STEPS,
             "micro_batch_size": config.global_batch_size,
         }
     )
-    with TemporaryDirectory() as directory:
-        backend = SingleBackend(alone.backend_options(SingleBackend.Settings))
-        trainer = Trainer(alone, task, backend, ProgressLog(Path(directory), rank=0))
-        began = time.perf_counter()
-        trajectory = trainer.train()
-        evaluation = time.perf_counter() - began - sum(trajectory.step_seconds)
+    trainer = Trainer(alone, task, SingleBackend(alone.backend_options(SingleBackend.Settings)))
+    measurements = Measurements(Heartbeat())
+    trainer.observe(measurements)
+    began = time.perf_counter()
+    trainer.train()
+    evaluation = time.perf_counter() - began - sum(measurements.step_seconds)
     steps = config.num_train_epochs * trainer.plan.steps_per_epoch
-    return median(trajectory.step_seconds[1:]), evaluation, steps
+    return median(measurements.step_seconds[1:]), evaluation, steps

@@ -1,4 +1,4 @@
-"""How busy a machine is, looked at before each run of a race."""
+"""How busy the machine is before and during each run of a race."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 
 IDLE_SHARE = 0.1
-# From here on a run is disturbed.
+# If other programs take a larger share of the cores than this, they disturb a run.
 DISTURBED_SHARE = 0.05
 _SECONDS_OF_A_LOOK = 0.5
 _LOOKS = 20
@@ -17,11 +17,11 @@ _LOOKS = 20
 
 @dataclass(frozen=True)
 class Idleness:
-    """What others do on this machine.
+    """What other programs do on this machine.
 
     Attributes:
-        busy_share: Of all cores, during a short look.
-        gpu_processes: How many processes compute on a GPU.
+        busy_share: The share of all cores that is busy during half a second.
+        gpu_processes: The number of processes that use a GPU.
     """
 
     busy_share: float
@@ -29,12 +29,20 @@ class Idleness:
 
     @property
     def idle(self) -> bool:
+        """Whether the machine is idle enough for a run."""
         return self.busy_share <= IDLE_SHARE and self.gpu_processes == 0
 
 
 def look_for_idleness(*, patient: bool) -> Idleness:
-    """Returns as soon as the machine is idle, and otherwise what it sees after about ten seconds, or at once."""
-    import psutil  # comes with an extra, which the help text does without
+    """Looks how busy the machine is.
+
+    Args:
+        patient: Wait up to ten seconds for an idle machine; otherwise look once.
+
+    Returns:
+        What the last look saw: the first one that found the machine idle, or the last one of all.
+    """
+    import psutil  # not needed by --help, which works without the packages of the extra `compare`
 
     looks = _LOOKS if patient else 1
     for look in range(looks):
@@ -47,16 +55,16 @@ def look_for_idleness(*, patient: bool) -> Idleness:
 
 
 class ForeignLoad:
-    """What others took of this machine's cores since this was made: other programs, and the hypervisor.
+    """What other programs and the hypervisor take of this machine's cores, from the construction of this object on.
 
-    Processes that this one has started, and waited for, are not others.
+    Processes that this process has started and waited for do not count.
     """
 
     def __init__(self) -> None:
         self._began, self._busy, self._own = self._look()
 
     def share(self) -> float:
-        """Of all cores, so far."""
+        """Returns the share of all cores so far."""
         import psutil
 
         ended, busy, own = self._look()

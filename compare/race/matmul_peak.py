@@ -1,7 +1,7 @@
-"""Measures what a device reaches in matrix products: ``python -m compare.race.matmul_peak cuda bf16``.
+"""Measures how fast a device multiplies matrices: ``python -m compare.race.matmul_peak cuda bf16``.
 
-The rate of large square products is what a model could at most come close to on this very device,
-whatever its data sheet says. Prints operations a second.
+The rate of large square products is the most that a model can reach on this very device, whatever the data sheet says.
+The command prints it in operations a second.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _REPEATS = 10
 
 
 def measure(device: str, precision: str) -> float:
-    """Returns the median rate of square products, in operations a second, 2 n^3 for each product."""
+    """Returns the median rate of square products, in operations a second: 2 n^3 for each product."""
     import torch
 
     size = _SIZES[device]
@@ -36,7 +36,7 @@ def measure(device: str, precision: str) -> float:
 
 
 def measure_apart(device: str, precision: str) -> float | None:
-    """Measures in a process of its own, which leaves no threads and no memory behind; None if it fails."""
+    """Measures in another process, which leaves no threads and no memory behind; returns None if that fails."""
     command = [sys.executable, "-m", "compare.race.matmul_peak", device, precision]
     with guarded() as mark:
         environment = {**os.environ, **mark, "PYTHONSAFEPATH": "1"}

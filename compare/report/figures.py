@@ -6,15 +6,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from compare.numbers import format_size, interval, joined, number, percent, score
 from compare.report import plots
-from compare.report.numbers import interval, joined, number, percent, score, size
+from compare.report.drawing import Axis
 from compare.report.page import Cell, Figure, Plot, Row, Table, measured
-from compare.report.plots import Axis, Item, Line, Style
-from compare.report.results import CollectiveSeries, Curve, Entrant, GroupResult, Scaling
+from compare.report.plots import Item, Line
+from compare.report.styles import Style
 from compare.report.tables import Standings, interval_cell, mark, standing, standing_cell
+from compare.results import CollectiveSeries, Curve, Entrant, GroupResult, Scaling
 
 _PARTS = ("data", "forward", "backward", "communication", "optimizer")
-_MOST_ROWS = 50
+_MAX_ROWS = 50
+_GIB = 2**30
 
 Styles = dict[str, Style]
 
@@ -190,7 +193,7 @@ def metric_figure(curves: list[Curve], styles: Styles, standings: Standings) -> 
     over_steps, over_time = _curve_lines(points, styles, standings)
     named_metric = metric.replace("_", " ")
     title = f"{named_metric.capitalize()}, {key}"
-    y = Axis(plots.plain(named_metric))
+    y = Axis(named_metric)
     return Figure(
         named_metric.capitalize(),
         f"On the validation data, at the end: {said}." + (f" Dotted: the target, {number(level)}." if level else ""),
@@ -254,7 +257,7 @@ def collective_figure(series: list[CollectiveSeries], styles: Styles) -> Figure:
     title = f"{series[0].operation}, {series[0].num_processes} ranks, {series[0].device}"
     peaks = [(one, max(one.points, key=lambda point: point.busbw)) for one in series]
     said = "; ".join(
-        f"{one.backend} over {one.transport} up to {number(peak.busbw / 1e9, 3)} GB/s at {size(peak.bytes)}"
+        f"{one.backend} over {one.transport} up to {number(peak.busbw / _GIB, 3)} GiB/s at {format_size(peak.bytes)}"
         for one, peak in peaks
     )
     drawn = [
@@ -262,30 +265,30 @@ def collective_figure(series: list[CollectiveSeries], styles: Styles) -> Figure:
             f"{one.backend}, {one.transport}",
             _style(series, i, styles),
             [point.bytes for point in one.points],
-            [point.busbw / 1e9 for point in one.points],
+            [point.busbw / _GIB for point in one.points],
         )
         for i, one in enumerate(series)
     ]
     sizes = sorted({point.bytes for one in series for point in one.points})
-    every = -(-len(sizes) // 6)
-    x = Axis("size", log=True, ticks={num_bytes: size(num_bytes) for num_bytes in sizes[::every]})
-    y = Axis("busbw (GB/s)", log=True, ticks=plots.decades(rate for line in drawn for rate in line.y if rate))
+    every = -(-len(sizes) // 5)
+    x = Axis("size", log=True, ticks={num_bytes: format_size(num_bytes) for num_bytes in sizes[::every]})
+    y = Axis("busbw (GiB/s)", log=True, ticks=plots.decades(rate for line in drawn for rate in line.y if rate))
     rows = [
         Row(
             [
                 Cell(one.backend),
                 Cell(one.transport),
-                Cell(size(point.bytes), point.bytes),
+                Cell(format_size(point.bytes), point.bytes),
                 measured(point.median_seconds, 1e6),
                 measured(len(point.seconds)),
-                measured(point.algbw, 1e-9),
-                measured(point.busbw, 1e-9),
+                measured(point.algbw, 1 / _GIB),
+                measured(point.busbw, 1 / _GIB),
             ]
         )
         for one in series
         for point in one.points
     ]
-    columns = ["backend", "transport", "size", "median time (µs)", "repetitions", "algbw (GB/s)", "busbw (GB/s)"]
+    columns = ["backend", "transport", "size", "median time (µs)", "repetitions", "algbw (GiB/s)", "busbw (GiB/s)"]
     return Figure(
         title,
         f"Bus bandwidth as nccl-tests defines it, both axes logarithmic; up is faster. {said}.",
@@ -371,5 +374,5 @@ def _curve_table(
 
 def _some(length: int) -> list[int]:
     """At most so many indices that a table can be read, the last one always."""
-    every = -(-length // _MOST_ROWS)
+    every = -(-length // _MAX_ROWS)
     return sorted({*range(every - 1, length, every), length - 1}) if length else []

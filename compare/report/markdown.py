@@ -7,9 +7,13 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from compare.report.results import Comparison, Curve, Entrant, GroupResult, Interval, Results
+from backends.registry import REFERENCE
+from compare.numbers import one_line
+from compare.report.headline import headlines
 from compare.report.words import metric_heading
+from compare.results import Comparison, Curve, Entrant, GroupResult, Interval, Results, read_results
 
+_MIB = 2**20
 _HEADINGS = (
     *("ranks", "precision", "batch = ranks x micro x accumulation", "backend", "in lockstep", "samples/s [95 %]"),
     *("step, median / p95 (ms)", "first step (s)", "memory (MiB)", "time against the group's first"),
@@ -25,7 +29,7 @@ _BREAKDOWN_HEADINGS = (
         "communication",
         "watching lengthens it by",
     ),
-    "sent by a rank / ring bound (MB)",
+    "sent by a rank / ring bound (MiB)",
 )
 
 
@@ -35,7 +39,7 @@ def render_markdown(results: Results) -> str:
         f"{place.machine}; {place.software}; {place.num_runs} runs" + (f"; {place.idleness}" if place.idleness else "")
         for place in results.places
     ]
-    commands = [f"{escape(name)}:\n\n    {_one_line(command)}" for name, command in results.commands.items()]
+    commands = [f"{escape(name)}:\n\n    {one_line(command)}" for name, command in results.commands.items()]
     sections = {
         "": _list(results.verdict),
         "Throughput": results_table(results),
@@ -61,22 +65,15 @@ def render_markdown(results: Results) -> str:
 
 
 def headline_table(results: Results) -> str:
-    """What each backend made of several ranks, without accumulation, beside one process on the same batch."""
-    groups = [one for one in results.groups if one.group.gradient_accumulation_steps == 1]
+    """Returns what each backend reaches on several ranks beside one process on the same batch, without accumulation."""
     rows = []
-    for alone in (one for one in groups if one.group.num_processes == 1):
-        of_one = next((entrant for entrant in alone.entrants if entrant.backend == "single"), None)
-        if of_one is None or of_one.samples_per_second is None:
-            continue
-        conditions = (alone.group.task, alone.group.device, alone.group.precision, alone.group.global_batch_size)
-        rows.append([alone.group.precision, "single", "1", _interval(of_one.samples_per_second), "1"])
-        for group in (one for one in groups if one.group.num_processes > 1):
-            same = (group.group.task, group.group.device, group.group.precision, group.group.global_batch_size)
-            for entrant in group.entrants if same == conditions else ():
-                speed = entrant.samples_per_second
-                against = "-" if speed is None else f"{speed.estimate / of_one.samples_per_second.estimate:.2f}"
-                num_processes = str(group.group.num_processes)
-                rows.append([group.group.precision, entrant.backend, num_processes, _interval(speed), against])
+    for headline in headlines(results):
+        alone = headline.alone
+        rows.append([alone.precision, REFERENCE, "1", _interval(headline.rate), "1"])
+        for group, entrant in headline.rivals:
+            speed = entrant.samples_per_second
+            against = "-" if speed is None else f"{speed.estimate / headline.rate.estimate:.2f}"
+            rows.append([group.precision, entrant.backend, str(group.num_processes), _interval(speed), against])
     return _table(("precision", "backend", "ranks", "samples/s [95 %]", "times one process"), rows) if rows else ""
 
 
@@ -117,7 +114,7 @@ def breakdown_table(results: Results) -> str:
                 seconds = (parts.data, parts.forward, parts.backward, parts.optimizer, parts.communication)
                 sent = "-"
                 if (wire := entrant.wire) is not None:
-                    sent = f"{wire.bytes_per_step / 1e6:.2f} / {wire.ring_bound / 1e6:.2f} on {wire.interface}"
+                    sent = f"{wire.bytes_per_step / _MIB:.2f} / {wire.ring_bound / _MIB:.2f} on {wire.interface}"
                 overhead = "-" if parts.overhead is None else f"{parts.overhead:+.0%}"
                 rows.append([group.group.key, entrant.backend, *map(_milliseconds, seconds), overhead, sent])
     return _table(_BREAKDOWN_HEADINGS, rows) if rows else ""
@@ -125,7 +122,7 @@ def breakdown_table(results: Results) -> str:
 
 def escape(text: str) -> str:
     """Keeps text from outside from being read as markup, and on one line."""
-    return re.sub(r"([\\`*_{}\[\]<>|#~&])", r"\\\1", _one_line(text))
+    return re.sub(r"([\\`*_{}\[\]<>|#~&])", r"\\\1", one_line(text))
 
 
 def _row(group: GroupResult, entrant: Entrant) -> list[str]:
@@ -145,7 +142,7 @@ def _row(group: GroupResult, entrant: Entrant) -> list[str]:
         _interval(entrant.samples_per_second),
         steps,
         f"{starts[len(starts) // 2]:.1f}" if starts else "-",
-        f"{memory / 2**20:.0f}" if memory else "-",
+        f"{memory / _MIB:.0f}" if memory else "-",
         _against_first(group, entrant),
     ]
 
@@ -206,19 +203,17 @@ def _list(lines: Iterable[str]) -> str:
     return "\n".join(f"- {escape(line)}" for line in lines)
 
 
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
-
-
 def main(arguments: list[str]) -> int:
     """Prints the tables of a results.json; returns the exit code."""
     if len(arguments) != 1:
         print("usage: python -m compare.report.markdown RESULTS.json", file=sys.stderr)
         return 2
     try:
-        results = Results.model_validate_json(Path(arguments[0]).read_bytes())
+        results = read_results(Path(arguments[0]))
     except (OSError, ValueError) as error:
-        print(f"lockstep: {arguments[0]}: no results that can be read ({_one_line(str(error))[:200]})", file=sys.stderr)
+        print(
+            f"lockstep: {arguments[0]}: is not a valid file of results ({one_line(str(error))[:200]})", file=sys.stderr
+        )
         return 2
     tables = (headline_table(results), results_table(results), seed_table(results))
     print("\n\n".join(table for table in tables if table))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from compare.report.numbers import NOTHING, number
+from markupsafe import Markup
+
+from compare.numbers import NOTHING, number
 
 
 @dataclass(frozen=True)
@@ -53,10 +55,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Plot:
-    """One drawing, and what to say to those who do not see it."""
+    """One drawing in SVG, and what it shows, in words, for those who do not see it."""
 
     label: str
-    drawing: Any
+    drawing: Markup
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from compare.report.results import Parity
+from compare.results import Parity
 from records.record import DiagnosisRecord, RunRecord
 
 _FACTOR = 30.0
@@ -92,7 +92,7 @@ def losses_parity(run: RunRecord, reference: RunRecord) -> Parity:
     if _split(run) != _split(reference) and run.task.get("dropout", 0) != 0:
         detail = "with dropout, whose masks depend on how a batch is split, only diagnosis runs (--diagnose) can tell"
         return Parity(verdict="unknown", detail=detail)
-    tolerance = _TOLERANCE[str(run.config["precision"])]
+    tolerance = _TOLERANCE[run.config.precision]
     worst = 0.0
     for ours, theirs in zip(run.steps[:_NUM_JUDGED_STEPS], reference.steps, strict=False):
         for name in ("loss", "grad_norm"):
@@ -117,7 +117,7 @@ def _relative_distance(mine: float | None, other: float | None) -> float:
 
 
 def _split(run: RunRecord) -> tuple[int, int]:
-    return run.config["num_processes"], run.config["micro_batch_size"]
+    return run.config.num_processes, run.config.micro_batch_size
 
 
 def _diagnosis(run: RunRecord) -> DiagnosisRecord:

@@ -1,80 +1,31 @@
-"""Drawings with plotly: what is drawn, for paper. The page's script exchanges colours where it is dark.
-
-Plotly takes `<b>`, `<a>` and the like in any text for markup; names from records pass through `plain`.
-"""
+"""The four kinds of drawings in a report: intervals, distributions, stacks and lines."""
 
 from __future__ import annotations
 
-import html
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
-import plotly.graph_objects as go
+from markupsafe import Markup
 
-INK, MUTED, GRID, PAPER = "#1a1a1a", "#595959", "#d9d9d9", "#ffffff"
+from compare.numbers import number
+from compare.report.drawing import Axis, Drawing, Scale, legend, line_sample
+from compare.report.styles import Style
 
-# Okabe and Ito's colours (https://jfly.uni-koeln.de/color/), which people who are colour-blind can tell
-# apart; but for yellow, which white paper swallows.
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star")
-_DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
-
-# Parts of a step are no backends: other colours, cividis, and hatching.
-_PARTS = (("#00224e", ""), ("#575d6d", "/"), ("#8a8678", ""), ("#c4b56c", "\\"), ("#fee838", ""))
-
-DARK = {
-    INK: "#e8e8e8",
-    MUTED: "#b4b8bf",
-    GRID: "#3b4048",
-    PAPER: "#16181c",
-    "#0072b2": "#3d9fdc",
-    "#000000": "#ffffff",
-    "#00224e": "#3f6fb5",
-}
-
-_MOST_VALUES = 2000
-_MOST_POINTS = 100
-
-
-@dataclass(frozen=True)
-class Style:
-    """How a backend looks in every drawing; colour is never the only sign."""
-
-    colour: str
-    symbol: str
-    dash: str
-
-    def varied(self, times: int) -> Style:
-        """The look of the same backend where it appears once more in one drawing."""
-        if not times:
-            return self
-        return Style(self.colour, f"{self.symbol}-open", _DASHES[(_DASHES.index(self.dash) + times) % len(_DASHES)])
-
-
-def styles_for(backends: Iterable[str]) -> dict[str, Style]:
-    """Gives each backend a look of its own."""
-    return {
-        backend: Style(_COLOURS[i % len(_COLOURS)], _SYMBOLS[i % len(_SYMBOLS)], _DASHES[i % len(_DASHES)])
-        for i, backend in enumerate(dict.fromkeys(backends))
-    }
-
-
-@dataclass(frozen=True)
-class Axis:
-    """What runs along an axis; `ticks` replaces numbers by words."""
-
-    title: str
-    log: bool = False
-    from_zero: bool = False
-    ticks: Mapping[float, str] = field(default_factory=dict)
+_MAX_VALUES = 2000
+_MAX_POINTS = 100
+# How many points of a line have a mark, and how many the outline of a distribution has.
+_NUM_MARKS = 12
+_NUM_OUTLINE = 80
+# Parts of a step that have a hatching over their colour.
+_HATCHINGS = {1: "rising", 3: "falling"}
+_MAX_LETTERS = 34
 
 
 @dataclass(frozen=True)
 class Line:
-    """Points that belong together, with an interval around each where it has one."""
+    """Points that belong together, with an interval around each of them if there is one."""
 
     name: str
     style: Style
@@ -97,21 +48,16 @@ class Item:
     high: float | None = None
 
 
-def plain(text: str) -> str:
-    """Makes plotly show a text as it is."""
-    return html.escape(text, quote=False)
-
-
 def thinned(values: Sequence[float]) -> list[float]:
-    """Stands for many values by fewer of the same distribution, extremes included."""
-    if len(values) <= _MOST_VALUES:
+    """Returns fewer values of the same distribution, with both extremes."""
+    if len(values) <= _MAX_VALUES:
         return list(values)
-    picks = np.linspace(0, len(values) - 1, _MOST_VALUES).round().astype(int)
+    picks = np.linspace(0, len(values) - 1, _MAX_VALUES).round().astype(int)
     return [float(value) for value in np.sort(np.asarray(values))[picks]]
 
 
 def decades(values: Iterable[float]) -> dict[float, str]:
-    """Ticks of a logarithmic axis: powers of ten, and what lies between where there are few of them."""
+    """Returns ticks of a logarithmic axis: powers of ten, and numbers between them if there are few."""
     powers = [math.floor(math.log10(value)) for value in values if value > 0]
     if not powers:
         return {}
@@ -121,188 +67,140 @@ def decades(values: Iterable[float]) -> dict[float, str]:
 
 
 def bin_size(num_points: int) -> int:
-    """How many points of a curve are drawn as one."""
-    return -(-num_points // _MOST_POINTS)
+    """Returns how many points of a curve are drawn as one."""
+    return -(-num_points // _MAX_POINTS)
 
 
 def averaged(values: Sequence[float | None], width: int) -> list[float | None]:
-    """Means of `width` values each; none where one of them is missing, which must stay visible."""
+    """Returns means of `width` values each; None where one of them is missing, so that the gap shows."""
     bins = [values[start : start + width] for start in range(0, len(values), width)]
     return [None if None in part else sum(value or 0.0 for value in part) / len(part) for part in bins]
 
 
-def intervals(items: Sequence[Item], axis: Axis) -> go.Figure:
-    """One row a backend: single values small, the estimate with its interval large."""
-    figure = _rows(items, axis, row_height=62)
-    for i, item in enumerate(items):
-        colour = item.style.colour
-        figure.add_scatter(
-            x=list(item.values),
-            y=[i + 0.32] * len(item.values),
-            mode="markers",
-            marker={"symbol": f"{item.style.symbol}-open", "size": 7, "color": colour},
-            hovertemplate="one run: %{x:.4~g}<extra></extra>",
-        )
+def intervals(items: Sequence[Item], axis: Axis) -> Markup:
+    """Draws a row for each backend: single values as small marks, the estimate with its interval as a large one."""
+    ends = [value for item in items for value in (*item.values, item.estimate, item.low, item.high)]
+    drawing, scale = _rows(items, axis, ends, row_height=62)
+    for top, item in zip(range(0, drawing.height, 62), items, strict=True):
+        colour, of_runs = f"bar c{item.style.colour}", replace(item.style, is_open=True)
+        for value in item.values:
+            drawing.mark(scale.share(value), top + 52, of_runs, f"one run: {number(value)}", is_small=True)
         if item.estimate is None:
             continue
-        bounds = {}
+        said = f"{item.label}: {number(item.estimate)}"
         if item.low is not None and item.high is not None:
-            bounds = {"array": [item.high - item.estimate], "arrayminus": [item.estimate - item.low]}
-        figure.add_scatter(
-            x=[item.estimate],
-            y=[i + 0.04],
-            mode="markers",
-            marker={"symbol": item.style.symbol, "size": 13, "color": colour},
-            error_x={"type": "data", "symmetric": False, "thickness": 2.5, "width": 7, "color": colour, **bounds},
-            hovertemplate="estimate: %{x:.4~g}<extra></extra>",
-        )
-    return figure
+            said += f" ({number(item.low)} to {number(item.high)})"
+            drawing.line(scale.share(item.low), scale.share(item.high), top + 34, colour)
+            for end in (item.low, item.high):
+                drawing.rule(scale.share(end), top + 28, top + 40, colour)
+        drawing.mark(scale.share(item.estimate), top + 34, item.style, said)
+    return drawing.markup()
 
 
-def distributions(items: Sequence[Item], axis: Axis) -> go.Figure:
-    """One row a backend: how often which value occurred, with median and quartiles."""
-    figure = _rows(items, axis, row_height=84)
-    for i, item in enumerate(items):
-        values = thinned(item.values)
-        figure.add_violin(
-            x=values,
-            y=[i + 0.12] * len(values),
-            orientation="h",
-            width=0.66,
-            spanmode="hard",
-            points=False,
-            fillcolor=item.style.colour,
-            line={"color": INK, "width": 1},
-            box={"visible": True, "fillcolor": PAPER, "line": {"color": INK, "width": 1}, "width": 0.3},
-            hoverinfo="x",
-        )
-    return figure
+def distributions(items: Sequence[Item], axis: Axis) -> Markup:
+    """Draws a row for each backend: how often each value occurs, with the median and the quartiles."""
+    drawing, scale = _rows(items, axis, [value for item in items for value in item.values], row_height=84)
+    for top, item in zip(range(0, drawing.height, 84), items, strict=True):
+        middle = top + 52
+        outline = _density(thinned(item.values))
+        above = [(scale.share(value), middle - 27 * density) for value, density in outline]
+        below = [(share, 2 * middle - y) for share, y in reversed(above)]
+        drawing.curve([*above, *below], f"mark fill edge c{item.style.colour}", closed=True)
+        low, median, high = (float(value) for value in np.quantile(item.values, [0.25, 0.5, 0.75]))
+        said = f"{item.label}: median {number(median)}, middle half {number(low)} to {number(high)}"
+        drawing.rectangle(scale.share(low), scale.share(high), middle - 8, 16, "box", said)
+        drawing.rule(scale.share(median), middle - 8, middle + 8, "edge")
+    return drawing.markup()
 
 
-def stacks(items: Sequence[Item], parts: Sequence[str], axis: Axis) -> go.Figure:
-    """One bar a backend, one piece of it a part; `values` of an item are those of its parts."""
-    figure = _rows(items, axis, row_height=56)
-    figure.update_layout(barmode="stack", showlegend=True)
-    figure.update_layout(legend={"traceorder": "normal", "entrywidth": 94, "font": {"size": 12}})
-    # A legend of several lines, as on a phone, must not take the names' room.
-    figure.layout.height += 50
-    for k, part in enumerate(parts):
-        colour, shape = _PARTS[k % len(_PARTS)]
-        figure.add_bar(
-            name=part,
-            orientation="h",
-            x=[item.values[k] for item in items],
-            y=[i + 0.1 for i in range(len(items))],
-            width=0.5,
-            marker={
-                "color": colour,
-                "line": {"color": INK, "width": 1},
-                "pattern": {"shape": shape, "size": 7, "fgcolor": INK, "fillmode": "overlay"},
-            },
-            hovertemplate="%{fullData.name}: %{x:.4~g}<extra></extra>",
-        )
-    return figure
+def _density(values: Sequence[float]) -> list[tuple[float, float]]:
+    """Estimates a density with Gaussian kernels and Silverman's bandwidth; the largest density is 1."""
+    sample = np.asarray(values)
+    spread = min(float(sample.std()), float(np.subtract(*np.quantile(sample, [0.75, 0.25]))) / 1.34) or sample.std()
+    if spread == 0:
+        return [(float(sample[0]), 0.0), (float(sample[0]), 1.0)]
+    bandwidth = 0.9 * spread * len(sample) ** -0.2
+    grid = np.linspace(sample.min(), sample.max(), _NUM_OUTLINE)
+    density = np.exp(-0.5 * ((grid[:, None] - sample) / bandwidth) ** 2).sum(axis=1)
+    return [(float(x), float(y)) for x, y in zip(grid, density / density.max(), strict=True)]
 
 
-def lines(
-    series: Sequence[Line], x: Axis, y: Axis, ideal: Sequence[Line] = (), level: float | None = None
-) -> go.Figure:
-    """One line a backend; `ideal` lines and a `level` to reach are drawn thin behind them."""
-    # Where names are long the legend has a line for each, and takes what it needs.
-    figure = _figure(320 + 22 * len(series), x, y)
-    figure.update_layout(showlegend=True, legend_maxheight=40 + 22 * len(series))
-    for k, line in enumerate(ideal):
-        figure.add_scatter(
-            name="ideal",
-            legendgroup="ideal",
-            showlegend=k == 0,
-            x=list(line.x),
-            y=list(line.y),
-            mode="lines",
-            line={"color": MUTED, "width": 1, "dash": "dot"},
-            hoverinfo="skip",
-        )
+def stacks(items: Sequence[Item], parts: Sequence[str], axis: Axis) -> Markup:
+    """Draws a bar for each backend, made of its parts; `values` of an item are those of the parts.
+
+    A part below zero, as noise may make it, is drawn to the left of zero.
+    """
+    ends = [sum(value for value in item.values if value * sign > 0) for item in items for sign in (-1, 1)]
+    drawing, scale = _rows(items, axis, ends, row_height=56)
+    for top, item in zip(range(0, drawing.height, 56), items, strict=True):
+        reached = {True: 0.0, False: 0.0}
+        for k, (part, value) in enumerate(zip(parts, item.values, strict=True)):
+            start = reached[value >= 0]
+            reached[value >= 0] = start + value
+            low, high = sorted((scale.share(start), scale.share(start + value)))
+            drawing.rectangle(low, high, top + 24, 26, f"mark edge p{k}", f"{part}: {number(value)}")
+            if k in _HATCHINGS:
+                drawing.rectangle(low, high, top + 24, 26, _HATCHINGS[k])
+    samples = [
+        (part, Markup('<rect class="edge p{}" x="4" width="26" y="1" height="12"/>').format(k))
+        for k, part in enumerate(parts)
+    ]
+    return legend(samples) + drawing.markup()
+
+
+def lines(series: Sequence[Line], x: Axis, y: Axis, ideal: Sequence[Line] = (), level: float | None = None) -> Markup:
+    """Draws a line for each backend; lines of the ideal, and a level to reach, are thin and lie behind them."""
+    drawing = Drawing(280)
+    everything = [*series, *ideal]
+    across = Scale(x, [value for line in everything for value in line.x])
+    bounds = [value for line in everything for value in (*line.y, *line.low, *line.high)]
+    up = Scale(y, [*bounds, level])
+    drawing.x_axis(x, across)
+    drawing.y_axis(y, up)
+    for line in ideal:
+        drawing.curve(_points(line, across, up, drawing), "aid")
     if level is not None:
-        figure.add_hline(level, line={"color": MUTED, "width": 1, "dash": "dot"})
+        drawing.line(0, 1, drawing.y(up, level), "aid")
     for k, line in enumerate(series):
-        bounds: dict[str, Any] = {}
-        if line.low and line.high:
-            bounds = {"error_y": {"type": "data", "symmetric": False, **_distances(line)}}
-        figure.add_scatter(
-            name=plain(_shortened(line.name, 34)),
-            x=list(line.x),
-            y=list(line.y),
-            mode="lines+markers",
-            # Lines that coincide stay visible: later ones are thinner, and dashed.
-            line={"color": line.style.colour, "dash": line.style.dash, "width": max(2.0, 4.5 - 1.2 * k)},
-            marker={"symbol": line.style.symbol, "size": 8, "maxdisplayed": 12},
-            hovertemplate="%{y:.4~g}",
-            **bounds,
+        # Later lines are thinner, so that lines that coincide remain visible.
+        drawing.curve(
+            _points(line, across, up, drawing),
+            f"mark line c{line.style.colour} d{line.style.dash}",
+            width=max(2.0, 4.5 - 1.2 * k),
         )
-    return figure
+        _draw_points(line, across, up, drawing)
+    return legend([(_shortened(line.name), line_sample(line.style)) for line in series]) + drawing.markup()
 
 
-def _distances(line: Line) -> dict[str, list[float | None]]:
-    above = [None if y is None or high is None else high - y for y, high in zip(line.y, line.high, strict=True)]
-    below = [None if y is None or low is None else y - low for y, low in zip(line.y, line.low, strict=True)]
-    return {"array": above, "arrayminus": below}
+def _points(line: Line, across: Scale, up: Scale, drawing: Drawing) -> list[tuple[float, float] | None]:
+    return [None if y is None else (across.share(x), drawing.y(up, y)) for x, y in zip(line.x, line.y, strict=True)]
 
 
-def _rows(items: Sequence[Item], axis: Axis, row_height: int) -> go.Figure:
-    figure = _figure(70 + row_height * len(items), axis, Axis(""))
-    # The first row on top; names stand above what is drawn, which leaves it the whole width of a phone.
-    figure.update_yaxes(range=[len(items) - 0.45, -0.6], showgrid=False, zeroline=False, showticklabels=False, ticks="")
+def _draw_points(line: Line, across: Scale, up: Scale, drawing: Drawing) -> None:
+    """Draws the intervals and some marks of a line; a text shows at every point."""
+    for x, low, high in zip(line.x, line.low, line.high, strict=False):
+        if low is not None and high is not None:
+            drawing.rule(across.share(x), drawing.y(up, high), drawing.y(up, low), f"bar c{line.style.colour}")
+    every = -(-len(line.x) // _NUM_MARKS)
+    for i, (x, y) in enumerate(zip(line.x, line.y, strict=True)):
+        if y is None:
+            continue
+        said = f"{line.name}: {number(y)} at {number(x)}"
+        if i % every == 0:
+            drawing.mark(across.share(x), drawing.y(up, y), line.style, said, is_small=True)
+        else:
+            drawing.hint(across.share(x), drawing.y(up, y), said)
+
+
+def _rows(items: Sequence[Item], axis: Axis, ends: Iterable[float | None], row_height: int) -> tuple[Drawing, Scale]:
+    """Begins a drawing with a row for each backend, whose name is above what is drawn."""
+    drawing, scale = Drawing(row_height * len(items)), Scale(axis, ends)
+    drawing.x_axis(axis, scale)
     for i, item in enumerate(items):
-        note = f" <i>({plain(item.note)})</i>" if item.note else ""
-        figure.add_annotation(
-            text=plain(_shortened(item.label, 20 if note else 34)) + note,
-            showarrow=False,
-            xref="paper",
-            x=0,
-            xanchor="left",
-            xshift=3,
-            y=i - 0.56,
-            yanchor="top",
-        )
-    return figure
+        label = _shortened(item.label, 20 if item.note else _MAX_LETTERS)
+        drawing.text(label + (f" ({item.note})" if item.note else ""), 0, row_height * i + 16, "name")
+    return drawing, scale
 
 
-def _shortened(name: str, most: int) -> str:
+def _shortened(name: str, most: int = _MAX_LETTERS) -> str:
     return name if len(name) <= most else f"{name[: most - 1]}…"
-
-
-def _figure(height: int, x: Axis, y: Axis) -> go.Figure:
-    return go.Figure(
-        layout=go.Layout(
-            template=go.layout.Template(),
-            height=height,
-            autosize=True,
-            font={"family": "system-ui, sans-serif", "size": 13, "color": INK},
-            paper_bgcolor="rgba(0,0,0,0)",
-            plot_bgcolor="rgba(0,0,0,0)",
-            margin={"l": 10, "r": 14, "t": 10, "b": 10},
-            showlegend=False,
-            legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "itemsizing": "constant"},
-            hoverlabel={"bgcolor": PAPER, "bordercolor": MUTED, "font": {"color": INK}, "namelength": -1},
-            uirevision="same",
-            xaxis=_axis(x),
-            yaxis=_axis(y),
-        )
-    )
-
-
-def _axis(axis: Axis) -> dict[str, Any]:
-    ticks = {"tickvals": list(axis.ticks), "ticktext": list(axis.ticks.values())} if axis.ticks else {}
-    return {
-        "title": {"text": axis.title, "standoff": 10},
-        "type": "log" if axis.log else "linear",
-        "rangemode": "tozero" if axis.from_zero else "normal",
-        "automargin": True,
-        "gridcolor": GRID,
-        "zerolinecolor": GRID,
-        "linecolor": MUTED,
-        "showline": True,
-        "ticks": "outside",
-        "tickcolor": MUTED,
-        **ticks,
-    }

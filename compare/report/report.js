@@ -41,31 +41,3 @@
     });
   }
 })();
-
-// Plots: drawn for paper, recoloured where it is dark, redrawn when that changes and for the printer.
-(() => {
-  const PAPER_WIDTH = 660;
-  const darkColours = new Map(Object.entries(JSON.parse(document.getElementById("dark").textContent)));
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  const printer = matchMedia("print");
-  const plots = [...document.querySelectorAll(".plot")].map((element) => [element, element.nextElementSibling.textContent]);
-
-  const recoloured = (key, value) => (/color$/i.test(key) && darkColours.get(value)) || value;
-
-  const draw = (printing) => {
-    for (const [element, text] of plots) {
-      const { data, layout } = JSON.parse(text, dark.matches && !printing ? recoloured : undefined);
-      element.style.height = `${layout.height}px`;
-      if (printing) layout.width = PAPER_WIDTH;
-      // Where a finger scrolls, it must not zoom.
-      layout.dragmode = matchMedia("(pointer: coarse)").matches ? false : "zoom";
-      Plotly.react(element, data, layout, { displayModeBar: false, responsive: true });
-    }
-  };
-
-  draw(printer.matches);
-  dark.addEventListener("change", () => draw(printer.matches));
-  printer.addEventListener("change", () => draw(printer.matches));
-  addEventListener("beforeprint", () => draw(true));
-  addEventListener("afterprint", () => draw(false));
-})();

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 from typing import TypeVar
 
+from compare.numbers import joined
 from compare.report import figures as report_figures
 from compare.report import tables as report_tables
 from compare.report.figures import Styles
-from compare.report.numbers import joined
 from compare.report.page import Block, Commands, Figure, Lines, Section, Text
-from compare.report.plots import styles_for
-from compare.report.results import CollectiveSeries, Curve, GroupResult, Results, Scaling
+from compare.report.styles import styles_for
+from compare.results import CollectiveSeries, Curve, GroupResult, Results, Scaling
 
 _T = TypeVar("_T")
 

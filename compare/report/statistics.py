@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import stats
 
-from compare.report.results import Comparison, Interval
+from compare.results import Comparison, Interval
 
 CONFIDENCE = 0.95
 SMALLEST_CLAIM = 0.01

@@ -6,10 +6,10 @@ import json
 import statistics
 from typing import Any
 
-from compare.report.numbers import NOTHING, difference, interval, percent, score
+from compare.numbers import NOTHING, difference, interval, percent, score
 from compare.report.page import Cell, Row, Table, measured
-from compare.report.results import CollectiveSeries, Comparison, Curve, Entrant, GroupResult, Interval, Place, SeedRow
 from compare.report.words import metric_heading
+from compare.results import CollectiveSeries, Comparison, Curve, Entrant, GroupResult, Interval, Place, SeedRow
 
 _MIB = 1 / 2**20
 _VERDICTS = {
@@ -208,14 +208,14 @@ def training_table(curves: list[Curve], standings: Standings) -> Table:
 
 def fit_table(series: list[CollectiveSeries], what: str) -> Table:
     """Latency and bandwidth of each path."""
-    columns = ["backend", "transport", "latency (µs)", "bandwidth (GB/s)"]
+    columns = ["backend", "transport", "latency (µs)", "bandwidth (GiB/s)"]
     rows = [
         Row(
             [
                 Cell(one.backend),
                 Cell(one.transport),
                 interval_cell(one.fit.latency_seconds, 1e6),
-                interval_cell(one.fit.bytes_per_second, 1e-9),
+                interval_cell(one.fit.bytes_per_second, 1 / 2**30),
             ]
         )
         for one in series

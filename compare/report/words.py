@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from compare.report.results import Curve, Entrant, GroupResult, SeedRow
+from compare.results import Curve, Entrant, GroupResult, SeedRow
 from records.record import RunRecord
 from tasks.interface import metric_title
 
@@ -15,19 +14,20 @@ def ranks(number: int) -> str:
     return "1 rank" if number == 1 else f"{number} ranks"
 
 
-def describe_batch(config: dict[str, Any], accumulation: int) -> str:
-    """How a global batch is made: ranks x micro-batch x accumulation steps."""
-    split = f"{config['num_processes']} x {config['micro_batch_size']} x {accumulation}"
-    return f"{config['global_batch_size']} = {split}"
+def describe_batch(record: RunRecord) -> str:
+    """Says how a global batch is split: ranks x micro-batch x accumulation steps."""
+    config = record.config
+    split = f"{config.num_processes} x {config.micro_batch_size} x {record.gradient_accumulation_steps}"
+    return f"{config.global_batch_size} = {split}"
 
 
 def describe_task(record: RunRecord) -> str:
-    """What is computed, in a line."""
+    """Says in a line what is computed."""
     config, task = record.config, record.task
-    what = f"{config['task']}: {task['model']} on {task['data']}" if "model" in task else str(config["task"])
-    length = f"{config['max_steps']} steps" if config["max_steps"] > 0 else f"{config['num_train_epochs']} epoch(s)"
-    compiled = ", compiled" if config.get("torch_compile") else ""
-    return f"{what}, {config['optimizer']} at {config['learning_rate']:g}, {length}, seed {config['seed']}{compiled}"
+    what = f"{config.task}: {task['model']} on {task['data']}" if "model" in task else config.task
+    length = f"{config.max_steps} steps" if config.max_steps > 0 else f"{config.num_train_epochs} epoch(s)"
+    compiled = ", compiled" if config.torch_compile else ""
+    return f"{what}, {config.optimizer} at {config.learning_rate:g}, {length}, seed {config.seed}{compiled}"
 
 
 def metric_heading(name: str, rows: Sequence[Curve | SeedRow], *, shown: str | None = None) -> str:

@@ -1,4 +1,4 @@
-"""Fine-tuning a BERT-style model to classify texts, on Hugging Face parts."""
+"""Training a BERT classifier for texts, from fresh or pretrained weights, with Hugging Face's libraries."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, field_validator
 
@@ -14,8 +14,15 @@ from tasks.interface import Batch, Overview, Split, Task, TaskInputError, TaskSe
 from tasks.text import grammar, labels
 from tasks.text import models as bert_models
 from tasks.text import prepared as prepared_text
-from tasks.text import sources as text_sources
+from tasks.text.files import check_file, read_file
+from tasks.text.hub import hub_tables
 from tasks.text.overview import text_overview
+from tasks.text.tokenizers import load_tokenizer, train_wordpiece
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from transformers import PreTrainedModel
 
 
 class TextClassificationSettings(TaskSettings):
@@ -32,15 +39,15 @@ class TextClassificationSettings(TaskSettings):
     text_column: str = Field("text", description="the column that holds the text")
     label_column: str = Field("label", description="the column that holds the label, a string or a number")
     keep_labels: bool = Field(
-        False, description="take every label for a class, also labels that look alike, like missing values, or are many"
+        False, description="make every label a class, even if labels look alike, look like missing values, or are many"
     )
     positive_label: str | None = Field(
         None,
         min_length=1,
-        description="of two labels, the one whose F1 is told (default: the larger number, or the rarer label)",
+        description="of two labels, the one whose F1 is reported (default: the larger number, or the rarer label)",
     )
     dataset: str | None = Field(
-        None, min_length=1, description="a data set of the hub (NAME or NAME:CONFIG), or its directory"
+        None, min_length=1, description="a dataset of the hub (NAME or NAME:CONFIG), or a directory"
     )
     max_seq_length: int = Field(128, ge=4, description="longer texts are cut to this many tokens")
     dropout: float | None = Field(
@@ -48,6 +55,7 @@ class TextClassificationSettings(TaskSettings):
     )
 
     def fetched(self) -> tuple[str, ...]:
+        """Names those of `model` and `dataset` that are on the hub."""
         names = []
         if self.model not in bert_models.PRESETS and not Path(self.model).exists():
             names.append("model")
@@ -55,7 +63,7 @@ class TextClassificationSettings(TaskSettings):
             names.append("dataset")
         return tuple(names)
 
-    # The ranks that read these settings again work in another directory than the user.
+    # The ranks read these settings again, in another working directory than the user's.
     @field_validator("train_file", "validation_file")
     @classmethod
     def _absolute_file(cls, path: Path | None) -> Path | None:
@@ -70,7 +78,7 @@ class TextClassificationSettings(TaskSettings):
 
 
 class TextClassification(Task):
-    """Classifies texts, each into one of the labels that occur in training."""
+    """Assigns to each text one of the labels that occur in training."""
 
     name = "text-classification"
     Settings = TextClassificationSettings
@@ -79,6 +87,7 @@ class TextClassification(Task):
     model_files = ("config.json", "model*.safetensors", "model.safetensors.index.json", "*token*.json", "vocab.txt")
 
     def prepare(self) -> None:
+        """Checks the options and the data, and tokenises the texts unless they are in the cache."""
         self._check_sources()
         settings = self.settings
         self._pretrained = None
@@ -94,7 +103,7 @@ class TextClassification(Task):
             key["tokenizer"] = [prepared_text.fingerprint(file) for file in files]
             key["labels"] = bert_models.own_labels(self._pretrained)
         self._data = prepared_text.find_or_prepare(key, self._build)
-        # The embedded data say themselves which of their labels is meant.
+        # The embedded data define which of their labels is the positive one.
         asked = settings.positive_label or (grammar.LABELS[True] if self._is_embedded else None)
         self._positive = labels.positive_label(self._data.labels, self._data.label_counts["train"], asked=asked)
         if self._positive is None:
@@ -108,17 +117,17 @@ class TextClassification(Task):
     def _check_sources(self) -> None:
         settings = self.settings
         if settings.dataset is not None and (settings.train_file or settings.validation_file):
-            raise TaskInputError(f"--dataset {settings.dataset}: give either a data set or files, not both")
+            raise TaskInputError(f"--dataset {settings.dataset}: give either a dataset or files, not both")
         if (settings.train_file is None) != (settings.validation_file is None):
             missing = "--validation-file" if settings.validation_file is None else "--train-file"
-            raise TaskInputError(f"{missing} is missing: training and validation need a file each")
+            raise TaskInputError(f"{missing} is missing: training and validation each need a file")
         if settings.text_column == settings.label_column:
             raise TaskInputError(
-                f"--text-column and --label-column are both {settings.text_column!r}; name two columns"
+                f"--text-column and --label-column are both {settings.text_column!r}; name two different columns"
             )
         for path, option in ((settings.train_file, "--train-file"), (settings.validation_file, "--validation-file")):
             if path is not None:
-                text_sources.check_file(path, option=option)
+                check_file(path, option=option)
 
     def _check_length(self) -> None:
         limit = bert_models.MAX_POSITIONS
@@ -138,7 +147,7 @@ class TextClassification(Task):
         if settings.train_file and settings.validation_file:
             return [prepared_text.fingerprint(file) for file in (settings.train_file, settings.validation_file)]
         source = Path(grammar.__file__).read_bytes()
-        return ["embedded", text_sources.NUM_EMBEDDED, hashlib.sha256(source).hexdigest()]
+        return ["embedded", hashlib.sha256(source).hexdigest()]
 
     def _build(self, directory: Path) -> None:
         settings = self.settings
@@ -147,27 +156,27 @@ class TextClassification(Task):
         sources: dict[Split, str]
         if settings.dataset is not None:
             sources = dict.fromkeys(("train", "validation"), f"--dataset {settings.dataset}")
-            tables = text_sources.hub_tables(settings.dataset, **columns)
+            tables = hub_tables(settings.dataset, **columns)
         elif settings.train_file and settings.validation_file:
             sources = {
                 "train": f"--train-file {settings.train_file}",
                 "validation": f"--validation-file {settings.validation_file}",
             }
             tables = {
-                "train": text_sources.read_file(settings.train_file, option="--train-file", **columns),
-                "validation": text_sources.read_file(settings.validation_file, option="--validation-file", **columns),
+                "train": read_file(settings.train_file, option="--train-file", **columns),
+                "validation": read_file(settings.validation_file, option="--validation-file", **columns),
             }
         else:
             sources = dict.fromkeys(("train", "validation"), "the embedded data")
-            tables = text_sources.embedded_tables()
+            tables = grammar.embedded_tables()
         names = labels.label_names(labels.count_labels(tables), sources, keep_labels=settings.keep_labels)
         if self._pretrained:
-            tokenizer = prepared_text.load_tokenizer(self._pretrained)
+            tokenizer = load_tokenizer(self._pretrained)
             known = bert_models.own_labels(self._pretrained)
-            # Its classifier's rows are in this order.
+            # The rows of its classifier are in this order.
             names = known if sorted(known) == sorted(names) else names
         else:
-            tokenizer = prepared_text.train_wordpiece(
+            tokenizer = train_wordpiece(
                 tables["train"]["text"].to_pylist(),
                 vocab_size=bert_models.VOCAB_SIZE,
                 max_length=bert_models.MAX_POSITIONS,
@@ -175,13 +184,19 @@ class TextClassification(Task):
         prepared_text.write_prepared(directory, tables, names, tokenizer, settings.max_seq_length)
 
     def num_samples(self, split: Split) -> int:
+        """Counts the rows of a split."""
         return self._data.num_samples[split]
 
     @property
     def default_learning_rate(self) -> float:
+        """For pretrained weights the largest that the BERT paper recommends, in appendix A.3; more for fresh ones.
+
+        See https://arxiv.org/abs/1810.04805.
+        """
         return 5e-4 if self._pretrained is None else 5e-5
 
-    def build_model(self) -> Any:
+    def build_model(self) -> PreTrainedModel:
+        """Builds a preset, or loads pretrained weights below a classifier."""
         names, dropout = self._data.labels, self.settings.dropout
         if self._pretrained:
             return bert_models.load_pretrained(self._pretrained, labels=names, dropout=dropout)
@@ -190,6 +205,12 @@ class TextClassification(Task):
         )
 
     def collate(self, split: Split, sample_ids: Sequence[int]) -> Batch:
+        """Pads texts to the longest of the batch, of L tokens.
+
+        The tensors of a batch of B samples are `input_ids` [B, L], `attention_mask` [B, L], which is 1 for a token and
+        0 for padding, and `labels` [B], all int64. Their meaning is that of
+        https://huggingface.co/docs/transformers/model_doc/bert#transformers.BertForSequenceClassification.
+        """
         import torch
         from torch.nn.utils.rnn import pad_sequence
 
@@ -206,38 +227,46 @@ class TextClassification(Task):
         }
         return Batch(tensors, int(lengths.sum()), input_ids.numel())
 
-    def loss_sum(self, model: Any, batch: Batch) -> Any:
-        from torch.nn.functional import cross_entropy
+    def loss_sum(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        """Sums the cross-entropy over the samples."""
+        from torch import nn
 
-        return cross_entropy(self._logits(model, batch), batch.tensors["labels"], reduction="sum")
+        return nn.functional.cross_entropy(self._logits(model, batch), batch.tensors["labels"], reduction="sum")
 
-    def _logits(self, model: Any, batch: Batch) -> Any:
+    def _logits(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         outputs = model(input_ids=batch.tensors["input_ids"], attention_mask=batch.tensors["attention_mask"])
-        # By key, since Apex's casting levels turn outputs into plain dicts. In float32, since
-        # under autocast some backends hand out half precision and others do not.
-        return outputs["logits"].float()
+        # By key, since Apex turns the outputs into a plain dict where it casts the model. In float32, since under
+        # autocast some backends return half precision and others do not.
+        logits: torch.Tensor = outputs["logits"].float()
+        return logits
 
-    def evaluation_rows(self, model: Any, batch: Batch) -> Any:
+    def evaluation_rows(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        """Gives for each sample its loss, the number of its label, and the probability of each label."""
         import torch
-        from torch.nn.functional import cross_entropy
+        from torch import nn
 
         logits, labels = self._logits(model, batch), batch.tensors["labels"]
-        losses = cross_entropy(logits, labels, reduction="none")
+        losses = nn.functional.cross_entropy(logits, labels, reduction="none")
         columns = [losses[:, None].double(), labels[:, None].double(), torch.softmax(logits.double(), dim=1)]
         return torch.cat(columns, dim=1)
 
     @property
     def num_evaluation_columns(self) -> int:
+        """Two, and one for each label."""
         return 2 + len(self._data.labels)
 
-    def metrics(self, rows: Any) -> dict[str, float | None]:
-        """Loss, accuracy, macro F1 and ROC AUC; of two labels F1 and ROC AUC are those of the positive one."""
+    def metrics(self, rows: torch.Tensor) -> dict[str, float | None]:
+        """Computes mean loss, accuracy, macro F1 and ROC AUC and, with two labels, the F1 of the positive one.
+
+        The definitions are those of torchmetrics (https://lightning.ai/docs/torchmetrics/stable/). Macro F1 is the mean
+        of the F1 scores of the labels. With two labels, ROC AUC is that of the positive one, otherwise the mean of each
+        label against the rest; it is None if a label does not occur among the samples.
+        """
         from torchmetrics.functional import classification as scores
 
         losses, targets, probabilities = rows[:, 0], rows[:, 1].long(), rows[:, 2:]
         predicted, num_labels = probabilities.argmax(dim=1), probabilities.shape[1]
-        # The area is undefined as soon as some label does not occur among the samples.
-        defined, area = len(targets.unique()) == num_labels, None
+        defined, area = bool((targets.bincount(minlength=num_labels) > 0).all()), None
         macro_f1 = scores.multiclass_f1_score(predicted, targets, num_classes=num_labels, average="macro")
         metrics = {
             "loss": losses.mean().item(),
@@ -254,6 +283,7 @@ class TextClassification(Task):
         return {**metrics, "roc_auc": None if area is None else area.item()}
 
     def describe(self) -> dict[str, Any]:
+        """Collects the origin and the counts of the data, the sizes of the model, and the baseline."""
         data = self._data
         answer, values = self._baseline()
         return {
@@ -285,6 +315,7 @@ class TextClassification(Task):
         return answer, labels.baseline(data.labels, data.label_counts, self._positive)
 
     def overview(self) -> Overview:
+        """Tabulates rows, classes and lengths of both splits, and warns of what looks like a mistake."""
         files = self.settings.train_file, self.settings.validation_file
         return text_overview(
             self._data,
@@ -295,7 +326,8 @@ class TextClassification(Task):
             is_same_file=files[0] is not None and files[1] is not None and files[0].samefile(files[1]),
         )
 
-    def save(self, model: Any, directory: Path) -> None:
+    def save(self, model: PreTrainedModel, directory: Path) -> None:
+        """Writes model and tokenizer in Hugging Face's format, for `from_pretrained` and `pipeline`."""
         model.save_pretrained(directory)
         for file in (self._data.directory / "tokenizer").iterdir():
             shutil.copy(file, directory)

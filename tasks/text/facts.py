@@ -1,4 +1,7 @@
-"""Facts about texts that are worth knowing before training on them, counted by Arrow without a Python object a row."""
+"""Facts about texts that are worth knowing before training on them.
+
+Arrow counts them column by column, so that no row becomes a Python object.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,28 @@ from tasks.interface import Split
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Only so many labels, of so many characters at most, are looked for at the ends of lines.
+# At most so many labels are looked for at the ends of lines, and at most so many characters of each.
 _MOST_LABELS, _LONGEST_LABEL = 100, 100
 
 
 def text_facts(tables: Mapping[Split, pa.Table], labels: list[str]) -> dict[str, Any]:
-    """Counts what is duplicate, contradictory, without content, in both splits, or seems to be several rows.
+    """Counts texts that are repeated, contradictory or empty, that occur in both splits, or that hold several rows.
 
-    Texts are the same if they are equal but for case and blanks, which most vocabularies leave out.
+    Two texts count as the same if they differ only in case and white space, which most vocabularies leave out.
+
+    Args:
+        tables: For each split a table with the string columns "text" and "label".
+        labels: All labels.
+
+    Returns:
+        Numbers of rows, those of `duplicates`, `without_words` and `swallowed` for each split:
+
+        - `duplicates`: the text occurs in an earlier row of the split;
+        - `contradictory`: the text also occurs with another label in the training split;
+        - `without_words`: the text has no letter, no digit and no symbol such as an emoji;
+        - `swallowed`: the text seems to hold several rows of a file, after a quote that was not closed;
+        - `in_both`: a validation text also occurs in the training split;
+        - `in_both_otherwise`: it occurs there with another label.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -26,7 +43,7 @@ def text_facts(tables: Mapping[Split, pa.Table], labels: list[str]) -> dict[str,
     rows: dict[Split, pa.Table] = {}
     groups: dict[Split, pa.Table] = {}
     for split, table in tables.items():
-        # Their offsets have 64 bits: the texts of all rows together may take more than 2 GiB.
+        # large_string has offsets of 64 bits: the texts of all rows together may take more than 2 GiB.
         texts = pc.utf8_lower(pc.cast(table["text"], pa.large_string()))
         texts = pc.utf8_trim_whitespace(pc.replace_substring_regex(texts, r"\s+", " "))
         rows[split] = pa.table({"text": texts, "label": pc.index_in(table["label"], value_set=names)})
@@ -54,7 +71,7 @@ def text_facts(tables: Mapping[Split, pa.Table], labels: list[str]) -> dict[str,
 
 
 def _several_rows(texts: pa.ChunkedArray, labels: list[str]) -> pa.ChunkedArray:
-    """Marks texts with a line inside that ends as a row of a file does: a quote before it was not closed."""
+    """Marks texts with a line inside that ends as a row of a file does, since a quote before it was not closed."""
     import re
 
     import pyarrow.compute as pc

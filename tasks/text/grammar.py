@@ -1,19 +1,25 @@
-"""The embedded data set: short reviews whose label needs syntax, not vocabulary.
+"""The embedded dataset: short reviews whose labels depend on syntax, not on vocabulary.
 
-Every sentence is derived from its label. An opinion is put plainly or through a negation, two
-opposite opinions are joined by a contrast of which one side wins, and the opinions of other
-people or of another subject do not count. Each polar word is therefore about as frequent in
-positive as in negative reviews: counting words cannot tell them apart, reading can.
+Every sentence is derived from its label. An opinion is stated plainly or through a negation, two opposite opinions are
+joined by a contrast in which one side wins, and the opinions of other people or about another subject do not count.
+Each word of praise or blame is therefore about as frequent in positive as in negative reviews: counting words cannot
+tell them apart, but reading can.
 
-Everything is a function of the seed. Only ``random.Random.random`` is used, the one generator
-whose sequence Python guarantees across versions
-(https://docs.python.org/3/library/random.html#notes-on-reproducibility).
+Everything is a function of the seed. Only `random.Random.random` is used, the one generator whose sequence Python
+guarantees across versions (https://docs.python.org/3/library/random.html#notes-on-reproducibility).
 """
 
 from __future__ import annotations
 
 from random import Random
+from typing import TYPE_CHECKING
 
+from tasks.interface import Split
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+NUM_TRAIN, NUM_VALIDATION = 8000, 1000
 LABELS = ("negative", "positive")
 POSITIVE_SHARE = 0.55
 MIN_WORDS, MAX_WORDS = 4, 60
@@ -51,6 +57,18 @@ _SETTINGS = [
 ]
 
 
+def embedded_tables() -> dict[Split, pa.Table]:
+    """Generates the embedded reviews.
+
+    Returns:
+        For each split a table with the string columns "text" and "label"; no text occurs twice.
+    """
+    import pyarrow as pa
+
+    rows = pa.Table.from_pylist(generate(NUM_TRAIN + NUM_VALIDATION, seed=0))
+    return {"train": rows.slice(0, NUM_TRAIN), "validation": rows.slice(NUM_TRAIN)}
+
+
 class _Writer:
     """Derives sentences from one random stream."""
 
@@ -64,7 +82,7 @@ class _Writer:
         return options[int(self._random.random() * len(options))]
 
     def judgement(self, positive: bool) -> str:
-        """What was said of an aspect, taken at its word: "superb", "really dull"."""
+        """A description of an aspect, taken literally: "superb", "really dull"."""
         adjective = self.pick(_ADJECTIVES[positive])
         return f"{self.pick(_ADVERBS)} {adjective}" if self.chance(0.3) else adjective
 
@@ -95,7 +113,7 @@ class _Writer:
         )
 
     def scope(self, positive: bool) -> str:
-        """A negation or a foreign speaker with a whole clause in its scope."""
+        """A negation, or another speaker, with a whole clause in its scope."""
         if self.chance(0.5):
             holder = self.pick(["i do not think that", "nobody could claim that", "it is not true that"])
             return f"{holder} {self.opinion(not positive)}"
@@ -115,18 +133,23 @@ class _Writer:
 
 
 def generate(num_samples: int, *, seed: int) -> list[dict[str, str]]:
-    """Derives `num_samples` distinct reviews: ``{"text": ..., "label": "negative" | "positive"}``.
+    """Derives distinct reviews.
 
-    Words and punctuation marks are separated by single spaces; a review has between MIN_WORDS
-    and MAX_WORDS of them.
+    Args:
+        num_samples: How many reviews to derive.
+        seed: Reviews of equal seeds are equal.
+
+    Returns:
+        For each review `{"text": ..., "label": "negative" | "positive"}`. A text consists of MIN_WORDS to MAX_WORDS
+        words and punctuation marks, separated by single spaces.
     """
     writer = _Writer(seed)
     rows: dict[str, str] = {}
     while len(rows) < num_samples:
-        # Exactly this share in every stretch of twenty, so that splits are balanced alike.
+        # Every run of twenty reviews has exactly this share, so that both splits are balanced alike.
         positive = len(rows) * 11 % 20 < 20 * POSITIVE_SHARE
         text = writer.review(positive)
-        # Drawn again under the same label, so that rejections do not shift the balance.
+        # A rejected text is drawn again under the same label, so that rejections do not shift the balance.
         while text in rows or not MIN_WORDS <= len(text.split()) <= MAX_WORDS:
             text = writer.review(positive)
         rows[text] = LABELS[positive]

@@ -1,4 +1,4 @@
-"""The labels of a data set: which of them are refused, in what order they are numbered, and which one is positive."""
+"""The labels of a dataset: which of them are refused, how they are numbered, and which one is positive."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tasks.interface import Split, TaskInputError, shown_label
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Spellings, in lower case, with which programs and people mark that a value is missing.
+# How programs and people write that a value is missing, in lower case.
 MISSING = frozenset({"nan", "null", "none", "n/a", "#n/a", "na", "<na>", "nat", "-", "--", "?"})
-# From so many labels on, labels that are fewer than two rows each on average are names of rows, not of classes.
+# If there are at least so many labels with fewer than two rows each on average, they name rows, not classes.
 MANY_LABELS = 20
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII)
@@ -25,7 +25,14 @@ _MOST_DIGITS = 1000
 
 
 def count_labels(tables: Mapping[Split, pa.Table]) -> dict[Split, dict[str, int]]:
-    """Counts the rows of each label in each split."""
+    """Counts the rows of each label.
+
+    Args:
+        tables: For each split a table with the string column "label".
+
+    Returns:
+        For each split the number of rows of each label that occurs there.
+    """
     import pyarrow.compute as pc
 
     counted = {split: pc.value_counts(table["label"]) for split, table in tables.items()}
@@ -38,26 +45,29 @@ def count_labels(tables: Mapping[Split, pa.Table]) -> dict[Split, dict[str, int]
 def label_names(
     counts: Mapping[Split, Mapping[str, int]], sources: Mapping[Split, str], *, keep_labels: bool
 ) -> list[str]:
-    """Returns the labels of the training split in order: by value when all are whole numbers, else by name.
+    """Puts the labels of the training split in order.
 
     Args:
-        counts: The rows of each label, for each split.
-        sources: How to name the origin of each split in a message.
-        keep_labels: Take labels that look alike, or like missing values, or are many for so few rows, for classes.
+        counts: For each split the number of rows of each label.
+        sources: How a message names the origin of each split.
+        keep_labels: Whether labels may look alike, look like missing values, or be many for so few rows.
+
+    Returns:
+        The labels by value if all are whole numbers, otherwise by name; a sample's target is an index into this list.
 
     Raises:
-        TaskInputError: The labels cannot be learned, or are unlikely to be those that were meant.
+        TaskInputError: The labels cannot be learned, or are probably not those that the user means.
     """
     labels, num_rows = set(counts["train"]), sum(counts["train"].values())
     if len(labels) < 2:
         raise TaskInputError(
-            f"{sources['train']}: all training rows have the label {labels.pop()!r}; two or more labels are needed"
+            f"{sources['train']}: all training rows have the label {labels.pop()!r}; at least two labels are needed"
         )
     if not keep_labels and len(labels) >= MANY_LABELS and 2 * len(labels) > num_rows:
         kind = "numbers to be predicted, not classes" if are_numbers(labels) else "names of rows, not of classes"
         raise TaskInputError(
-            f"{sources['train']}: {len(labels)} different labels in {num_rows} training rows, as if they were {kind}; "
-            "choose another --label-column, sort the values into a few classes, or add --keep-labels if all are classes"
+            f"{sources['train']}: {len(labels)} different labels in {num_rows} training rows look like {kind}; "
+            "choose another --label-column, group the values into classes, or add --keep-labels if all are classes"
         )
     if not keep_labels:
         _refuse_look_alikes(counts, sources)
@@ -65,8 +75,8 @@ def label_names(
     unseen = set(counts["validation"]) - labels
     if unseen:
         raise TaskInputError(
-            f"{sources['validation']}: the validation label {min(unseen)!r} does not occur in training "
-            f"(there: {', '.join(sorted(labels)[:10])})"
+            f"{sources['validation']}: the validation label {min(unseen)!r} does not occur among the training "
+            f"labels ({', '.join(sorted(labels)[:10])}); remove such rows, or add training rows with this label"
         )
     # Python refuses to read numbers of more than 4300 digits.
     whole_numbers = all(label.removeprefix("-").isdecimal() and len(label) <= _MOST_DIGITS for label in labels)
@@ -79,11 +89,11 @@ def _refuse_look_alikes(counts: Mapping[Split, Mapping[str, int]], sources: Mapp
         groups[_plain(label)].append(label)
     alike = [labels for labels in groups.values() if len(labels) > 1]
     if alike:
-        others = f" (and {len(alike) - 1} more such group(s))" if len(alike) > 1 else ""
+        others = f" (and {len(alike) - 1} more of the kind)" if len(alike) > 1 else ""
         raise TaskInputError(
             f"{_origin(alike[0], counts, sources)}: the labels {_counted(alike[0], counts)}{others} differ only in "
-            "blanks, case, or the spelling of a number or letter; make them one, or add --keep-labels if they are "
-            "different classes"
+            "white space, case, or the spelling of a number or letter; give them one spelling, or add --keep-labels "
+            "if they are different classes"
         )
 
 
@@ -92,8 +102,8 @@ def _refuse_missing(counts: Mapping[Split, Mapping[str, int]], sources: Mapping[
     missing = [label for label in labels if label.strip().lower() in MISSING]
     if missing:
         raise TaskInputError(
-            f"{_origin(missing, counts, sources)}: {_counted(missing, counts)} among the labels stands for a missing "
-            "value; remove or complete such rows, or add --keep-labels if it is the name of a class"
+            f"{_origin(missing, counts, sources)}: {_counted(missing, counts)} among the labels seems to stand for a "
+            "missing value; remove or complete such rows, or add --keep-labels if it is the name of a class"
         )
 
 
@@ -112,17 +122,21 @@ def _counted(labels: list[str], counts: Mapping[Split, Mapping[str, int]]) -> st
 
 
 def _plain(label: str) -> str:
-    """What remains of a label without blanks, invisible characters, case, forms of letters, or a number's spelling."""
+    """Reduces a label to what is left without white space, invisible characters, case, and variants of spelling.
+
+    Letters follow NFKC_Casefold of the Unicode Standard, section 3.13 (https://www.unicode.org/versions/latest/);
+    a number becomes its significant digits and an exponent.
+    """
     text = unicodedata.normalize("NFKC", label)
     text = "".join(character for character in text if unicodedata.category(character) != "Cf")
     text = " ".join(text.casefold().split())
-    # Case may undo the normal form.
+    # Folding the case may undo the normal form.
     text = unicodedata.normalize("NFKC", text)
     if _NUMBER.fullmatch(text) is None:
         return text
     try:
         sign, digits, exponent = Decimal(text).as_tuple()
-    except InvalidOperation:  # an exponent beyond all bounds
+    except InvalidOperation:  # the exponent is too large
         return text
     whole = "".join(map(str, digits)).lstrip("0")
     shortest = whole.rstrip("0")
@@ -132,23 +146,33 @@ def _plain(label: str) -> str:
 
 
 def are_numbers(labels: set[str] | list[str]) -> bool:
-    """Whether every label is a number."""
+    """Tells whether every label is a number.
+
+    Args:
+        labels: Labels as they are written in the data.
+
+    Returns:
+        True if each is a decimal number, with or without sign, fraction and exponent.
+    """
     return all(_NUMBER.fullmatch(label.strip().lower()) for label in labels)
 
 
 def positive_label(labels: list[str], num_rows: list[int], *, asked: str | None) -> str | None:
-    """Returns the label whose F1 is told: the one that was asked for, or by a rule; None for more than two labels.
+    """Chooses the label whose F1 is reported.
 
-    Of two numbers it is the larger, of true and false it is true. Otherwise it is the rarer one of the training rows,
-    and the second in order when both are equally frequent.
+    Of two numbers it is the larger one, of true and false it is true. Otherwise it is the rarer label of the training
+    rows, or the second in order if both are equally frequent.
 
     Args:
         labels: All labels in order.
-        num_rows: How many training rows have each of them.
-        asked: What --positive-label says.
+        num_rows: The number of training rows of each label.
+        asked: The value of --positive-label, if it is given.
+
+    Returns:
+        One of the labels; None if there are more than two.
 
     Raises:
-        TaskInputError: The label that was asked for does not exist, or there are more than two.
+        TaskInputError: `asked` is not one of the labels, or there are more than two.
     """
     if asked is not None and asked not in labels:
         known = ", ".join(map(shown_label, labels[:10])) + (", ..." if len(labels) > 10 else "")
@@ -156,8 +180,8 @@ def positive_label(labels: list[str], num_rows: list[int], *, asked: str | None)
     if len(labels) > 2:
         if asked is not None:
             raise TaskInputError(
-                f"--positive-label {asked}: there are {len(labels)} labels, and only of two can one be positive; "
-                "leave it out, and judge by macro_f1, which is the mean over all labels"
+                f"--positive-label {asked}: there are {len(labels)} labels, but a positive label needs exactly two; "
+                "leave the option out and use macro_f1, the mean over all labels"
             )
         return None
     if asked is not None:
@@ -170,11 +194,23 @@ def positive_label(labels: list[str], num_rows: list[int], *, asked: str | None)
 
 
 def baseline(labels: list[str], counts: Mapping[str, list[int]], positive: str | None) -> dict[str, float]:
-    """Computes the metrics, on the validation rows, of always answering the most frequent label of training."""
+    """Computes how good it is to always answer the label that is most frequent in training.
+
+    With h hits among n validation rows, precision is h / n and recall is 1, so that F1 is 2 h / (n + h) for the answer
+    and 0 for every other label.
+
+    Args:
+        labels: All labels in order.
+        counts: For each split the number of rows of each label, in this order.
+        positive: The positive label, if there is one.
+
+    Returns:
+        `accuracy` and `macro_f1` on the validation rows, and `f1` if there is a positive label.
+    """
     held_out, answer = counts["validation"], majority(counts["train"])
     hits, num_rows = held_out[answer], sum(held_out)
     f1 = 2 * hits / (num_rows + hits)
-    # The mean over the labels that occur, be it as an answer.
+    # As torchmetrics does, the mean leaves out labels that are neither a target nor an answer.
     num_occurring = sum(bool(count) or label == answer for label, count in enumerate(held_out))
     metrics = {"accuracy": hits / num_rows}
     if positive is not None:
@@ -183,5 +219,12 @@ def baseline(labels: list[str], counts: Mapping[str, list[int]], positive: str |
 
 
 def majority(num_rows: list[int]) -> int:
-    """Returns the number of the most frequent label, the first of equals."""
+    """Finds the most frequent label.
+
+    Args:
+        num_rows: The number of rows of each label.
+
+    Returns:
+        An index into `num_rows`; the first one if several labels are equally frequent.
+    """
     return num_rows.index(max(num_rows))

@@ -1,8 +1,8 @@
-"""BERT classifiers: the published sizes with fresh weights, or pretrained weights from a directory or hub.
+"""BERT classifiers: the published sizes with fresh weights, or pretrained weights from a directory or the hub.
 
 The sizes are those of the BERT paper (https://arxiv.org/abs/1810.04805) and of the compact models
-(https://arxiv.org/abs/1908.08962): all with the vocabulary of 30522 entries, a head of attention
-for every 64 hidden units and a feed-forward layer four times as wide as the hidden one.
+(https://arxiv.org/abs/1908.08962). All have a vocabulary of 30522 entries, one attention head for every 64 hidden
+units, and feed-forward layers four times as wide as the hidden ones.
 """
 
 from __future__ import annotations
@@ -29,13 +29,23 @@ PRESETS = {
     "bert-large": (24, 1024),
 }
 
-# What a pretrained model and its tokenizer consist of. Weights in pickles (*.bin) are left out:
-# loading one can execute anything.
+# The files of a pretrained model and its tokenizer. Pickled weights (*.bin) are left out: loading a pickle can run any
+# code (https://docs.python.org/3/library/pickle.html).
 MODEL_FILES = ["*.json", "*.txt", "model*.safetensors", "*.model"]
 
 
 def build_preset(name: str, *, labels: list[str], pad_token_id: int, dropout: float) -> PreTrainedModel:
-    """Builds a preset with random weights."""
+    """Builds a model of a published size with random weights.
+
+    Args:
+        name: A key of PRESETS.
+        labels: All labels in order.
+        pad_token_id: The token number of padding.
+        dropout: The dropout probability of hidden layers, attention and classifier.
+
+    Returns:
+        A BertForSequenceClassification on the CPU, in float32.
+    """
     from transformers import BertConfig, BertForSequenceClassification
 
     num_layers, hidden_size = PRESETS[name]
@@ -54,13 +64,21 @@ def build_preset(name: str, *, labels: list[str], pad_token_id: int, dropout: fl
 
 
 def load_pretrained(directory: Path, *, labels: list[str], dropout: float | None) -> PreTrainedModel:
-    """Loads pretrained weights and puts a classifier over these labels on top.
+    """Loads pretrained weights below a classifier for these labels.
 
-    A classifier found in the directory is kept when it has as many labels, else drawn anew; the caller
-    orders labels that it already knows as it does (see `own_labels`).
+    The directory's own classifier is kept if it has as many labels; otherwise a new one is drawn at random. A caller
+    that keeps it passes the labels in the classifier's order (see `own_labels`).
+
+    Args:
+        directory: A directory that `find_pretrained` has checked.
+        labels: All labels in order.
+        dropout: The dropout probability; None keeps those of config.json.
+
+    Returns:
+        A model on the CPU, in float32.
 
     Raises:
-        TaskInputError: Most of the model would be drawn anew.
+        TaskInputError: The directory lacks most of the model's weights.
     """
     import torch
     from transformers import AutoModelForSequenceClassification
@@ -70,27 +88,33 @@ def load_pretrained(directory: Path, *, labels: list[str], dropout: float | None
         directory,
         use_safetensors=True,
         local_files_only=True,
-        dtype=torch.float32,  # whatever they were saved in: a loss scaler refuses gradients in half precision
+        dtype=torch.float32,  # whatever the files have: GradScaler cannot unscale gradients in half precision
         ignore_mismatched_sizes=True,
         output_loading_info=True,
         **_label_options(labels),
         **_dropout_options(dropout),
     )
-    # transformers only warns and draws at random what it does not find.
+    # transformers only warns of weights that it does not find, and draws them at random.
     num_missing, num_tensors = len(report["missing_keys"]), len(model.state_dict())
     if 2 * num_missing > num_tensors:
         raise TaskInputError(
-            f"--model {directory}: {num_missing} of {num_tensors} tensors are not among its weights; "
-            "they belong to another kind of model than config.json says"
+            f"--model {directory}: the files lack {num_missing} of the model's {num_tensors} tensors; they seem to "
+            "belong to another kind of model than config.json describes"
         )
     return model
 
 
 def find_pretrained(model: str) -> Path:
-    """Finds the directory of pretrained weights that `model` names, fetching a hub id into the hub's cache.
+    """Finds a directory of pretrained weights; a hub id is downloaded into the hub's cache.
+
+    Args:
+        model: A directory or a hub id.
+
+    Returns:
+        A directory with configuration, weights and tokenizer; the weights themselves have not been read.
 
     Raises:
-        TaskInputError: It names neither a preset, nor a complete directory, nor a model of the hub.
+        TaskInputError: There is no such model, or its files are incomplete or damaged.
     """
     directory = Path(model)
     if not directory.exists():
@@ -98,10 +122,13 @@ def find_pretrained(model: str) -> Path:
     if not directory.is_dir():
         raise TaskInputError(f"--model {model}: this is a file; give the directory that holds config.json")
     for patterns, what in [
-        (["config.json"], "no config.json, which says what model it is"),
-        (["model*.safetensors"], "no weights (model.safetensors); convert others with save_pretrained"),
-        # tokenizer_config.json is not enough: transformers would make of it a tokenizer without a vocabulary.
-        (["tokenizer.json", "vocab.*", "*.model"], "no tokenizer (tokenizer.json); save it there with save_pretrained"),
+        (["config.json"], "no config.json, which describes the model"),
+        (["model*.safetensors"], "no weights (model.safetensors); convert other formats with save_pretrained"),
+        # tokenizer_config.json is not enough: transformers would make a tokenizer without a vocabulary from it.
+        (
+            ["tokenizer.json", "vocab.*", "*.model"],
+            "no tokenizer (tokenizer.json); save one there with save_pretrained",
+        ),
     ]:
         if not any(file for pattern in patterns for file in directory.glob(pattern)):
             raise TaskInputError(f"--model {model}: the directory has {what}")
@@ -110,10 +137,10 @@ def find_pretrained(model: str) -> Path:
 
 
 def _check_readable(model: str, directory: Path) -> None:
-    """Finds files that an interrupted download or a Git LFS pointer left behind, without reading the weights."""
+    """Refuses files that an interrupted download or Git LFS left incomplete, without reading the weights."""
     from safetensors import SafetensorError, safe_open
 
-    remedy = "fetch the model again"
+    remedy = "download the model again"
     for name in ("config.json", "tokenizer_config.json"):
         if not (directory / name).exists():
             continue
@@ -122,7 +149,7 @@ def _check_readable(model: str, directory: Path) -> None:
         except (ValueError, RecursionError) as error:
             raise TaskInputError(f"--model {model}: {name} is not JSON ({error}); {remedy}") from error
         if not isinstance(content, dict):
-            raise TaskInputError(f"--model {model}: {name} is no JSON object; {remedy}")
+            raise TaskInputError(f"--model {model}: {name} is not a JSON object; {remedy}")
         _require_room(model, content)
     for file in sorted(directory.glob("model*.safetensors")):
         try:
@@ -133,22 +160,31 @@ def _check_readable(model: str, directory: Path) -> None:
 
 
 def _require_room(model: str, config: dict[str, object]) -> None:
-    """Refuses a config.json whose model, in float32, would not fit the memory; sizes are named as in BERT's."""
+    """Refuses a config.json whose model would not fit in memory in float32.
+
+    A layer has four square matrices of attention and two of the feed-forward part; the sizes are read by BERT's names.
+    """
     names = ("vocab_size", "max_position_embeddings", "num_hidden_layers", "hidden_size", "intermediate_size")
     sizes = [config.get(name) for name in names]
     vocab, positions, layers, hidden, inner = (size if isinstance(size, int) else 0 for size in sizes)
     num_parameters = (vocab + positions) * hidden + layers * (4 * hidden**2 + 2 * hidden * inner)
     if 4 * num_parameters > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
         raise TaskInputError(
-            f"--model {model}: config.json asks for {num_parameters:.3g} parameters, which do not fit this "
-            "machine's memory; choose a smaller model"
+            f"--model {model}: config.json describes a model of {num_parameters:.3g} parameters, which does not fit "
+            "in this machine's memory; choose a smaller model"
         )
 
 
 def count_positions(directory: Path) -> int:
-    """Returns how many tokens a text may have for a pretrained model, MAX_POSITIONS where it does not say.
+    """Finds out how long a text may be.
 
-    The tokenizer is asked too: some models, RoBERTa's family for one, keep a few positions for themselves.
+    The tokenizer has a say, too: some models, such as RoBERTa's family, reserve a few positions.
+
+    Args:
+        directory: A pretrained model's directory.
+
+    Returns:
+        The number of tokens, special ones included; MAX_POSITIONS if the files do not give it.
     """
     limits = []
     for name, entry in (("config.json", "max_position_embeddings"), ("tokenizer_config.json", "model_max_length")):
@@ -160,7 +196,15 @@ def count_positions(directory: Path) -> int:
 
 
 def encoder_shape(model: str, directory: Path | None) -> dict[str, int] | None:
-    """Returns layers and widths of a preset or of pretrained weights; None where config.json names them otherwise."""
+    """Collects the sizes from which the cost of a step can be estimated.
+
+    Args:
+        model: A key of PRESETS; not used with a directory.
+        directory: A pretrained model's directory, or None for a preset.
+
+    Returns:
+        `num_layers`, and `hidden_size` and `intermediate_size` in units; None if config.json has other names for them.
+    """
     if directory is None:
         num_layers, hidden_size = PRESETS[model]
         return {"num_layers": num_layers, "hidden_size": hidden_size, "intermediate_size": 4 * hidden_size}
@@ -172,7 +216,15 @@ def encoder_shape(model: str, directory: Path | None) -> dict[str, int] | None:
 
 
 def dropout_in_force(asked: float | None, directory: Path | None) -> float | None:
-    """Returns the probability that hidden layers drop out with; None where config.json does not say."""
+    """Finds the dropout probability of the hidden layers.
+
+    Args:
+        asked: The value of --dropout, if it is given.
+        directory: A pretrained model's directory, or None for a preset.
+
+    Returns:
+        A probability; None if config.json does not give it.
+    """
     if asked is not None or directory is None:
         return asked or 0.0
     own = json.loads((directory / "config.json").read_bytes()).get("hidden_dropout_prob")
@@ -180,7 +232,15 @@ def dropout_in_force(asked: float | None, directory: Path | None) -> float | Non
 
 
 def own_labels(directory: Path) -> list[str]:
-    """Returns the labels of a pretrained model's classifier in its order; transformers' placeholders if it has none."""
+    """Reads the labels of a pretrained model's classifier.
+
+    Args:
+        directory: The model's directory.
+
+    Returns:
+        The labels in the order of the classifier's rows; transformers' placeholders ("LABEL_0") if the model has no
+        names for them, and an empty list if config.json has none at all.
+    """
     names = json.loads((directory / "config.json").read_bytes()).get("id2label")
     if not isinstance(names, dict) or not all(number.isdecimal() for number in names):
         return []
@@ -190,7 +250,9 @@ def own_labels(directory: Path) -> list[str]:
 def _fetch(model: str) -> Path:
     presets = ", ".join(PRESETS)
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
-        raise TaskInputError(f"--model {model}: there is no such directory; give one, a hub id or a preset ({presets})")
+        raise TaskInputError(
+            f"--model {model}: there is no such directory; give a directory, a hub id or a preset ({presets})"
+        )
     from huggingface_hub import snapshot_download
 
     try:
@@ -198,7 +260,8 @@ def _fetch(model: str) -> Path:
     except Exception as error:  # the hub client raises many unrelated kinds
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise TaskInputError(
-            f"--model {model}: neither a preset ({presets}) nor a directory, and the hub did not serve it ({reason})"
+            f"--model {model}: this is neither a preset ({presets}) nor a directory, and it cannot be downloaded "
+            f"from the hub ({reason})"
         ) from error
 
 

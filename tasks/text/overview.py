@@ -1,4 +1,4 @@
-"""What a user is told of labelled texts before they are trained on: a table of facts, and warnings."""
+"""What a user is shown of labelled texts before the training begins: a table of facts, and warnings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tasks.interface import Overview, metric_title, shown_label
 from tasks.text.labels import MANY_LABELS, are_numbers
 from tasks.text.prepared import PreparedText
 
-# Of more classes than these, only the largest and the smallest are shown.
+# If there are more classes than these, only the largest and the smallest are shown.
 _MOST_CLASSES, _LARGEST, _SMALLEST = 12, 6, 3
 # A class with fewer training rows can hardly be learned, let alone judged.
 _FEW_ROWS = 5
@@ -32,15 +32,18 @@ def text_overview(
     baseline: tuple[str, dict[str, float]],
     is_same_file: bool,
 ) -> Overview:
-    """Says what the data are, and what in them looks like a mistake.
+    """Summarises the data, and warns of what looks like a mistake.
 
     Args:
         data: The prepared texts.
         origin: Where they come from.
-        max_seq_length: To how many tokens they were cut.
-        positive: The positive class of two.
-        baseline: What a model without any skill answers, and its metrics on the validation rows.
+        max_seq_length: The number of tokens to which they were cut.
+        positive: The positive class, if there are two classes.
+        baseline: The answer of a model without any skill, and its metrics on the validation rows.
         is_same_file: Whether training and validation are read from one file.
+
+    Returns:
+        The rows of a table, aligned, and the warnings.
     """
     answer, metrics = baseline
     values = "  ".join(f"{metric_title(name, positive)} {value:.4f}" for name, value in metrics.items())
@@ -74,7 +77,7 @@ def _table(data: PreparedText, max_seq_length: int, positive: str | None) -> Ite
 
 
 def _each(facts: Mapping[str, Any], key: Any) -> dict[str, int]:
-    """One fact of each split."""
+    """Returns one fact of each split."""
     return {split: own[key] for split, own in facts.items()}
 
 
@@ -91,7 +94,7 @@ def _share(part: int, whole: int) -> str:
 
 
 def _shown_classes(data: PreparedText) -> list[int | None]:
-    """The classes by size; of many the largest and the smallest, with None for those between."""
+    """Returns the classes by size; if there are many, the largest and the smallest, with None for those between."""
     rows = data.label_counts["train"]
     in_order: list[int | None] = [*sorted(range(len(rows)), key=lambda label: -rows[label])]
     return [*in_order[:_LARGEST], None, *in_order[-_SMALLEST:]] if len(rows) > _MOST_CLASSES else in_order
@@ -112,14 +115,14 @@ def _overlap_warnings(data: PreparedText, is_same_file: bool) -> list[str]:
     texts, num_validation = data.texts, data.num_samples["validation"]
     if is_same_file:
         return [
-            "training and validation are the same file: every metric will be that of rows the model was trained on; "
-            "hold rows back for --validation-file"
+            "training and validation are the same file: the metrics will only describe rows that the model was "
+            "trained on; keep some rows apart for --validation-file"
         ]
     warnings = []
     if texts["in_both"]:
         warnings.append(
-            f"{texts['in_both']:,} of {num_validation:,} validation texts occur in training, too: "
-            "the metrics will be better than those of new texts"
+            f"{texts['in_both']:,} of {num_validation:,} validation texts also occur in training: "
+            "the metrics will be better than on new texts"
         )
     if texts["in_both_otherwise"]:
         warnings.append(f"{texts['in_both_otherwise']:,} of these have another label there")
@@ -131,8 +134,8 @@ def _class_warnings(data: PreparedText) -> list[str]:
     warnings = []
     if len(data.labels) >= MANY_LABELS and are_numbers(data.labels):
         warnings.append(
-            f"all {len(data.labels)} labels are numbers, and each is a class of its own: an amount to be predicted "
-            "is better sorted into a few classes"
+            f"all {len(data.labels)} labels are numbers, and each becomes a class of its own; "
+            "if they are amounts, group them into a few classes"
         )
     few = [label for label, count in zip(data.labels, train, strict=True) if count < _FEW_ROWS]
     if few:
@@ -147,7 +150,7 @@ def _text_warnings(data: PreparedText) -> list[str]:
     texts = data.texts
     warnings = []
     if texts["contradictory"]:
-        warnings.append(f"{texts['contradictory']:,} training rows have a text that other rows have with another label")
+        warnings.append(f"{texts['contradictory']:,} training rows have the same text as a row with another label")
     for split, name in (("train", "training"), ("validation", "validation")):
         if empty := texts["without_words"][split]:
             warnings.append(f"{empty:,} {name} texts hold no letter, no digit and no symbol such as an emoji")

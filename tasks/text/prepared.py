@@ -1,14 +1,13 @@
-"""Tokenised texts on disk: built once by one process, then memory-mapped by every rank.
+"""Tokenised texts on disk: written once by one process, then memory-mapped by every rank.
 
-A prepared data set is a directory of the cache whose name is a hash of everything it depends on.
-It appears there by one rename, complete or not at all.
+A prepared dataset is a directory of the cache whose name is a hash of everything it depends on. It appears there
+through one rename, complete or not at all.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
+from tasks.cache import cache_directory
 from tasks.interface import Split, TaskInputError
 from tasks.text.facts import text_facts
 
@@ -26,30 +26,23 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _FORMAT = 6
-_SPECIAL_TOKENS = {
-    "pad_token": "[PAD]",
-    "unk_token": "[UNK]",
-    "cls_token": "[CLS]",
-    "sep_token": "[SEP]",
-    "mask_token": "[MASK]",
-}
 
 
 @dataclass(frozen=True)
 class PreparedText:
-    """A prepared data set's directory and the facts written beside it.
+    """A prepared dataset's directory and the facts in it.
 
     Attributes:
-        directory: Holds train.arrow, validation.arrow (input_ids, label) and tokenizer/.
-        labels: Label names; a sample's label is an index into it.
-        pad_token_id: What to pad input_ids with.
-        num_samples: Samples of each split.
-        label_counts: Samples of each label, for each split.
-        num_tokens: Tokens of each split, special ones included.
-        lengths: Tokens of a text before it was cut, for each split: the median as `p50`, `p95`, `max`, and how many
-            texts were `cut`.
-        texts: What `text_facts` counts.
-        digest: Start of a SHA-256 of all texts and labels.
+        directory: It holds train.arrow and validation.arrow, with the columns input_ids and label, and tokenizer/.
+        labels: All labels in order; a sample's target is an index into this list.
+        pad_token_id: The token number that pads input_ids.
+        num_samples: For each split its number of samples.
+        label_counts: For each split the number of samples of each label.
+        num_tokens: For each split its number of tokens, special ones included.
+        lengths: For each split the tokens of a text before it was cut: the median as `p50`, the 95th percentile as
+            `p95`, the longest as `max`; and how many texts were `cut`.
+        texts: The counts of `text_facts`.
+        digest: The first 16 hexadecimal digits of a SHA-256 of all texts and labels.
     """
 
     directory: Path
@@ -63,11 +56,25 @@ class PreparedText:
     digest: str
 
     def open(self, split: Split) -> TokenTable:
+        """Maps the samples of a split into memory.
+
+        Args:
+            split: "train" or "validation".
+
+        Returns:
+            Its tokens and labels.
+        """
         return TokenTable(self.directory / f"{split}.arrow")
 
 
 class TokenTable:
-    """One split's samples, memory-mapped: ranks of one machine share the pages."""
+    """The samples of one split, memory-mapped, so that the ranks of a machine share the pages.
+
+    See "Memory-Mapped Files and Streaming" in https://arrow.apache.org/docs/python/ipc.html.
+
+    Args:
+        path: A file that `write_prepared` wrote.
+    """
 
     def __init__(self, path: Path) -> None:
         import pyarrow as pa
@@ -77,55 +84,62 @@ class TokenTable:
         self._tokens = tokens.values.to_numpy()
         self._offsets = tokens.offsets.to_numpy()
         self._labels = table["label"].chunk(0).to_numpy()
-
         self._path = path
 
     def __reduce__(self) -> tuple[type[TokenTable], tuple[Path]]:
-        """Goes to another process as a path: the pages are shared, not copied."""
+        """Pickles the path alone: another process maps the same pages."""
         return TokenTable, (self._path,)
 
     def tokens(self, sample_id: int) -> npt.NDArray[np.int32]:
-        """Returns a sample's token numbers, special ones included."""
+        """Reads one sample.
+
+        Args:
+            sample_id: A sample number.
+
+        Returns:
+            Token numbers [length], special ones included.
+        """
         tokens: npt.NDArray[np.int32] = self._tokens[self._offsets[sample_id] : self._offsets[sample_id + 1]]
         return tokens
 
     def labels(self, sample_ids: Sequence[int]) -> npt.NDArray[np.int64]:
-        """Returns the label numbers of some samples."""
+        """Reads the targets of some samples.
+
+        Args:
+            sample_ids: Sample numbers.
+
+        Returns:
+            Label numbers [len(sample_ids)].
+        """
         labels: npt.NDArray[np.int64] = self._labels[sample_ids]
         return labels
 
 
-def cache_directory() -> Path:
-    """Returns LOCKSTEP_CACHE, else lockstep/ in XDG_CACHE_HOME or ~/.cache; what is empty counts as not set.
-
-    Raises:
-        TaskInputError: The user has no home directory.
-    """
-    if chosen := os.environ.get("LOCKSTEP_CACHE"):
-        return Path(os.path.expanduser(chosen)).absolute()  # noqa: PTH111 (~ may be nobody's)
-    shared = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    try:
-        # The XDG specification ignores a relative path.
-        return (shared if shared.is_absolute() else Path.home() / ".cache").absolute() / "lockstep"
-    except RuntimeError as error:
-        raise TaskInputError(f"no home directory to keep tokenised texts in ({error}); set LOCKSTEP_CACHE") from error
-
-
 def fingerprint(path: Path) -> list[list[Any]]:
-    """Identifies the present content of a file or of all files of a directory by size and time of change."""
+    """Identifies the present content of a file or a directory without reading it.
+
+    Args:
+        path: A file, or a directory, which stands for all files below it.
+
+    Returns:
+        For each file its path, its size in bytes, and the time of its last change in nanoseconds.
+    """
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
     return [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files if file.is_file()]
 
 
 def find_or_prepare(key: dict[str, Any], build: Callable[[Path], None]) -> PreparedText:
-    """Opens the prepared data set of `key`; where there is none, one process makes it while others wait.
+    """Opens a prepared dataset; if it is not in the cache, one process writes it while others wait.
 
     Args:
-        key: Everything the result depends on, as JSON values.
+        key: Everything that the dataset depends on, as JSON values.
         build: Fills an empty directory, as `write_prepared` does.
 
+    Returns:
+        The prepared dataset.
+
     Raises:
-        TaskInputError: The cache cannot be written, or `build` refused its input.
+        TaskInputError: The cache cannot be written, or `build` refuses its input.
     """
     from filelock import FileLock
 
@@ -138,7 +152,9 @@ def find_or_prepare(key: dict[str, Any], build: Callable[[Path], None]) -> Prepa
             lock = FileLock(parent / f"{digest}.lock")
             lock.acquire()
         except OSError as error:
-            raise TaskInputError(f"{parent}: cannot be written ({error.strerror}); set LOCKSTEP_CACHE") from error
+            raise TaskInputError(
+                f"{parent}: cannot be written ({error.strerror}); set LOCKSTEP_CACHE to another directory"
+            ) from error
         try:
             if not target.exists():
                 unfinished = Path(mkdtemp(prefix=f"{digest}.", dir=parent))
@@ -159,119 +175,91 @@ def write_prepared(
     tokenizer: PreTrainedTokenizerBase,
     max_seq_length: int,
 ) -> None:
-    """Tokenises both splits into `directory`, cutting texts to `max_seq_length` tokens."""
-    import datasets
-    import numpy as np
-    import pyarrow as pa
+    """Tokenises both splits.
 
-    datasets.disable_progress_bars()
+    Args:
+        directory: An empty directory, which receives the files of `PreparedText`.
+        tables: For each split a table with the string columns "text" and "label".
+        labels: All labels in order.
+        tokenizer: It turns texts into token numbers, and is saved beside them.
+        max_seq_length: Texts are cut to so many tokens, special ones included.
+    """
+    facts: dict[str, Any] = {"labels": labels, "pad_token_id": tokenizer.pad_token_id}
+    facts |= {"num_samples": {}, "label_counts": {}, "num_tokens": {}, "lengths": {}}
+    facts["texts"] = text_facts(tables, labels)
+    facts["digest"] = _digest(tables)
+    for split, table in tables.items():
+        tokenised = _tokenise(table, labels, tokenizer, max_seq_length, scratch=directory / f"{split}.map")
+        for fact, value in _describe(tokenised, len(labels), max_seq_length).items():
+            facts[fact][split] = value
+        _write_table(tokenised.drop_columns(["length"]), directory / f"{split}.arrow")
+    tokenizer.save_pretrained(directory / "tokenizer")
+    (directory / "facts.json").write_text(json.dumps(facts))
+
+
+def _digest(tables: dict[Split, pa.Table]) -> str:
+    digest = hashlib.sha256()
+    for table in tables.values():
+        # In pieces of one size, whatever the sizes in which the rows were read.
+        for batch in table.select(["text", "label"]).combine_chunks().to_batches(max_chunksize=1000):
+            digest.update(json.dumps(batch.to_pydict()).encode())
+    return digest.hexdigest()[:16]
+
+
+def _tokenise(
+    table: pa.Table, labels: list[str], tokenizer: PreTrainedTokenizerBase, max_seq_length: int, *, scratch: Path
+) -> pa.Table:
+    """Returns the columns input_ids, label and length: a text's number of tokens before it was cut."""
+    import datasets
+
     index = {label: number for number, label in enumerate(labels)}
 
     def encode(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
         ids = tokenizer(rows["text"], truncation=True, max_length=max_seq_length)["input_ids"]
-        # Only a text that fills its room can have been cut.
-        full = [number for number, tokens in enumerate(ids) if len(tokens) == max_seq_length]
         lengths = [len(tokens) for tokens in ids]
+        # Only a text that has the largest length can have been cut.
+        full = [number for number, length in enumerate(lengths) if length == max_seq_length]
         if full:
             whole = tokenizer([rows["text"][number] for number in full], verbose=False)["input_ids"]
             for number, tokens in zip(full, whole, strict=True):
                 lengths[number] = len(tokens)
         return {"input_ids": ids, "label": [index[label] for label in rows["label"]], "length": lengths}
 
+    datasets.disable_progress_bars()
     columns = datasets.Features({"input_ids": datasets.List(datasets.Value("int32")), "label": datasets.Value("int64")})
     columns["length"] = datasets.Value("int64")
-    facts: dict[str, Any] = {"labels": labels, "pad_token_id": tokenizer.pad_token_id}
-    facts |= {"num_samples": {}, "label_counts": {}, "num_tokens": {}, "lengths": {}}
-    facts["texts"] = text_facts(tables, labels)
-    digest = hashlib.sha256()
-    for split, table in tables.items():
-        # In pieces of one size, whatever those in which it was read.
-        for batch in table.select(["text", "label"]).combine_chunks().to_batches(max_chunksize=1000):
-            digest.update(json.dumps(batch.to_pydict()).encode())
-        rows = datasets.Dataset(table)
-        cache_file = directory / f"{split}.map"
-        encoded = rows.map(
-            encode,
-            batched=True,
-            remove_columns=rows.column_names,
-            features=columns,
-            cache_file_name=str(cache_file),
-        )
-        # In one piece, so that a sample is found by its offset alone.
-        tokenised = encoded.data.table.combine_chunks()
-        facts["lengths"][split] = _describe_lengths(tokenised["length"], max_seq_length)
-        tokenised = tokenised.drop_columns(["length"])
-        with pa.ipc.new_file(str(directory / f"{split}.arrow"), tokenised.schema) as file:
-            file.write_table(tokenised)
-        cache_file.unlink()
-        facts["num_samples"][split] = tokenised.num_rows
-        counts = np.bincount(tokenised["label"].to_numpy(), minlength=len(labels))
-        facts["label_counts"][split] = counts.tolist()
-        facts["num_tokens"][split] = len(tokenised["input_ids"].chunk(0).values)
-    facts["digest"] = digest.hexdigest()[:16]
-    tokenizer.save_pretrained(directory / "tokenizer")
-    (directory / "facts.json").write_text(json.dumps(facts))
+    rows = datasets.Dataset(table)
+    encoded = rows.map(
+        encode,
+        batched=True,
+        remove_columns=rows.column_names,
+        features=columns,
+        cache_file_name=str(scratch),
+    )
+    # In one piece, so that a sample is found by its offset alone.
+    tokenised = encoded.data.table.combine_chunks()
+    scratch.unlink()
+    return tokenised
 
 
-def _describe_lengths(lengths: pa.ChunkedArray, max_seq_length: int) -> dict[str, int]:
+def _describe(tokenised: pa.Table, num_labels: int, max_seq_length: int) -> dict[str, Any]:
+    """Counts the facts of one split."""
+    import numpy as np
     import pyarrow.compute as pc
 
+    lengths = tokenised["length"]
     half, most, longest = pc.quantile(lengths, q=[0.5, 0.95, 1.0], interpolation="lower").to_pylist()
     cut = pc.sum(pc.greater(lengths, max_seq_length)).as_py()
-    return {"p50": half, "p95": most, "max": longest, "cut": cut}
+    return {
+        "num_samples": tokenised.num_rows,
+        "label_counts": np.bincount(tokenised["label"].to_numpy(), minlength=num_labels).tolist(),
+        "num_tokens": len(tokenised["input_ids"].chunk(0).values),
+        "lengths": {"p50": half, "p95": most, "max": longest, "cut": cut},
+    }
 
 
-def train_wordpiece(texts: list[str], *, vocab_size: int, max_length: int) -> PreTrainedTokenizerBase:
-    """Learns a lower-casing WordPiece vocabulary of at most `vocab_size` entries, as BERT's."""
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-    from transformers import PreTrainedTokenizerFast
+def _write_table(table: pa.Table, path: Path) -> None:
+    import pyarrow as pa
 
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece()
-    special_tokens = list(_SPECIAL_TOKENS.values())
-
-    def learn(first_entries: list[str]) -> list[str]:
-        trainer = trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=first_entries, show_progress=False)
-        tokenizer.train_from_iterator(texts, trainer)
-        vocabulary = tokenizer.get_vocab()
-        return sorted(vocabulary, key=vocabulary.__getitem__)
-
-    # The trainer numbers the characters inside words as it meets them, in an order that changes from
-    # call to call, and which pieces it then joins depends on their numbers. So they are numbered first.
-    inner_characters = sorted(entry for entry in learn(special_tokens) if entry.startswith("##") and len(entry) == 3)
-    vocabulary = learn([*special_tokens, *inner_characters])
-    pipeline = tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder
-    entries = {entry: number for number, entry in enumerate(vocabulary)}
-    # A new one, to which those characters are no special tokens.
-    tokenizer = Tokenizer(models.WordPiece(entries, unk_token="[UNK]"))
-    tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder = pipeline
-    tokenizer.add_special_tokens(special_tokens)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")],
-    )
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=max_length, **_SPECIAL_TOKENS)
-
-
-def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
-    """Loads a pretrained model's own tokenizer.
-
-    Raises:
-        TaskInputError: transformers cannot make one of that directory, or it cannot pad.
-    """
-    from transformers import AutoTokenizer, logging
-
-    logging.set_verbosity_error()  # its warnings would stand before the one line of an error
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(directory, local_files_only=True)
-    except Exception as error:  # a damaged tokenizer surfaces as whatever its parser raises
-        reason = " ".join(str(error).split())[:300]
-        raise TaskInputError(
-            f"--model {directory}: its tokenizer cannot be loaded ({reason}); save it again"
-        ) from error
-    if tokenizer.pad_token_id is None:
-        raise TaskInputError(f"--model {directory}: its tokenizer has no padding token; set pad_token and save it")
-    return tokenizer
+    with pa.ipc.new_file(str(path), table.schema) as file:
+        file.write_table(table)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.engines import PROJECT_DIRECTORY
+from launch.engines.interface import PROJECT_DIRECTORY
 
 HERE = Path(__file__).parent
 

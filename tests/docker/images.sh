@@ -10,7 +10,8 @@ if [[ -z ${LOCKSTEP_BASE_IMAGE:-} ]]; then
   export LOCKSTEP_BASE_IMAGE=local/python:3.11-slim
   docker image inspect "$LOCKSTEP_BASE_IMAGE" >/dev/null 2>&1 || "$root/docker/base_image.sh" "$LOCKSTEP_BASE_IMAGE"
 fi
-for backend in ddp accelerate horovod; do
+for backend in $(images); do
+  grep -qx cpu <<<"$(variants "$backend")" || continue
   SECONDS=0
   ensure_image "$backend" "lockstep/$backend:$version"
   size=$(docker image inspect --format '{{.Size}}' "lockstep/$backend:$version")

@@ -31,19 +31,25 @@ def _figures(faults: dict[str, Any], hostile: dict[str, Any]) -> str:
     families = ", ".join(f"{name} {one['tried'] - one['usable']}" for name, one in hostile["families"].items())
     rows = [
         (
-            f"a random rank killed at a random moment ({phases}), `--max-restarts`: the run completes, same final "
-            "bits, nothing lost after the newest checkpoint",
+            f"a random rank killed at a random moment ({phases}), with `--max-restarts`: the run completes with the "
+            "same bits, and loses no step before its newest checkpoint",
             kills["tried"],
             f"{kills['survived']} ({by})",
         ),
         (
-            f"a rank that hangs (stopped, in a loop, in a collective of its own): named, job ended, "
-            f"{hangs['longest_seconds']:g} s at most",
+            f"a rank that hangs (stopped, in a loop, or in a collective of its own): it is named and the job ended, "
+            f"after at most {hangs['longest_seconds']:g} s",
             hangs["tried"],
             hangs["named"],
         ),
-        ("tests of resume (every stop point; any backend to any; other worlds and splits)", *resumes.values()),
-        ("tests of the file (100 kills while saving; a bit flipped in each byte of the header; ...)", *saves.values()),
+        (
+            "tests of resume (after every step; from any backend to any; other world sizes and micro-batches)",
+            *resumes.values(),
+        ),
+        (
+            "tests of the checkpoint file (100 kills while saving; a bit flipped in each byte of the header; ...)",
+            *saves.values(),
+        ),
         (f"malformed inputs ({families})", hostile["malformed"], hostile["refused_in_one_line"]),
     ]
     lines = ["", "| fault | tried | survived |", "| --- | --- | --- |"]
@@ -63,10 +69,10 @@ def _costs(costs: dict[str, Any]) -> str:
     save, share = costs["seconds_of_a_checkpoint"], costs["share_at_default"]
     sign, step = costs["sign_of_life_seconds"], costs["step_seconds"]
     return (
-        f"\nA checkpoint of the embedded job ({costs['checkpoint_bytes'] / 2**20:.0f} MiB) makes its steps "
-        f"{save['mean'] * 1e3:.0f} ms longer [{save['low'] * 1e3:.0f}, {save['high'] * 1e3:.0f}], all together: at the "
-        f"default of every {costs['default_interval']} steps of {step * 1e3:.0f} ms that is {share['mean']:.2%} of the "
-        f"time (at most {share['high']:.2%}). Four signs of life a step of {sign * 1e6:.1f} us each are "
+        f"\nA checkpoint of the default job ({costs['checkpoint_bytes'] / 2**20:.0f} MiB) costs "
+        f"{save['mean'] * 1e3:.0f} ms [{save['low'] * 1e3:.0f}, {save['high'] * 1e3:.0f}] in all. With the default of "
+        f"one in {costs['default_interval']} steps of {step * 1e3:.0f} ms, that is {share['mean']:.2%} of the time (at "
+        f"most {share['high']:.2%}). {SIGNS_OF_A_STEP} heartbeats a step, of {sign * 1e6:.1f} us each, are "
         f"{SIGNS_OF_A_STEP * sign / step:.4%}. "
         f"{costs['num_cpus']} cores of {costs['cpu']}, commit {costs['git_commit'][:10]}, `{costs['command']}`.\n\n"
     )

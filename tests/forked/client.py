@@ -13,15 +13,18 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
 
+from backends.interface import Signs
 from compare.race import run as race
-from launch import engines
-from launch.engines import PROJECT_DIRECTORY, Ranks
-from launch.supervisor import Interrupted
+from launch.engines.interface import PROJECT_DIRECTORY, Engine, Ranks
+from launch.engines.registry import ENGINES
+from launch.job import Job, compose_job
+from launch.signals import Interrupted
 from tests.forked.ranks import START_METHODS
 from tests.forked.server import send
 
@@ -130,15 +133,20 @@ def interpreter() -> str:
     return str(Path(server_socket()).with_name("python"))
 
 
-def launched_command(start_method: str, ranks: Ranks) -> list[str]:
-    """Composes the command of the library's own launcher; it and the ranks are forks of the server."""
-    command = engines.engine_command(start_method, ranks)
-    return [interpreter() if word == sys.executable else word for word in command]
+def launched_job(engine: Engine, ranks: Ranks, run_directory: Path, signs: Signs) -> Job:
+    """Composes the job of the library's own launcher; it and the ranks are forks of the server."""
+    job = compose_job(engine, ranks, run_directory, signs)
+    return replace(job, command=[interpreter() if word == sys.executable else word for word in job.command])
 
 
-def forked_command(start_method: str, ranks: Ranks, path: str | None = None) -> list[str]:
-    """Composes the command that has the server fork these ranks."""
-    words = [path or server_socket(), start_method, str(ranks.num_processes), *ranks.module]
+def forked_job(engine: Engine, ranks: Ranks, run_directory: Path, signs: Signs) -> Job:
+    """Composes the job that has the server fork these ranks."""
+    job = compose_job(engine, ranks, run_directory, signs)
+    return replace(job, command=_forked_command(engine, ranks, server_socket()), launcher=None)
+
+
+def _forked_command(engine: Engine, ranks: Ranks, path: str) -> list[str]:
+    words = [path, engine.name, str(ranks.num_processes), *engine.program(ranks)]
     return [sys.executable, "-S", "-E", str(_ENGINE), *words]
 
 
@@ -147,16 +155,17 @@ def fork_what_follows(path: str) -> None:
     os.environ[SESSION_VARIABLE] = str(Path(path).parent)
     race.run_command = _run_of_a_race
     for name in START_METHODS:
-        original = engines._COMMANDS[name]
+        engine = ENGINES[name]
 
-        def command(ranks: Ranks, name: str = name, original: Any = original) -> list[str]:
-            return original(ranks) if ranks.nodes.num_nodes > 1 else forked_command(name, ranks, path)
+        def command(ranks: Ranks, engine: Engine = engine, original: Any = engine.command) -> list[str]:
+            return original(ranks) if ranks.nodes.num_nodes > 1 else _forked_command(engine, ranks, path)
 
-        engines._COMMANDS[name] = command
+        # What starts the ranks is no launcher whose name anybody knows.
+        vars(engine).update(command=command, launcher=None)
 
 
-def _run_of_a_race(arguments: list[str], variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, **variables}
+def _run_of_a_race(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    environment = dict(os.environ)
     environment.pop("LOCKSTEP_STARTED_AT", None)
     job = ForkedJob(arguments, environment=environment, directory=None)
     try:

@@ -24,15 +24,15 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from launch.engines import PROJECT_DIRECTORY
+from launch.engines.interface import PROJECT_DIRECTORY
 
 # What commands and ranks import; the last ones only where they are installed.
 _MODULES = (
     *("torch", "torch._dynamo", "torch.distributed.run", "torch.nn.parallel.distributed", "datasets", "tokenizers"),
     *("transformers.models.bert.modeling_bert", "transformers.models.auto.modeling_auto", "safetensors.torch"),
     *("torchmetrics.functional.classification", "pyarrow.csv", "pyarrow.parquet", "scipy.stats", "jinja2", "psutil"),
-    *("plotly.graph_objects", "tensorboard", "torch.utils.tensorboard"),
-    *("launch.cli", "launch.display", "training.rank", "training.diagnosis", "training.loop", "watch.watchdog"),
+    *("tensorboard", "torch.utils.tensorboard"),
+    *("launch.cli", "launch.display", "training.rank", "training.job", "watch.watchdog"),
     *("contract.worker", "contract.suite", "compare.race.command", "compare.report.command"),
     *("compare.collectives.command", "compare.collectives.rank", "tasks.text.classification", "tasks.tagger"),
     *("backends.single", "backends.ddp", "backends.accelerate", "backends.horovod"),

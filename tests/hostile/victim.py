@@ -163,7 +163,7 @@ def _content(root: Path) -> dict[str, tuple[int, int]]:
 def _save_small_model(directory: Path) -> None:
     from transformers import BertConfig, BertForSequenceClassification
 
-    from tasks.text.prepared import train_wordpiece
+    from tasks.text.tokenizers import train_wordpiece
 
     tokenizer = train_wordpiece(["good film", "bad film"], vocab_size=60, max_length=64)
     config = BertConfig(

@@ -133,12 +133,12 @@ def changed_learning_rate(num_updates: Callable[[Any], int]) -> Any:
 
     def mutated(original: Any) -> Any:
         def set_learning_rate(trainer: Any) -> float:
-            kept = trainer.num_updates
-            trainer.num_updates = num_updates(trainer)
+            kept = trainer.state.num_updates
+            trainer.state.num_updates = num_updates(trainer)
             rate: float = original(trainer)
-            trainer.num_updates = kept
+            trainer.state.num_updates = kept
             return rate
 
         return set_learning_rate
 
-    return replaced(loop.Trainer, "_set_learning_rate", mutated)
+    return replaced(loop.Trainer, "set_learning_rate", mutated)

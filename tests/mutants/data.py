@@ -11,7 +11,7 @@ import torch
 from contract import cases
 from tests.mutants.changes import replaced
 from tests.mutants.mutant import mutant
-from training import loop
+from training import evaluation
 from training.plan import Plan
 
 
@@ -61,7 +61,7 @@ def padded_duplicates_in_evaluation(backend: Any) -> Iterator[None]:
 
         return batches
 
-    with replaced(loop, "evaluation_batches", mutated):
+    with replaced(evaluation, "evaluation_batches", mutated):
         yield
 
 

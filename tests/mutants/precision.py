@@ -82,7 +82,7 @@ def scale_quartered(backend: Any) -> Iterator[None]:
 
 @mutant("C32", cases.OVERFLOWS[0], words="a learning rate of 0.375 in step 4, saw 0.3125")
 def schedule_counts_skipped_steps(backend: Any) -> Iterator[None]:
-    with changed_learning_rate(lambda trainer: trainer.step - 1):
+    with changed_learning_rate(lambda trainer: trainer.state.step - 1):
         yield
 
 

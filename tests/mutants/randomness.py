@@ -9,7 +9,7 @@ from typing import Any
 from contract import cases
 from tests.mutants.changes import replaced
 from tests.mutants.mutant import mutant
-from training import loop
+from training import seeds
 
 
 @mutant("C34", cases.DROPOUT, words="rank 1: expected other masks than on rank 0, saw 7 of 7 equal masks")
@@ -17,7 +17,7 @@ def same_noise_on_all_ranks(backend: Any) -> Iterator[None]:
     def mutated(original: Any) -> Any:
         return lambda seed, purpose, *key: original(seed, purpose, *key[1:])
 
-    with replaced(loop, "random_seed", mutated):
+    with replaced(seeds, "random_seed", mutated):
         yield
 
 
@@ -26,5 +26,5 @@ def noise_that_does_not_repeat(backend: Any) -> Iterator[None]:
     def mutated(original: Any) -> Any:
         return lambda seed, purpose, *key: original(seed, purpose, *key, *([time.monotonic_ns()] if key else []))
 
-    with replaced(loop, "random_seed", mutated):
+    with replaced(seeds, "random_seed", mutated):
         yield

@@ -10,15 +10,15 @@ from unittest import mock
 from contract import cases
 from tests.mutants.changes import replaced
 from tests.mutants.mutant import mutant
-from training import loop
+from training.state import TrainingState
 
 
 @mutant("C39", cases.STATE, words="learning rates in step 4: [0.00833")
 def schedule_not_restored(backend: Any) -> Iterator[None]:
     def mutated(original: Any) -> Any:
-        return lambda trainer, state: original(trainer, state | {"num_updates": 0})
+        return lambda training, state: original(training, state | {"num_updates": 0})
 
-    with replaced(loop.Trainer, "load_state_dict", mutated):
+    with replaced(TrainingState, "load_state_dict", mutated):
         yield
 
 
@@ -33,13 +33,13 @@ def scaler_not_restored(backend: Any) -> Iterator[None]:
 )
 def optimizer_not_restored(backend: Any) -> Iterator[None]:
     def mutated(original: Any) -> Any:
-        def load(trainer: Any, state: Any) -> None:
-            original(trainer, state)
-            trainer.optimizer.state.clear()
+        def load(training: Any, state: Any) -> None:
+            original(training, state)
+            training.optimizer.state.clear()
 
         return load
 
-    with replaced(loop.Trainer, "load_state_dict", mutated):
+    with replaced(TrainingState, "load_state_dict", mutated):
         yield
 
 
@@ -52,20 +52,20 @@ def wrapper_saved(backend: Any) -> Iterator[None]:
     """Names carry the prefix of a wrapper; the backend itself understands them."""
 
     def saved(original: Any) -> Any:
-        def state_dict(trainer: Any) -> Any:
-            state = original(trainer)
+        def state_dict(training: Any) -> Any:
+            state = original(training)
             return state | {"model": {f"module.{name}": tensor for name, tensor in state["model"].items()}}
 
         return state_dict
 
     def loaded(original: Any) -> Any:
-        def load(trainer: Any, state: Any) -> None:
+        def load(training: Any, state: Any) -> None:
             model = {name.removeprefix("module."): tensor for name, tensor in state["model"].items()}
-            original(trainer, state | {"model": model})
+            original(training, state | {"model": model})
 
         return load
 
-    with replaced(loop.Trainer, "state_dict", saved), replaced(loop.Trainer, "load_state_dict", loaded):
+    with replaced(TrainingState, "state_dict", saved), replaced(TrainingState, "load_state_dict", loaded):
         yield
 
 

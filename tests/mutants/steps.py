@@ -136,13 +136,13 @@ def adam_counter_ahead_by_one(backend: Any) -> Iterator[None]:
 
 @mutant("C22", cases.ADAMW, words="a learning rate of 0.005 in step 2, saw 0.01")
 def schedule_per_micro_step(backend: Any) -> Iterator[None]:
-    with changed_learning_rate(lambda trainer: trainer.num_updates * trainer.config.gradient_accumulation_steps):
+    with changed_learning_rate(lambda trainer: trainer.state.num_updates * trainer.config.gradient_accumulation_steps):
         yield
 
 
 @mutant("C22", cases.ADAMW, words="a learning rate of 0.005 in step 2, saw 0.01")
 def schedule_per_rank(backend: Any) -> Iterator[None]:
-    with changed_learning_rate(lambda trainer: trainer.num_updates * trainer.config.num_processes):
+    with changed_learning_rate(lambda trainer: trainer.state.num_updates * trainer.config.num_processes):
         yield
 
 

@@ -24,7 +24,7 @@ from training import loop
     },
 )
 def unused_parameter_ignored(backend: Any) -> Iterator[None]:
-    with mock.patch.object(loop, "_require_gradients"):
+    with mock.patch.object(loop, "require_gradients"):
         yield
 
 

@@ -1,0 +1,129 @@
+"""One group of ranks that measures collectives: how it is started, followed and read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import groupby
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from backends.registry import find_backend
+from compare.collectives.measurement import MEASUREMENT_NAME, Measurement, collective_point, fit_line
+from compare.numbers import format_size
+from compare.results import CollectivePoint, CollectiveSeries
+from launch.engines.interface import Ranks
+from launch.engines.registry import find_engine
+from launch.job import compose_job
+from launch.supervisor import run_job
+from records.names import LOGS_NAME
+from records.news import LibraryFound, News, PointMeasured
+from records.progress import ProgressReader
+from watch.failures import JobFailure
+
+
+def ranks_of(measurement: Measurement, directory: Path) -> Ranks:
+    """Describes the ranks that make a measurement to the engine that starts them."""
+    return Ranks(
+        num_processes=measurement.num_processes,
+        module=("compare.collectives.rank", str(directory)),
+        device=measurement.device,
+        num_threads=measurement.threads_per_rank,
+        master_port=None,
+        timeout_seconds=measurement.timeout,
+        log_directory=directory / LOGS_NAME,
+    )
+
+
+class MeasuringJob:
+    """One group of ranks, and what it has measured."""
+
+    def __init__(self, measurement: Measurement, directory: Path, terminal: Console) -> None:
+        self._measurement, self._directory, self._terminal = measurement, directory, terminal
+        self._news = ProgressReader(directory)
+        self._transport = ""
+        self._operations: list[str] = []
+        self._points: list[tuple[str, CollectivePoint]] = []
+
+    def run(self) -> JobFailure | None:
+        """Starts the ranks and waits for them; returns None once they have measured everything, or why they failed."""
+        measurement, directory = self._measurement, self._directory
+        (directory / LOGS_NAME).mkdir(parents=True)
+        (directory / MEASUREMENT_NAME).write_text(measurement.model_dump_json())
+        engine, signs = find_engine(measurement.start_method), find_backend(measurement.backend).signs
+        job = compose_job(engine, ranks_of(measurement, directory), directory, signs)
+        began = time.monotonic()
+        with self._progress() as refresh:
+            failure = run_job(job, on_poll=refresh)
+        if failure is None:
+            seconds = time.monotonic() - began
+            self._terminal.print(f"{self._title}: {len(self._points)} points over {self._transport} in {seconds:.0f} s")
+            for operation in measurement.operations:
+                if operation not in self._operations:
+                    self._terminal.print(f"{measurement.backend} has no {operation}: left out")
+        return failure
+
+    @property
+    def series(self) -> list[CollectiveSeries]:
+        """What was measured, one series for each operation."""
+        series = []
+        for operation, pairs in groupby(self._points, key=lambda pair: pair[0]):
+            points = [point for _, point in pairs]
+            series.append(
+                CollectiveSeries(
+                    backend=self._measurement.backend,
+                    transport=self._transport,
+                    operation=operation,
+                    num_processes=self._measurement.num_processes,
+                    device=self._measurement.device,
+                    points=points,
+                    fit=fit_line(points),
+                )
+            )
+        return series
+
+    @property
+    def _title(self) -> str:
+        measurement = self._measurement
+        return f"{measurement.backend}, {measurement.num_processes} x {measurement.device}"
+
+    @contextmanager
+    def _progress(self) -> Iterator[Callable[[], None]]:
+        """Shows on a terminal how far the ranks are; yields the function to call now and then."""
+        bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=self._terminal,
+            transient=True,
+            auto_refresh=False,  # a thread would take time from the ranks
+            disable=not self._terminal.is_terminal,
+        )
+        task = bar.add_task(f"{self._title}: starting ranks", total=None)
+
+        def refresh() -> None:
+            facts = self._news.news()
+            for fact in facts:
+                self._take(fact)
+            if facts:
+                what = (
+                    f"{self._points[-1][0]} of {format_size(self._points[-1][1].bytes)}" if self._points else "joined"
+                )
+                num_points = len(self._operations) * len(self._measurement.sizes)
+                bar.update(task, description=f"{self._title}: {what}", total=num_points, completed=len(self._points))
+                bar.refresh()
+
+        with bar:
+            yield refresh
+
+    def _take(self, news: News) -> None:
+        match news:
+            case LibraryFound():
+                self._transport, self._operations = news.transport, news.operations
+            case PointMeasured(operation=operation):
+                point = collective_point(operation, self._measurement.num_processes, news.bytes, news.seconds)
+                self._points.append((operation, point))

@@ -1,0 +1,70 @@
+"""Numbers as people read them: without exponents, and with no more digits than are significant."""
+
+from __future__ import annotations
+
+import math
+
+from compare.results import Interval
+
+NOTHING = "–"  # noqa: RUF001 - an en dash, as printed tables have it
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """Formats a number with so many significant digits, and thousands separated; an integer keeps all its digits."""
+    if value is None:
+        return NOTHING
+    if isinstance(value, int) or value == 0:
+        return f"{value:,.0f}"
+    magnitude = math.floor(math.log10(abs(value)))
+    if magnitude < -4:
+        return f"{value:.{digits}g}"
+    return f"{value:,.{max(0, digits - 1 - magnitude)}f}"
+
+
+def percent(share: float | None) -> str:
+    """Formats a share in percent, without the percent sign, which is in the heading of the column."""
+    return NOTHING if share is None else f"{100 * share:.1f}"
+
+
+def difference(share: float | None) -> str:
+    """Formats a relative difference in percent, always with + or -."""
+    return NOTHING if share is None else f"{100 * share:+.1f}"
+
+
+def score(value: float | None) -> str:
+    """Formats accuracy and similar metrics."""
+    return NOTHING if value is None else f"{value:.4f}"
+
+
+def interval(value: Interval, scale: float = 1.0) -> str:
+    """Formats an estimate with its interval, if it has one."""
+    estimate = number(value.estimate * scale)
+    if value.low is None or value.high is None:
+        return estimate
+    return f"{estimate} ({number(value.low * scale)} to {number(value.high * scale)})"
+
+
+def format_size(num_bytes: float) -> str:
+    """Formats a size in the largest binary unit that leaves a number of at least 1, with three significant digits."""
+    units = ("B", "KiB", "MiB", "GiB")
+    power = min(max(int(math.log2(num_bytes) // 10), 0), len(units) - 1) if num_bytes else 0
+    text = number(num_bytes / 1024**power, 3 if power else 4)
+    return f"{text.removesuffix('.000').removesuffix('.00').removesuffix('.0')} {units[power]}"
+
+
+def format_seconds(seconds: float) -> str:
+    """Formats a duration with three significant digits, in s, ms or us."""
+    unit, scale = next(
+        (unit, scale) for unit, scale in (("s", 1.0), ("ms", 1e3), ("us", 1e6)) if seconds * scale >= 1 or unit == "us"
+    )
+    return f"{seconds * scale:.3g} {unit}"
+
+
+def one_line(text: str) -> str:
+    """Puts a text on one line."""
+    return " ".join(text.split())
+
+
+def joined(parts: list[str]) -> str:
+    """Joins words as in a sentence: a, b and c."""
+    return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else "".join(parts)

@@ -1,0 +1,197 @@
+"""The directory of a race: its plan, the records of finished runs, and what failed runs left."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from compare.race.matmul_peak import measure_apart
+from compare.race.plan import PlannedRun, RacePlan
+from compare.report.runs import RaceFacts, race_file
+from launch.errors import UsageError
+from launch.run_directory import locked
+from records.files import write_atomically
+from records.names import RECORD_NAME
+from watch.rank_files import started_ranks
+
+_PLAN_NAME = "plan.json"
+_RECORDS_NAME = "records"
+_FAILED_NAME = "failed"
+_RUNNING_NAME = "running"
+_PEAKS_NAME = "peaks.json"
+_REASON_NAME = "why.txt"
+# How long to wait until the processes of a race that was killed have ended: their guardian needs a second or two.
+_SECONDS_FOR_ORPHANS = 15.0
+
+
+class RaceDirectory:
+    """The files of a race."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+
+    @contextlib.contextmanager
+    def opened(self, plan: RacePlan) -> Iterator[RacePlan]:
+        """Takes the directory for this plan, or resumes the race of the same plan; yields the plan in force.
+
+        Raises:
+            UsageError: The directory holds something else, or another process races in it.
+        """
+        plan_file = self.path / _PLAN_NAME
+        if self.path.exists() and not plan_file.exists() and any(self.path.iterdir()):
+            raise UsageError(f"--output-dir {self.path}: is not empty and holds no race; choose another directory")
+        if plan_file.exists():
+            begun = _read_plan(plan_file)
+            if not begun.same_request(plan):
+                raise UsageError(
+                    f"--output-dir {self.path}: holds another race ({begun.command}); choose another directory"
+                )
+            plan = begun
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"--output-dir {self.path}: {error.strerror}; choose another directory") from error
+        try:
+            with FileLock(self.path / ".lock", timeout=0):
+                if not plan_file.exists():
+                    write_atomically(plan_file, plan.model_dump_json(indent=1))
+                (self.path / _RECORDS_NAME).mkdir(exist_ok=True)
+                yield plan
+        except Timeout as error:
+            raise UsageError(
+                f"--output-dir {self.path}: another process races in it; choose another directory"
+            ) from error
+
+    @property
+    def failed(self) -> Path:
+        """Where failed runs leave their files."""
+        return self.path / _FAILED_NAME
+
+    def record(self, run: PlannedRun) -> Path:
+        """Returns where the record of a finished run is kept."""
+        return self.path / _RECORDS_NAME / f"{run.name}.json"
+
+    def is_finished(self, run: PlannedRun) -> bool:
+        """Tells whether a run has completed."""
+        return self.record(run).exists()
+
+    def records(self) -> list[Path]:
+        """Returns the records of all finished runs, and of the failed runs that left one."""
+        kept = (path for path in (self.path / _RECORDS_NAME).glob("*.json") if not path.name.endswith(".race.json"))
+        return [*sorted(kept), *sorted(self.failed.glob(f"*/{RECORD_NAME}"))]
+
+    def failures(self, *, without_record: bool = False) -> list[str]:
+        """Returns one line for each failure.
+
+        Args:
+            without_record: Leave out the runs that left a record, which says the same.
+        """
+        directories = sorted(path.parent for path in self.failed.glob(f"*/{_REASON_NAME}"))
+        return [file.read_text().strip() for file in sorted(self.failed.glob("*.txt"))] + [
+            (directory / _REASON_NAME).read_text().strip()
+            for directory in directories
+            if not (without_record and (directory / RECORD_NAME).exists())
+        ]
+
+    def running(self, attempt: str) -> Path:
+        """Returns the output directory of one start of a run; no two starts share it."""
+        return self.path / _RUNNING_NAME / attempt
+
+    def await_orphans(self) -> None:
+        """Waits until no process of a race that was killed works in this directory any more.
+
+        Raises:
+            UsageError: A process still does.
+        """
+        running = self.path / _RUNNING_NAME
+        left = [path for path in (running, *running.glob("*")) if path.is_dir()]
+        deadline = time.monotonic() + _SECONDS_FOR_ORPHANS
+        while orphans := [who for directory in left if (who := _live_process(directory))]:
+            if time.monotonic() > deadline:
+                raise UsageError(
+                    f"--output-dir {self.path}: a run that an earlier call started is still going on "
+                    f"({orphans[0]}); end that process, then repeat this command"
+                )
+            time.sleep(0.2)
+
+    def keep(self, run: PlannedRun, output_dir: Path, facts: RaceFacts) -> None:
+        """Keeps the record of a run that completed, as the run wrote it; its model and its other files go."""
+        # In this order: a run counts as finished once its record is there.
+        write_atomically(race_file(self.record(run)), facts.model_dump_json(indent=1) + "\n")
+        (output_dir / RECORD_NAME).replace(self.record(run))
+        self.clear()
+        shutil.rmtree(self.failed / run.name, ignore_errors=True)
+
+    def keep_failure(self, run: PlannedRun, output_dir: Path, facts: RaceFacts, why: str) -> None:
+        """Keeps what a failed run left; when the race is resumed, it tries the run again."""
+        target = self.failed / run.name
+        shutil.rmtree(target, ignore_errors=True)
+        target.parent.mkdir(exist_ok=True)
+        output_dir.mkdir(parents=True, exist_ok=True)
+        output_dir.replace(target)
+        if (target / RECORD_NAME).exists():
+            write_atomically(race_file(target / RECORD_NAME), facts.model_dump_json(indent=1) + "\n")
+        (target / _REASON_NAME).write_text(f"{run.entrant.label} ({run.purpose}, block {run.block}): {why}\n")
+
+    def matmul_peaks(self, plan: RacePlan) -> dict[str, float | None]:
+        """Returns what square products reach on all cores in each precision, which is measured once in a race."""
+        file = self.path / _PEAKS_NAME
+        if not file.exists():
+            peaks = {precision: measure_apart("cpu", precision) for precision in plan.options.precision}
+            write_atomically(file, json.dumps(peaks))
+        measured: dict[str, float | None] = json.loads(file.read_text())
+        return measured
+
+    def collectives(self, backend: str) -> Path:
+        """Returns where the benchmark of a library's collectives writes its results."""
+        return self.path / f"collectives-{backend}.json"
+
+    def measured_collectives(self) -> list[Path]:
+        """Returns the results of the benchmark of collectives that are there."""
+        return sorted(self.path.glob("collectives*.json"))
+
+    def note_collectives(self, backend: str, why: str | None) -> None:
+        """Notes why the collectives of a library could not be measured, or with None that they were."""
+        note = self.failed / f"collectives-{backend}.txt"
+        note.unlink(missing_ok=True)
+        if why is not None:
+            note.parent.mkdir(exist_ok=True)
+            note.write_text(f"collectives of {backend}: {why}\n")
+
+    def clear(self) -> None:
+        """Removes what an interrupted run left."""
+        shutil.rmtree(self.path / _RUNNING_NAME, ignore_errors=True)
+
+
+def _read_plan(path: Path) -> RacePlan:
+    try:
+        return RacePlan.model_validate_json(path.read_bytes())
+    except ValueError as error:
+        raise UsageError(
+            f"--output-dir {path.parent}: {path.name} is not the plan of a race of this version of Lockstep; "
+            "choose another directory"
+        ) from error
+
+
+def _live_process(directory: Path) -> str | None:
+    """Names a process that still works in the directory of a run; returns None if there is none."""
+    for rank in started_ranks(directory):
+        if (pid := rank.running_pid()) is not None:
+            return f"process {pid}"
+    try:
+        with locked(directory):
+            return None
+    except UsageError:
+        # proc_locks(5): the process is the fifth field, the file the sixth.
+        file = re.compile(rf"FLOCK\s.*\s(\d+) \S+:{directory.stat().st_ino} ")
+        with contextlib.suppress(OSError):
+            if found := file.search(Path("/proc/locks").read_text()):
+                return f"process {found[1]}"
+        return "a process that holds its directory"

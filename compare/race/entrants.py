@@ -1,0 +1,179 @@
+"""Who takes part in a race: which backends, under which conditions."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from backends.interface import UnsupportedError
+from backends.registry import BACKENDS, find_backend
+from compare.race.options import RaceOptions
+from compare.race.plan import Entrant, PlannedRun, RacePlan
+from launch.arguments import command_line
+from launch.errors import UsageError
+from launch.options import read_option_file, read_options
+from launch.resolve import resolve
+from records.config import RunConfig
+from records.environment import num_cpus
+from records.throughput import NUM_WARMUP_STEPS
+
+# Options of a run that a race decides itself, with what to say instead.
+_BY_THE_RACE = "give it to the race on the command line"
+_DECIDED = {
+    **dict.fromkeys(("num_processes", "precision", "global_batch_size", "output_dir"), _BY_THE_RACE),
+    "micro_batch_size": "use --accumulation",
+    "max_steps": "use --timed-steps",
+    "overwrite": "a race resumes where it was interrupted",
+    "diagnose": "a race makes diagnosis runs itself",
+    **dict.fromkeys(("save_every", "keep", "on_save_error", "metric_for_best_model"), "a race saves no checkpoints"),
+    **dict.fromkeys(("resume", "max_restarts"), "a race times whole runs"),
+    "early_stopping_patience": "a race times equal numbers of steps",
+    "tracker": "a race keeps nothing of its runs but their records",
+    "start_method": "each backend is started by its own launcher",
+    **dict.fromkeys(("num_nodes", "node_rank", "master_addr", "master_port"), "a race runs on one node"),
+}
+
+
+class RunOptionsOfRace(NamedTuple):
+    """Options that a race passes on to its runs.
+
+    Attributes:
+        arguments: Their command line.
+        names: The names of the options that it sets, a configuration file included.
+    """
+
+    arguments: list[str]
+    names: set[str]
+
+
+def read_run_options(arguments: list[str], config: Path | None) -> RunOptionsOfRace:
+    """Reads the options that are passed on to every run.
+
+    Args:
+        arguments: The part of the command line that is not of the race.
+        config: The configuration file, if there is one.
+
+    Raises:
+        UsageError: The race decides one of these options.
+    """
+    from_file: dict[str, Any] = {}
+    if config is not None:
+        from_file = read_option_file(config)
+        arguments = [f"--config={config}", *arguments]
+    on_line = {
+        option.partition("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_")
+        for option in arguments
+        if option.startswith("--")
+    }
+    names = on_line | set(from_file)
+    for name in sorted(names):
+        if name in _DECIDED:
+            raise UsageError(f"--{name.replace('_', '-')}: the race decides that; {_DECIDED[name]}")
+    return RunOptionsOfRace(arguments, names)
+
+
+def make_plan(options: RaceOptions, of_runs: RunOptionsOfRace) -> tuple[RacePlan, dict[Entrant, RunConfig]]:
+    """Settles who takes part, and checks the command line of every run.
+
+    Args:
+        options: What the user asks of the race.
+        of_runs: What is passed on to every run.
+
+    Returns:
+        The plan, and the configuration of a timed run of each entrant.
+
+    Raises:
+        UsageError, UnsupportedError, TaskInputError: A run that the user asks for cannot be made.
+    """
+    backends = options.backends or [name for name, row in BACKENDS.items() if row.unavailable_reason() is None]
+    for name in backends:
+        reason = find_backend(name).unavailable_reason()
+        if reason is not None:
+            raise UnsupportedError(f"--backends {name}: cannot run here: {reason}")
+    plan = RacePlan(
+        schema_version=2,
+        options=options,
+        entrants=[],
+        run_options=_with_defaults(options, of_runs),
+        diagnosis_options=[],
+        left_out=[],
+        command=command_line(sys.argv[1:], without="--output-dir"),
+        race=f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}",
+    )
+    configs = _able(plan, backends)
+    plan.entrants = list(configs)
+    plan.diagnosis_options = ["--no-torch-compile"]
+    if any("dropout" in config.task_settings for config in configs.values()):
+        plan.diagnosis_options += ["--dropout=0"]  # its masks depend on how a batch is split over ranks
+    for run in plan.runs():
+        if run.purpose == "diagnosis":
+            _resolve(plan, run)
+    return plan, configs
+
+
+def _with_defaults(options: RaceOptions, of_runs: RunOptionsOfRace) -> list[str]:
+    """Adds to the options of every run what a race sets unless the user does."""
+    arguments = list(of_runs.arguments)
+    if "threads_per_rank" not in of_runs.names:
+        # A rank is the same share of the machine in every world, or scaling would compare unlike ranks.
+        arguments.append(f"--threads-per-rank={max(1, num_cpus() // max(options.num_processes))}")
+    if "logging_steps" not in of_runs.names:
+        # Reading the loss waits for the GPU: this happens at both ends of the steps that are timed.
+        arguments.append(f"--logging-steps={NUM_WARMUP_STEPS}")
+    return arguments
+
+
+def _able(plan: RacePlan, backends: Sequence[str]) -> dict[Entrant, RunConfig]:
+    """Returns the configuration of each entrant that can take part, and notes the others in the plan."""
+    configs: dict[Entrant, RunConfig] = {}
+    refused: list[ValueError] = []
+    for entrant in _candidates(backends, plan.options):
+        try:
+            configs[entrant] = _resolve(plan, PlannedRun(entrant=entrant, purpose="timed", block=1, position=0))
+        except (UnsupportedError, UsageError) as error:
+            # Backends that the user did not name are left out where they cannot take part.
+            if isinstance(error, UsageError) and plan.options.backends:
+                raise
+            refused.append(error)
+            plan.left_out.append(f"{entrant.label}: left out, {' '.join(str(error).split())}")
+    if not configs:
+        raise refused[0]
+    return configs
+
+
+def _candidates(names: Sequence[str], options: RaceOptions) -> list[Entrant]:
+    found: dict[Entrant, None] = {}
+    for precision, accumulation, number in product(options.precision, options.accumulation, options.num_processes):
+        for size, name in product(_global_batch_sizes(options, number), names):
+            most = find_backend(name).capabilities.max_world_size
+            entrant = Entrant(
+                backend=name,
+                num_processes=min(number, most or number),
+                precision=precision,
+                accumulation=accumulation,
+                global_batch_size=size,
+            )
+            if not entrant.divides:
+                raise UsageError(
+                    f"--global-batch-size {size} is not a multiple of {entrant.num_processes} rank(s) x "
+                    f"{accumulation} accumulation step(s); change one of the three"
+                )
+            found[entrant] = None
+    return list(found)
+
+
+def _global_batch_sizes(options: RaceOptions, num_processes: int) -> Iterator[int]:
+    yield options.global_batch_size
+    if options.weak_scaling:
+        yield options.global_batch_size * num_processes // min(options.num_processes)
+
+
+def _resolve(plan: RacePlan, run: PlannedRun) -> RunConfig:
+    row = find_backend(run.entrant.backend)
+    asked = read_options(run.entrant.backend, row.settings, plan.arguments(run)[1:])
+    return resolve(run.entrant.backend, row, asked, started_at=time.time()).config

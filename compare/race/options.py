@@ -1,0 +1,51 @@
+"""The options of a race."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from backends.devices import count_gpus
+from compare.options import CommaList, Names, Numbers
+from records.config import DEFAULT_CPU_PROCESSES, BatchSize, Precision, ProcessCount
+
+_MAX_RUNS = 10_000
+
+
+class RaceOptions(BaseModel):
+    """What a user may ask of a race; all other options are those of every run."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    backends: Names | None = Field(None, description="who takes part, separated by commas (default: all that run here)")
+    repeats: int = Field(5, ge=1, le=1000, description="timed runs of each entrant, one in each block")
+    num_processes: Numbers[ProcessCount] = Field(
+        default_factory=lambda: [count_gpus() or DEFAULT_CPU_PROCESSES],
+        description="numbers of ranks, separated by commas; single runs with one (default: one per GPU; without GPU 2)",
+    )
+    precision: CommaList[Precision] = Field(["fp32"], description="precisions, separated by commas")
+    accumulation: Numbers[Annotated[int, Field(ge=1, le=1024)]] = Field(
+        [1], description="gradient accumulation steps, separated by commas"
+    )
+    global_batch_size: BatchSize = Field(32, description="samples of one optimizer step, over all ranks")
+    weak_scaling: bool = Field(False, description="also grow the global batch with the number of ranks")
+    timed_steps: int = Field(100, ge=10, le=10**9, description="optimizer steps of a timed run, warm-up included")
+    diagnosis_steps: int = Field(25, ge=10, le=1000, description="optimizer steps of a diagnosis run")
+    whole_runs: bool = Field(True, description="train each backend once to the end: curves and time to accuracy")
+    target_accuracy: float = Field(0.9, gt=0, le=1, description="the report gives the time until this accuracy")
+    collectives: bool = Field(True, description="also measure the libraries' collectives")
+    wait_for_idle: bool = Field(
+        True, description="wait for an idle machine before each run, and repeat runs that other programs disturbed"
+    )
+    order_seed: int = Field(0, ge=0, lt=2**32, description="seed of the order of runs within blocks")
+
+    @model_validator(mode="after")
+    def _has_an_end(self) -> RaceOptions:
+        cells = len(self.num_processes) * len(self.precision) * len(self.accumulation) * (1 + self.weak_scaling)
+        if cells * self.repeats > _MAX_RUNS:
+            raise ValueError(
+                f"--repeats {self.repeats}: {cells} combinations of options would take weeks; "
+                "ask for fewer repeats or combinations"
+            )
+        return self

@@ -1,0 +1,78 @@
+"""The progress of a race on the terminal."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from compare.race.plan import PlannedRun
+
+
+class ProgressOfRace:
+    """A progress bar with the remaining time or, without a terminal, a line for each run."""
+
+    def __init__(self, num_runs: int, left: list[PlannedRun], terminal: Console) -> None:
+        """Starts to show the progress.
+
+        Args:
+            num_runs: The number of all runs of the race.
+            left: The runs that are not finished yet.
+            terminal: Where to show it.
+        """
+        self._terminal = terminal
+        self._left = list(left)
+        self._num_runs = num_runs
+        self._seconds: dict[str, list[float]] = {}
+        self._bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}", markup=False),
+            console=terminal,
+            transient=True,
+            auto_refresh=False,  # the race must not compute while a run is timed
+            disable=not terminal.is_terminal,
+        )
+        done = num_runs - len(left)
+        self._task = self._bar.add_task("", total=num_runs, completed=done, left="")
+        if done:
+            terminal.print(f"resuming the race: {done} run(s) are finished already")
+
+    def __enter__(self) -> ProgressOfRace:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.stop()
+
+    def begin(self, run: PlannedRun) -> None:
+        """Shows that a run starts."""
+        self._bar.update(self._task, description=f"{run.purpose}: {run.entrant.label}", left=self._remaining())
+        self._bar.refresh()
+
+    def end(self, run: PlannedRun, seconds: float, why: str | None) -> None:
+        """Shows how a run ended; `why` says why it failed, and is None if it completed."""
+        self._seconds.setdefault(run.purpose, []).append(seconds)
+        self._left.remove(run)
+        self._bar.advance(self._task)
+        where = f"[{self._num_runs - len(self._left)}/{self._num_runs}]"
+        outcome = f"FAILED: {why}" if why else f"{seconds:.0f} s"
+        if why or not self._terminal.is_terminal:
+            left = "" if self._terminal.is_terminal else f"; {self._remaining()}"
+            self._terminal.print(f"{where} {run.purpose}: {run.entrant.label}: {outcome}{left}")
+
+    def _remaining(self) -> str:
+        """Estimates the remaining time from the mean time of finished runs, if possible those of the same purpose."""
+        seen = [second for seconds in self._seconds.values() for second in seconds]
+        if not seen:
+            return ""
+        overall = sum(seen) / len(seen)
+        means = {purpose: sum(seconds) / len(seconds) for purpose, seconds in self._seconds.items()}
+        seconds = sum(means.get(run.purpose, overall) for run in self._left)
+        return f"about {format_duration(seconds)} left"
+
+
+def format_duration(seconds: float) -> str:
+    """Formats a duration for people."""
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"

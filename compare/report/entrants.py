@@ -1,0 +1,140 @@
+"""What the runs of one entrant say of it: its speed, its memory, its settings, and where its time goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+import numpy as np
+
+from compare.report.flops import model_flops_per_second, peak_flops_per_second
+from compare.report.grouping import EntrantRuns
+from compare.report.runs import Run
+from compare.report.statistics import mean_interval
+from compare.results import Breakdown, Entrant, Parity, Wire
+from records.record import RankRecord, RunRecord
+from records.throughput import NUM_WARMUP_STEPS, samples_per_second, slowest_rank, training_seconds
+
+_WATCHED = ("whole", "data", "forward", "backward", "optimizer")
+_IN_LOCKSTEP = ("reference", "bitwise", "rounding")
+
+
+def measure_entrant(runs: EntrantRuns, parity: Parity) -> Entrant:
+    """Derives everything that a report shows of one entrant from its runs."""
+    timed = [run.record for run in runs.timed]
+    measured = [run for run in runs.timed if training_seconds(run.record) > 0]
+    records = [run.record for run in measured]
+    rates = [rate for record in records if (rate := samples_per_second(record))]
+    tokens = [_tokens(record) / training_seconds(record) for record in records]
+    steps = [slowest_rank(record).step_seconds[NUM_WARMUP_STEPS:] for record in records]
+    pooled = [second for run in steps for second in run]
+    cuda = [rank.peak_cuda_memory_bytes for record in timed for rank in record.ranks if rank.peak_cuda_memory_bytes]
+    middle = median(pooled) if pooled else None
+    diagnosis = runs.diagnosis.record if runs.diagnosis else None
+    return Entrant(
+        backend=runs.name,
+        num_runs=len(timed),
+        failures=runs.failures,
+        parity=parity,
+        ranked=bool(measured) and parity.verdict in _IN_LOCKSTEP,
+        samples_per_second=mean_interval(rates) if rates else None,
+        tokens_per_second=mean_interval(tokens) if tokens else None,
+        samples_per_second_of_runs=rates,
+        step_seconds=steps,
+        median_step_seconds=middle,
+        p95_step_seconds=float(np.percentile(pooled, 95)) if pooled else None,
+        seconds_to_first_step=[record.seconds_to_first_step for record in timed if record.seconds_to_first_step],
+        peak_memory_bytes=max((rank.peak_memory_bytes for record in timed for rank in record.ranks), default=None),
+        peak_cuda_memory_bytes=max(cuda, default=None),
+        mfu=_mfu(measured),
+        settings=_settings(timed[0], diagnosis) if timed else {},
+        breakdown=_breakdown(diagnosis, middle) if diagnosis else None,
+        wire=_wire(diagnosis) if diagnosis else None,
+    )
+
+
+def _tokens(record: RunRecord) -> int:
+    return sum(sum(rank.tokens[NUM_WARMUP_STEPS:]) for rank in record.ranks)
+
+
+def _mfu(runs: Sequence[Run]) -> float | None:
+    """Divides by the peak in the device's data sheet or, without one, by what square products reached on it."""
+    shares = []
+    for run in runs:
+        config, gpus = run.record.config, run.record.environment.gpus
+        peak = run.race.matmul_flops_per_second if run.race else None
+        if config.device == "cuda" and gpus:
+            sheet = peak_flops_per_second(gpus[0], config.precision)
+            peak = sheet * len({(rank.hostname, rank.device) for rank in run.record.ranks}) if sheet else None
+        reached = model_flops_per_second(run.record)
+        if peak and reached:
+            shares.append(reached / peak)
+    return sum(shares) / len(shares) if shares else None
+
+
+def _settings(record: RunRecord, diagnosis: RunRecord | None) -> dict[str, str]:
+    """Returns the settings in force, read back from the processes."""
+    rank, config = record.ranks[0], record.config
+    real, computed = (sum(sum(getattr(one, name)) for one in record.ranks) for name in ("tokens", "positions"))
+    settings = {
+        "started by": config.start_method,
+        "threads per rank": " ".join(sorted({str(one.num_threads) for one in record.ranks})),
+        **{f"asked: {name}": value for name, value in config.backend_settings.items()},
+        **rank.effective_settings,
+        "tokens of a run, real / padded": f"{real} / {computed}",
+        "schedule steps of a run": rank.schedule_steps,
+    }
+    if diagnosis:
+        seen = diagnosis.ranks[0].diagnosis
+        assert seen is not None
+        settings["dtype of an inner layer"] = seen.inner_dtype
+        settings["calls into the communication library per step"] = seen.num_reductions[-1]
+        settings["elements communicated per step"] = sum(seen.reductions[-1].values())
+    settings |= {"Python": record.environment.python, **record.environment.packages}
+    settings["commit"] = (record.environment.git_commit or "unknown")[:12]
+    return {name: str(value) for name, value in settings.items()}
+
+
+def _breakdown(run: RunRecord, timed_median: float | None) -> Breakdown | None:
+    """Takes medians over steps and ranks: the steps of one rank alone are few, and depend on what other ranks do."""
+    if len(run.steps) <= NUM_WARMUP_STEPS:
+        return None
+    parts = {name: [second for rank in run.ranks for second in _watched(rank, name)] for name in _WATCHED}
+    alone = [parts[name] for name in ("data", "forward", "backward", "optimizer")]
+    beyond = [whole - sum(rest) for whole, *rest in zip(parts["whole"], *alone, strict=True)]
+    return Breakdown(
+        data=median(parts["data"]),
+        forward=median(parts["forward"]),
+        backward=median(parts["backward"]),
+        communication=median(beyond),
+        optimizer=median(parts["optimizer"]),
+        overhead=median(parts["whole"]) / timed_median - 1 if timed_median else None,
+    )
+
+
+def _watched(rank: RankRecord, name: str) -> list[float]:
+    seen = rank.diagnosis
+    assert seen is not None
+    seconds = {"whole": seen.whole_seconds, "data": seen.data_seconds, **seen.alone_seconds}[name]
+    return seconds[max(NUM_WARMUP_STEPS, len(seen.num_reductions)) :]
+
+
+def _wire(run: RunRecord) -> Wire | None:
+    """Reads the counters of the network interface; only the traffic of gloo all goes through a known interface."""
+    num_ranks = len(run.ranks)
+    machines = [rank.diagnosis for rank in run.ranks if rank.diagnosis and rank.diagnosis.sent_bytes]
+    if num_ranks == 1 or not machines or run.ranks[0].effective_settings.get("transport") != "gloo":
+        return None
+    first = machines[0]
+    warmup = len(first.num_reductions)  # in these steps, calls are counted, which slows them down
+    num_steps = len(run.steps) - warmup
+    if num_steps < 1:
+        return None
+    sent = sum(sum(seen.sent_bytes[warmup:]) for seen in machines if seen.sent_bytes)
+    return Wire(
+        interface=first.interface,
+        bytes_per_step=sent / num_ranks / num_steps,
+        gradient_bytes=first.gradient_bytes,
+        ring_bound=2 * (num_ranks - 1) / num_ranks * first.gradient_bytes,
+        reductions_per_step=float(first.num_reductions[-1]),
+    )

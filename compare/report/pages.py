@@ -1,0 +1,67 @@
+"""The files of a report: report.html, report.md and results.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from rich.console import Console
+
+from compare.results import RESULTS_NAME, Results
+from launch.errors import UsageError
+from records.files import write_atomically
+
+_HTML_NAME, _MARKDOWN_NAME = "report.html", "report.md"
+_PACKAGES = ("jinja2", "psutil", "scipy")
+
+
+def require_packages() -> None:
+    """Makes sure that a report can be made.
+
+    Raises:
+        UsageError: A package is missing; the text says what to install.
+    """
+    for package in _PACKAGES:
+        if find_spec(package) is None:
+            raise UsageError(f"{package} is missing; pip install 'lockstep[compare]', or use launch/run.sh, which does")
+
+
+def require_room(directory: Path) -> None:
+    """Makes sure that no report is in the directory.
+
+    Raises:
+        UsageError: There is one.
+    """
+    for name in (RESULTS_NAME, _MARKDOWN_NAME, _HTML_NAME):
+        if (directory / name).exists():
+            raise UsageError(f"--output-dir {directory}: holds {name} already; add --overwrite or choose another")
+
+
+def render(results: Results) -> dict[str, str]:
+    """Returns the texts of the files by their names."""
+    from compare.report.html import render_html
+    from compare.report.markdown import render_markdown
+
+    return {
+        RESULTS_NAME: results.model_dump_json() + "\n",
+        _MARKDOWN_NAME: render_markdown(results),
+        _HTML_NAME: render_html(results),
+    }
+
+
+def write_pages(pages: Mapping[str, str], verdict: Sequence[str], directory: Path, terminal: Console) -> None:
+    """Writes the files of a report, and shows its verdict.
+
+    Raises:
+        UsageError: The directory cannot be written to.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, text in pages.items():
+            write_atomically(directory / name, text)
+    except OSError as error:
+        raise UsageError(f"--output-dir {directory}: {error.strerror}; choose another directory") from error
+    for sentence in verdict:
+        terminal.print(sentence)
+    terminal.print(f"report: {directory / _HTML_NAME} (also {_MARKDOWN_NAME}, {RESULTS_NAME})")

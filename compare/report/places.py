@@ -1,0 +1,49 @@
+"""Where runs took place, how idle the machine was, and which runs cannot be compared because of it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from statistics import median
+
+from compare.report.runs import Run
+from compare.report.words import machine_of, software_of
+from compare.results import Place
+
+
+def places_of(completed: Sequence[Run]) -> list[Place]:
+    """Returns each machine with its software, and how many runs took place there."""
+    places: dict[tuple[str, str], list[Run]] = defaultdict(list)
+    for run in completed:
+        places[machine_of(run.record), software_of(run.record)].append(run)
+    return [
+        Place(machine=machine, software=software, num_runs=len(runs), idleness=_idleness(runs))
+        for (machine, software), runs in places.items()
+    ]
+
+
+def _idleness(runs: Sequence[Run]) -> str | None:
+    races = [run.race for run in runs if run.race]
+    if not races:
+        return None
+    before, during = ([race.busy_share for race in races], [race.foreign_share for race in races])
+    text = f"before runs, {median(before):.0%} of the cores were busy (median), at most {max(before):.0%}"
+    text += f"; during runs, other programs took {median(during):.0%} (median), at most {max(during):.0%}"
+    num_gpu = sum(race.gpu_processes > 0 for race in races)
+    return text + (f"; before {num_gpu} runs, other programs used a GPU" if num_gpu else "")
+
+
+def mixtures_of(completed: Sequence[Run]) -> list[str]:
+    """Names the differences that keep runs apart, where a reader may expect them to be compared."""
+    records = [run.record for run in completed]
+    kinds = {
+        "tasks": {record.config.task for record in records},
+        "seeds": {str(record.config.seed) for record in records},
+        "data sets": {str(record.task.get("data")) for record in records if record.task},
+        "machines": {machine_of(record) for record in records},
+    }
+    return [
+        f"the runs have {len(values)} different {what} ({'; '.join(sorted(values))}); such runs are never compared"
+        for what, values in kinds.items()
+        if len(values) > 1
+    ]

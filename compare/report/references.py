@@ -1,0 +1,76 @@
+"""Whether an entrant computes what the reference computes: which runs are compared, and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from backends.registry import REFERENCE
+from compare.report.grouping import EntrantRuns, unsplit
+from compare.report.parity import diagnosed_parity, losses_parity
+from compare.report.runs import Run
+from compare.results import Parity
+
+
+def entrant_parity(entrant: EntrantRuns, group: list[EntrantRuns], completed: Sequence[Run]) -> Parity:
+    """Compares an entrant with the reference.
+
+    Args:
+        entrant: The entrant.
+        group: All entrants of its group.
+        completed: All runs that can be used, among which the reference is sought.
+    """
+    if not entrant.timed:
+        return Parity(verdict="unknown", detail="none of its runs completed")
+    own = entrant.diagnosis or entrant.timed[0]
+    candidates = _references(own, completed)
+    reference = candidates[0] if candidates else None
+    if reference is None and own.purpose == "timed":  # then the first run of the group is the reference
+        reference = sample_of(group)
+    if reference is None:
+        return Parity(verdict="unknown", detail="no diagnosis run of the reference completed")
+    if own is reference:
+        parity = Parity(verdict="reference", detail="the run that all others are compared with")
+    elif own.record.ranks[0].diagnosis and reference.record.ranks[0].diagnosis:
+        yardstick = _yardstick(own, reference, candidates)
+        parity = diagnosed_parity(own.record, reference.record, yardstick.record if yardstick else None)
+    else:
+        parity = losses_parity(own.record, reference.record)
+    ends = {run.record.ranks[0].weights_sha256 for run in entrant.timed}
+    repeated = f"; its {len(entrant.timed)} timed runs end with {len(ends)} different sets of weights"
+    extra = repeated if len(ends) > 1 else _same_bits(entrant, group)
+    return parity.model_copy(update={"detail": parity.detail + extra})
+
+
+def sample_of(group: Sequence[EntrantRuns]) -> Run:
+    """Returns a timed run of a group, to read the conditions of the group from."""
+    return next(entrant.timed[0] for entrant in group if entrant.timed)
+
+
+def _references(own: Run, completed: Sequence[Run]) -> list[Run]:
+    """Returns the runs of the reference with the same purpose and task, those with the fewest micro-batches first."""
+    found = [
+        run
+        for run in completed
+        if run.record.config.backend == REFERENCE
+        and run.purpose == own.purpose
+        and unsplit(run.record) == unsplit(own.record)
+    ]
+    return sorted(found, key=lambda run: run.record.gradient_accumulation_steps)
+
+
+def _yardstick(own: Run, reference: Run, candidates: Sequence[Run]) -> Run | None:
+    """Returns a run of the reference with other micro-batches, if possible those of `own`: they decide the rounding."""
+    size = reference.record.config.micro_batch_size
+    others = [run for run in candidates if run.record.config.micro_batch_size != size]
+    others.sort(key=lambda run: run.record.config.micro_batch_size != own.record.config.micro_batch_size)
+    return next(iter(others), None)
+
+
+def _same_bits(entrant: EntrantRuns, group: list[EntrantRuns]) -> str:
+    end = entrant.timed[0].record.ranks[0].weights_sha256
+    others = [
+        other.name
+        for other in group
+        if other is not entrant and any(run.record.ranks[0].weights_sha256 == end for run in other.timed)
+    ]
+    return f"; its timed runs end with the same bits as {', '.join(others)}" if others else ""

@@ -1,0 +1,237 @@
+"""What a comparison found: the content of results.json, from which every form of the report is made.
+
+Seconds, bytes and samples are raw units; shares and ratios are plain numbers (0.04 is 4 %).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+RESULTS_NAME = "results.json"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class Interval(_Strict):
+    """An estimate with its confidence interval; without one where there were too few runs."""
+
+    estimate: float
+    low: float | None = None
+    high: float | None = None
+
+
+class Group(_Strict):
+    """What the runs that are compared with each other have in common."""
+
+    task: str = Field(description="task, model, data and everything else that decides what is computed, in words")
+    device: str
+    num_processes: int
+    precision: str
+    global_batch_size: int
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+    seed: int
+    key: str = Field(
+        description="short, unique in this report, fit for a heading: '2 ranks, bf16, batch 32 = 2 x 4 x 4'"
+    )
+
+
+class Parity(_Strict):
+    """Whether an entrant computed what the reference computed."""
+
+    verdict: Literal["reference", "bitwise", "rounding", "not comparable", "unknown"]
+    detail: str = Field(description="one sentence: against what, how near, or where it left")
+    first_step: int | None = Field(default=None, description="first step that differs, where one does")
+    parameter: str | None = Field(default=None, description="first parameter that differs in that step")
+
+
+class Breakdown(_Strict):
+    """Where the time of a step goes, in seconds: medians over the steps and ranks of a diagnosis run."""
+
+    data: float
+    forward: float
+    backward: float
+    communication: float = Field(description="what the step takes beyond the same work done alone: waiting included")
+    optimizer: float = Field(description="clipping included")
+    overhead: float | None = Field(description="by how much watching lengthened the step, against the timed runs")
+
+
+class Wire(_Strict):
+    """What one rank sent in one optimizer step."""
+
+    interface: str = Field(description="the network interface whose byte counter was read")
+    bytes_per_step: float
+    gradient_bytes: int = Field(description="size of all gradients")
+    ring_bound: float = Field(description="2 (N-1)/N times that: what a ring all-reduce must send")
+    reductions_per_step: float | None = None
+
+
+class Entrant(_Strict):
+    """One backend within one group: all its runs."""
+
+    backend: str
+    num_runs: int = Field(description="completed timed runs")
+    failures: list[str] = Field(description="one line for each run that failed")
+    parity: Parity
+    ranked: bool = Field(description="whether it may take part in claims: in lockstep, and measured")
+    samples_per_second: Interval | None
+    tokens_per_second: Interval | None
+    samples_per_second_of_runs: list[float] = Field(description="one for each timed run, by block")
+    step_seconds: list[list[float]] = Field(description="every step of every timed run after warm-up, slowest rank")
+    median_step_seconds: float | None
+    p95_step_seconds: float | None
+    seconds_to_first_step: list[float]
+    peak_memory_bytes: int | None = Field(description="largest resident set of a rank")
+    peak_cuda_memory_bytes: int | None
+    mfu: float | None = Field(description="model FLOP utilisation, where the device's peak is known")
+    settings: dict[str, str] = Field(description="in force, read back from the running processes")
+    breakdown: Breakdown | None = None
+    wire: Wire | None = None
+
+
+class Comparison(_Strict):
+    """Two backends of a group, compared in pairs of runs of the same block."""
+
+    first: str
+    second: str
+    num_pairs: int
+    slowdown: Interval | None = Field(description="time of second over time of first, minus 1")
+    claim: Literal["slower", "faster", "none", "too few"] = Field(description="what may be said of the second")
+    text: str = Field(description="the sentence for people")
+    detectable: float | None = Field(description="smallest difference that would have been seen in 4 races of 5")
+    more_repeats: int | None = Field(description="how many more repeats would show the target difference")
+
+
+class GroupResult(_Strict):
+    """One group: who took part, and who is faster than whom."""
+
+    group: Group
+    entrants: list[Entrant]
+    comparisons: list[Comparison]
+    differing_settings: list[str] = Field(description="names of settings in which entrants differ")
+
+
+class Curve(_Strict):
+    """One run trained to its end; lists of equal length for steps, and for evaluations."""
+
+    group: str = Field(description="key of the group")
+    backend: str
+    steps: list[int]
+    losses: list[float | None]
+    seconds: list[float] = Field(description="training time at the end of each step, evaluations left out")
+    evaluation_steps: list[int]
+    evaluation_seconds: list[float]
+    metrics: dict[str, list[float | None]]
+    target: float | None = Field(description="the accuracy whose time is asked for")
+    seconds_to_target: float | None = Field(description="training time until an evaluation reached it, if one did")
+    total_seconds: float = Field(description="the whole job, start-up and evaluations included")
+    positive_label: str | None = Field(None, description="the class that f1 and roc_auc are about, where it is one")
+
+
+class SeedRow(_Strict):
+    """One row of the table that published comparisons of backends consist of."""
+
+    hardware: str
+    backend: str
+    train_seconds: float
+    f1: float | None
+    macro_f1: float | None = None
+    roc_auc: float | None
+    accuracy: float | None
+    batch_size: str
+    positive_label: str | None = Field(None, description="the class that f1 and roc_auc are about, where it is one")
+
+
+class ScalingPoint(_Strict):
+    """One world size on a line of scaling."""
+
+    num_processes: int
+    samples_per_second: Interval
+    efficiency: float = Field(description="of N times the smallest world's throughput for each of its ranks")
+
+
+class Scaling(_Strict):
+    """Throughput over the number of ranks: strong (same global batch) or weak (same batch for each rank)."""
+
+    backend: str
+    kind: Literal["strong", "weak"]
+    condition: str = Field(description="precision, batch and accumulation in words")
+    points: list[ScalingPoint]
+
+
+class CollectivePoint(_Strict):
+    """One collective at one size."""
+
+    bytes: int
+    seconds: list[float] = Field(description="every repetition, slowest rank")
+    median_seconds: float
+    algbw: float = Field(description="bytes over time, as nccl-tests defines it")
+    busbw: float = Field(description="algbw times the operation's factor, as nccl-tests defines it")
+
+
+class CollectiveFit(_Strict):
+    """time = latency + bytes / bandwidth."""
+
+    latency_seconds: Interval
+    bytes_per_second: Interval
+
+
+class CollectiveSeries(_Strict):
+    """One library's path for one operation in one world."""
+
+    backend: str
+    transport: str
+    operation: str
+    num_processes: int
+    device: str
+    points: list[CollectivePoint]
+    fit: CollectiveFit | None
+
+
+class Place(_Strict):
+    """Where runs took place, and how idle it was."""
+
+    machine: str = Field(description="GPUs or CPUs, in words")
+    software: str = Field(description="versions, commit")
+    num_runs: int
+    idleness: str | None = Field(description="what the checks before the runs saw, in words")
+
+
+class Results(_Strict):
+    """Everything the report shows."""
+
+    schema_version: Literal[1] = 1
+    title: str
+    created_at: str = Field(description="ISO 8601, UTC")
+    verdict: list[str] = Field(description="sentences, the most important first")
+    groups: list[GroupResult]
+    curves: list[Curve]
+    seed_table: list[SeedRow]
+    scaling: list[Scaling]
+    collectives: list[CollectiveSeries]
+    places: list[Place]
+    problems: list[str] = Field(description="what could not be used or compared, one line each")
+    commands: dict[str, str] = Field(description="what reproduces which part of the report")
+    facts: dict[str, Any] = Field(description="how the race was run: blocks, warm-up, confidence, order seed")
+
+
+def read_results(path: Path) -> Results:
+    """Reads and validates a file of results.
+
+    Raises:
+        OSError, ValueError: The file cannot be read, or does not hold results of this version.
+    """
+    return Results.model_validate_json(path.read_bytes())
+
+
+if __name__ == "__main__":
+    # python -m compare.results > compare/results.schema.json
+    json.dump(Results.model_json_schema(), sys.stdout, indent=1)
+    sys.stdout.write("\n")

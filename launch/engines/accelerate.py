@@ -1,0 +1,45 @@
+"""accelerate launch (https://huggingface.co/docs/accelerate/package_reference/cli)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launch.engines.interface import Engine, Ranks, launcher_module
+from launch.engines.torchrun import rendezvous
+from launch.nodes import own_address
+
+# So that no file in the user's home directory is read in its place.
+_CONFIG = Path(__file__).with_name("accelerate_config.yaml")
+
+
+class AccelerateLaunch(Engine):
+    """``accelerate launch``, by the module that it is."""
+
+    name = "accelerate"
+    launcher = "accelerate launch"
+    rank_variable = "RANK"
+    variables = ("ACCELERATE_", "FSDP_")
+    spans_nodes = True
+
+    def command(self, ranks: Ranks) -> list[str]:
+        # Also on CPU, where --cpu would start one process whatever --num_processes says, and
+        # ACCELERATE_USE_CPU keeps the ranks off the GPUs that --multi_gpu speaks of.
+        command = [*launcher_module(ranks, "accelerate.commands.launch"), f"--config_file={_CONFIG}"]
+        if ranks.num_processes > 1:
+            command += ["--multi_gpu"]
+        command += [f"--num_processes={ranks.num_processes}", f"--num_machines={ranks.nodes.num_nodes}"]
+        command += ["--mixed_precision=no", "--dynamo_backend=no", f"--log_dir={ranks.log_directory / 'torchrun'}"]
+        if ranks.nodes.num_nodes > 1:
+            command += [f"--machine_rank={ranks.nodes.node_rank}", f"--main_process_ip={ranks.nodes.master_addr}"]
+            command += [f"--main_process_port={ranks.port}", "--rdzv_backend=c10d", f"--rdzv_conf={rendezvous(ranks)}"]
+        else:
+            command += [f"--main_process_port={ranks.master_port or 0}"]
+        return [*command, "--module", *self.program(ranks)]
+
+    def environment(self, ranks: Ranks) -> dict[str, str]:
+        variables = {}
+        if ranks.nodes.num_nodes > 1:
+            variables["PET_LOCAL_ADDR"] = own_address(ranks.nodes)  # --local-addr of the torchrun inside
+        if ranks.device == "cpu":
+            variables["ACCELERATE_USE_CPU"] = "true"
+        return variables

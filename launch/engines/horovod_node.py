@@ -1,0 +1,33 @@
+"""One machine's ranks of a Horovod job; the other machines start theirs with the same command."""
+
+from __future__ import annotations
+
+import sys
+
+from launch.engines.horovodrun import gloo_timeout
+from launch.engines.interface import Engine, Ranks
+from launch.nodes import interface
+
+
+class HorovodNode(Engine):
+    """``python -m launch.engines.horovod_ranks``."""
+
+    name = "horovod-node"
+    launcher = "horovod-node"
+    rank_variable = "HOROVOD_RANK"
+    spans_nodes = True
+
+    def command(self, ranks: Ranks) -> list[str]:
+        nodes = ranks.nodes
+        # Where all ranks are on one machine, any free port will do.
+        port = ranks.port if nodes.num_nodes > 1 else ranks.master_port or 0
+        return [
+            *(sys.executable, "-m", "launch.engines.horovod_ranks", f"--num-processes={ranks.num_processes}"),
+            *(f"--num-nodes={nodes.num_nodes}", f"--node-rank={nodes.node_rank}"),
+            *(f"--master-addr={nodes.master_addr}", f"--master-port={port}"),
+            *(f"--interface={interface(nodes)}", f"--timeout={ranks.timeout_seconds}"),
+            *self.program(ranks),
+        ]
+
+    def environment(self, ranks: Ranks) -> dict[str, str]:
+        return gloo_timeout(ranks)

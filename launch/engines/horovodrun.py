@@ -1,0 +1,31 @@
+"""horovodrun (https://horovod.readthedocs.io/en/stable/running_include.html)."""
+
+from __future__ import annotations
+
+import sys
+
+from launch.engines.interface import Engine, Ranks, launcher_module
+
+
+class Horovodrun(Engine):
+    """``horovodrun --gloo``, by the module that it is."""
+
+    name = "horovodrun"
+    launcher = "horovodrun"
+    rank_variable = "HOROVOD_RANK"
+    variables = ("HOROVOD_RANK", "HOROVOD_SIZE")
+    takes_port = False
+
+    def command(self, ranks: Ranks) -> list[str]:
+        # Loopback only: otherwise it first looks for an interface that all hosts share.
+        options = ["-np", str(ranks.num_processes), "--gloo", "--network-interfaces", "lo"]
+        launcher = launcher_module(ranks, "horovod.runner.launch")
+        return [*launcher, *options, sys.executable, "-m", *self.program(ranks)]
+
+    def environment(self, ranks: Ranks) -> dict[str, str]:
+        return gloo_timeout(ranks)
+
+
+def gloo_timeout(ranks: Ranks) -> dict[str, str]:
+    """Lets Horovod's ranks wait for each other as long as a collective may."""
+    return {"HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(1, round(ranks.timeout_seconds)))}

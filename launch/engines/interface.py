@@ -1,0 +1,101 @@
+"""The interface of an engine, which starts ranks."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from launch.errors import UsageError
+from launch.nodes import ALONE, DEFAULT_PORT, Nodes
+
+PROJECT_DIRECTORY = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks to start.
+
+    Attributes:
+        num_processes: How many there are, on all nodes.
+        module: The module that each rank runs, and its arguments.
+        device: "cpu" or "cuda".
+        num_threads: CPU threads of each rank.
+        master_port: The port that they meet on; None for any free one.
+        timeout_seconds: How long a collective may wait.
+        log_directory: Where a launcher may leave files of its own.
+        nodes: The machines that the ranks are spread over.
+    """
+
+    num_processes: int
+    module: tuple[str, ...]
+    device: str
+    num_threads: int
+    master_port: int | None
+    timeout_seconds: float
+    log_directory: Path
+    nodes: Nodes = ALONE
+
+    @property
+    def num_local_processes(self) -> int:
+        """How many ranks this machine starts."""
+        return self.num_processes // self.nodes.num_nodes
+
+    @property
+    def port(self) -> int:
+        """The port on which several nodes meet."""
+        return self.master_port or DEFAULT_PORT
+
+
+class Engine(ABC):
+    """One way of starting ranks: a launcher, and how it is told what to start.
+
+    Whatever the engine, each rank runs ``python -m MODULE ARGUMENTS`` in the project's directory, with the same
+    number of threads. The last argument is the name of the environment variable that holds its rank.
+
+    Attributes:
+        name: What --start-method calls it.
+        launcher: What people call the launcher; None where the command starts the rank itself.
+        rank_variable: The environment variable that tells a rank its number; None where there is one rank only.
+        variables: The environment variables by which the launcher describes its ranks, or that change how it starts
+            them; a name that ends with an underscore stands for all that begin so. Those of the user's shell reach
+            no rank.
+        takes_port: Whether it can be given the port on which ranks meet.
+        spans_nodes: Whether each of several machines can start its share of the ranks.
+    """
+
+    name: ClassVar[str]
+    launcher: ClassVar[str | None] = None
+    rank_variable: ClassVar[str | None] = None
+    variables: ClassVar[tuple[str, ...]] = ()
+    takes_port: ClassVar[bool] = True
+    spans_nodes: ClassVar[bool] = False
+
+    def check(self, ranks: Ranks) -> None:
+        """Refuses what the engine cannot start here, before any work is done.
+
+        Raises:
+            UsageError: The launcher is not installed, or cannot be given a port.
+        """
+        if ranks.master_port is not None and not self.takes_port:
+            raise UsageError(f"--master-port {ranks.master_port}: {self.name} cannot be given a port; leave it out")
+
+    @abstractmethod
+    def command(self, ranks: Ranks) -> list[str]:
+        """Composes the command that starts these ranks on this machine."""
+
+    def environment(self, ranks: Ranks) -> dict[str, str]:
+        """Returns the variables that the launcher or its ranks need besides those of every engine."""
+        return {}
+
+    def program(self, ranks: Ranks) -> list[str]:
+        """Returns what each rank runs: the module, its arguments, and where it finds its rank."""
+        return [*ranks.module, *([self.rank_variable] if self.rank_variable is not None else [])]
+
+
+def launcher_module(ranks: Ranks, module: str) -> list[str]:
+    """Starts a launcher that is a Python module; where all ranks are on this machine, it listens for nobody else."""
+    confined = ["launch.engines.loopback"] if ranks.nodes.num_nodes == 1 else []
+    return [sys.executable, "-m", *confined, module]

@@ -1,0 +1,43 @@
+"""Open MPI's mpirun (https://docs.open-mpi.org/en/v5.0.x/man-openmpi/man1/mpirun.1.html)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
+
+from launch.engines.interface import Engine, Ranks
+from launch.errors import UsageError
+
+
+class Mpirun(Engine):
+    """``mpirun``, all of whose ranks are on this machine."""
+
+    name = "mpirun"
+    launcher = "mpirun"
+    rank_variable = "OMPI_COMM_WORLD_RANK"
+    variables = ("OMPI_COMM_", "OMPI_MCA_orte_", "OMPI_MCA_ess_", "OMPI_MCA_pmix")
+    takes_port = False
+
+    def check(self, ranks: Ranks) -> None:
+        super().check(ranks)
+        _find_mpirun()
+
+    def command(self, ranks: Ranks) -> list[str]:
+        command = [_find_mpirun(), "-np", str(ranks.num_processes), "--oversubscribe", "--bind-to", "none"]
+        if os.geteuid() == 0:
+            command += ["--allow-run-as-root"]
+        # All ranks are here: shared memory carries everything, and nothing needs to listen on other interfaces.
+        command += ["--mca", "btl", "self,vader", "--mca", "oob_tcp_if_include", "lo"]
+        return [*command, sys.executable, "-m", *self.program(ranks)]
+
+
+def _find_mpirun() -> str:
+    """Finds the command beside this interpreter, else on PATH."""
+    beside = Path(sysconfig.get_path("scripts")) / "mpirun"
+    found = str(beside) if beside.exists() else shutil.which("mpirun")
+    if found is None:
+        raise UsageError("mpirun is not installed; install Open MPI (Debian: openmpi-bin), or use horovodrun")
+    return found

@@ -1,0 +1,17 @@
+"""Starts the one rank there is, without a launcher."""
+
+from __future__ import annotations
+
+import sys
+
+from launch.engines.interface import Engine, Ranks
+
+
+class Python(Engine):
+    """``python -m MODULE``."""
+
+    name = "python"
+    takes_port = False
+
+    def command(self, ranks: Ranks) -> list[str]:
+        return [sys.executable, "-m", *self.program(ranks)]

@@ -1,0 +1,54 @@
+"""One job: the command that an engine starts, and what whoever supervises it must know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from backends.interface import Signs
+from launch.engines.environment import engine_environment
+from launch.engines.interface import Engine, Ranks
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is started on this machine.
+
+    Attributes:
+        command: The command line.
+        environment: Its environment.
+        run_directory: Where its ranks leave their files.
+        num_processes: How many of its ranks run on this machine.
+        launcher: What people call its launcher; None where the command starts the rank itself.
+        signs: How the ranks' library shows that a rank waits for others, or has lost one.
+        spans_nodes: Whether other machines run a part of it.
+        must_end_cleanly: Whether the launcher may not end with an error after all ranks have succeeded.
+    """
+
+    command: list[str]
+    environment: Mapping[str, str]
+    run_directory: Path
+    num_processes: int
+    launcher: str | None
+    signs: Signs
+    spans_nodes: bool = False
+    must_end_cleanly: bool = False
+
+
+def compose_job(engine: Engine, ranks: Ranks, run_directory: Path, signs: Signs) -> Job:
+    """Composes the job in which an engine starts ranks.
+
+    Raises:
+        UsageError: The engine cannot start them here.
+    """
+    engine.check(ranks)
+    return Job(
+        command=engine.command(ranks),
+        environment=engine_environment(engine, ranks),
+        run_directory=run_directory,
+        num_processes=ranks.num_local_processes,
+        launcher=engine.launcher,
+        signs=signs,
+        spans_nodes=ranks.nodes.num_nodes > 1,
+    )

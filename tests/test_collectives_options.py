@@ -1,0 +1,116 @@
+"""The options of the benchmark of collectives: what is understood, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from backends.ddp import DDPBackend
+from backends.interface import Capabilities
+from backends.registry import find_backend
+from compare.collectives.options import parse_sizes
+from tests.launching import lockstep
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [
+        ("1KB", [1024]),
+        ("64", [64]),
+        ("8B, 4KiB", [8, 4096]),
+        ("1kb..64kb", [2**10, 2**12, 2**14, 2**16]),
+        ("1KB..2KB", [1024, 2048]),
+        ("1MB..1MB", [2**20]),
+        ("64KB,1KB,1KB..4KB", [1024, 4096, 65536]),
+        ("4GB", [2**32]),
+    ],
+)
+def test_sizes_that_are_understood(text: str, sizes: list[int]) -> None:
+    assert parse_sizes(text) == sizes
+
+
+@pytest.mark.parametrize(
+    ("text", "named", "remedy"),
+    [
+        ("", "'' is not a size", "64KiB"),
+        ("1XB", "'1XB' is not a size", "64KiB"),
+        ("many", "many", "64KiB"),
+        ("1KB,", "is not a size", "64KiB"),
+        ("1.5MB", "1.5MB", "64KiB"),
+        ("-1KB", "-1KB", "64KiB"),
+        ("\u0661KB", "\u0661KB", "64KiB"),
+        ("1KB..", "is not a size", "1KiB..256MiB"),
+        ("1KB..2KB..4KB", "2KB..4KB", "64KiB"),
+        ("4MB..1MB", "the range 4MB..1MB ends below", "write 1MB..4MB"),
+        ("0", "0", "multiple of 4 bytes"),
+        ("0KB..4KB", "0KB", "multiple of 4 bytes"),
+        ("1001", "1001", "multiple of 4 bytes"),
+        ("5GB", "5GB", "up to 4 GiB"),
+        ("9" * 5000, "9999", "up to 4 GiB"),
+    ],
+)
+def test_sizes_that_are_refused(text: str, named: str, remedy: str) -> None:
+    with pytest.raises(ValueError, match=r"choose|write|multiple") as caught:
+        parse_sizes(text)
+    assert named in str(caught.value)
+    assert remedy in str(caught.value)
+
+
+class PlacelessBackend(DDPBackend):
+    """Runs nowhere."""
+
+    name = "placeless"
+    capabilities = Capabilities({"tpu": ("fp32",)}, start_methods=("torchrun",))
+
+
+REFUSED = {
+    "--backends pytorch": ("there is no backend 'pytorch'", "ddp"),
+    "--backends ddp,": ("--backends : a name is empty", "separated by commas"),
+    "--backends apex": ("--backends apex: cannot run here", "apex"),
+    "--backends single": ("--num-processes 2: single runs at most 1", "choose another backend"),
+    "--backends no.such:Thing": ("no.such:Thing", "PYTHONPATH"),
+    "--backends tests.test_collectives_options:PlacelessBackend": ("does not run on cpu", "choose another backend"),
+    "--num-processes 1": ("--num-processes 1", "choose 2 or more"),
+    "--num-processes 2,1": ("--num-processes 1", "choose 2 or more"),
+    "--num-processes 0": ("--num-processes 0", "greater than or equal to 1"),
+    "--num-processes -2": ("--num-processes -2", "greater than or equal to 1"),
+    "--num-processes many": ("--num-processes many", "valid integer"),
+    "--num-processes 2.5": ("--num-processes 2.5", "valid integer"),
+    "--num-processes 65": ("--num-processes 65", "less than or equal to 64"),
+    "--sizes 1XB": ("--sizes 1XB: '1XB' is not a size", "64KiB"),
+    "--sizes 4MB..1MB": ("4MB..1MB", "1MB..4MB"),
+    "--sizes 4": ("--sizes 4: 4 B", "8 bytes or more"),
+    "--operations all_to_all": ("--operations all_to_all", "all_gather"),
+    "--operations all_reduce,": ("--operations : should be", "all_gather"),
+    "--device tpu": ("--device tpu", "'auto', 'cpu' or 'cuda'"),
+    "--device cuda": ("--device cuda: no GPU", "use --device cpu"),
+    "--start-method ssh": ("--start-method ssh", "torchrun or spawn"),
+    "--backends ddp --start-method horovodrun": ("--start-method horovodrun: ddp", "torchrun or spawn"),
+    "--threads-per-rank 0": ("--threads-per-rank 0", "greater than or equal to 1"),
+    "--timeout 0": ("--timeout 0", "greater than or equal to 1"),
+    "--timeout nan": ("--timeout nan", "finite number"),
+    "--timeout soon": ("--timeout soon", "valid number"),
+    "--seconds-per-point -1": ("--seconds-per-point -1", "greater than or equal to 0"),
+    "--seconds-per-point inf": ("--seconds-per-point inf", "finite number"),
+    "--output there.json": ("--output there.json: exists already", "choose another file"),
+    "--output nowhere/out.json": ("there is no directory nowhere", "create it first"),
+    f"--output {'x' * 300}": ("File name too long", "choose another file"),
+    "--size 1KB": ("unrecognized arguments: --size", "--help"),
+    "everything": ("unrecognized arguments: everything", "--help"),
+    "--sizes": ("--sizes", "--help"),
+}
+
+
+@pytest.mark.parametrize("arguments", REFUSED)
+def test_bad_input_ends_with_one_line(tmp_path: Path, arguments: str) -> None:
+    if arguments == "--backends apex" and find_backend("apex").unavailable_reason() is None:
+        pytest.skip("apex is here")
+    (tmp_path / "there.json").write_text("mine")
+    done = lockstep("allreduce", *arguments.split(" "), cwd=tmp_path)
+    assert done.returncode == 2, done.stdout
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stdout == ""
+    for part in REFUSED[arguments]:
+        assert part in done.stderr
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"there.json": "mine"}

@@ -1,0 +1,52 @@
+"""The example of a task of one's own, which is not about text, trained as its first lines and the README say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from launch.engines.interface import PROJECT_DIRECTORY
+from tests.launching import lockstep
+
+EXAMPLES = PROJECT_DIRECTORY / "docs" / "examples"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The output directories of one process and of two ranks."""
+    directory = tmp_path_factory.mktemp("spirals")
+    environment = {"PYTHONPATH": f"{PROJECT_DIRECTORY}:{EXAMPLES}"}
+    for backend in ("single", "ddp"):
+        output = ("--output-dir", directory / backend)
+        done = lockstep(backend, "--task", "spirals:SpiralsTask", *output, env=environment)
+        assert done.returncode == 0, done.stderr
+        assert "4,000 train, 1,000 validation" in done.stdout + done.stderr
+    return {backend: directory / backend for backend in ("single", "ddp")}
+
+
+def test_it_learns(models: dict[str, Path]) -> None:
+    for directory in models.values():
+        record = json.loads((directory / "record.json").read_text())
+        assert record["quality"]["accuracy"] > 0.95
+
+
+def test_two_ranks_end_where_one_process_ends(models: dict[str, Path]) -> None:
+    one, two = (load_file(models[backend] / "model.safetensors") for backend in ("single", "ddp"))
+    assert one.keys() == two.keys()
+    for name, weights in one.items():
+        assert weights.sub(two[name]).abs().max() < 1e-4
+
+
+def test_its_options_are_options_of_the_command_line(tmp_path: Path) -> None:
+    command = ("single", "--task", "spirals:SpiralsTask", "--output-dir", tmp_path / "run", "--num-points", "3")
+    done = lockstep(*command, env={"PYTHONPATH": f"{PROJECT_DIRECTORY}:{EXAMPLES}"})
+    assert done.returncode == 2
+    assert "--num-points 3" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_it_is_short() -> None:
+    assert len((EXAMPLES / "spirals.py").read_text().splitlines()) < 90

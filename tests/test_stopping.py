@@ -1,0 +1,118 @@
+"""A run that is asked to stop saves where it is, and goes on from there."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from contract.patience import stretched
+from records.checkpoint import checkpoint_step, list_checkpoints
+from tests.launching import (
+    DISTRIBUTED,
+    LOCKSTEP,
+    ending,
+    lockstep,
+    require_backend,
+    start_lockstep,
+    wait_for_steps,
+    wait_until,
+)
+from tests.resuming import UnbrokenRuns, assert_same_run
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> UnbrokenRuns:
+    return UnbrokenRuns(tmp_path_factory)
+
+
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM], ids=lambda number: number.name
+)
+@pytest.mark.parametrize("backend", ["single", *DISTRIBUTED])
+def test_asked_to_stop_it_saves_and_goes_on(
+    tmp_path: Path, unbroken: UnbrokenRuns, backend: str, number: signal.Signals
+) -> None:
+    require_backend(backend)
+    run = tmp_path / "run"
+    options = ("--task", "tests.faulty:HeldTask", "--max-steps", "12", "--dropout", "0.1", "--keep", "100")
+    job = start_lockstep(backend, *options, "--until", run / "logs" / "stop", "--output-dir", run)
+    wait_for_steps(run)
+    job.send_signal(number)
+    _, stderr = job.communicate(timeout=120)
+    assert job.returncode == 75, stderr
+    (saved,) = list_checkpoints(run)
+    step = checkpoint_step(saved)
+    assert stderr.splitlines() == [
+        f"lockstep: {number.name}: finishing the step and saving; again ends it at once",
+        f"lockstep: stopped after step {step}; --resume goes on from there",
+    ]
+    record = json.loads((run / "record.json").read_text())
+    assert record["status"] == "interrupted"
+    assert [one["step"] for one in record["steps"]] == list(range(1, step + 1))
+    done = lockstep(backend, "--task", options[1], "--until", "/", "--resume", "--output-dir", run)
+    assert done.returncode == 0, done.stderr
+    assert f"going on after step {step}, from {saved}" in done.stdout
+    assert sorted(path.name for path in (run / "attempts" / "1").iterdir()) == [
+        "logs", "progress.jsonl", "record.json", "run.json"
+    ]  # fmt: skip
+    assert_same_run(run, unbroken(backend, *options), stopped_after=step)
+
+
+@pytest.mark.slow
+@pytest.mark.launchers
+@pytest.mark.parametrize("save_every", ["500", "never"])
+def test_asked_twice_it_ends_at_once(tmp_path: Path, save_every: str) -> None:
+    """And the first time, where it is not to save anything."""
+    run = tmp_path / "run"
+    command = [str(LOCKSTEP), "ddp", "--task", "tests.faulty:SlowTask", "--seconds", "5", "--output-dir", str(run)]
+    command += ["--save-every", save_every]
+    with ending(subprocess.Popen(command, stderr=subprocess.PIPE, text=True)) as job:
+        wait_for_steps(run, job=job)
+        if save_every != "never":
+            job.send_signal(signal.SIGTERM)
+            time.sleep(0.5)
+        job.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        _, stderr = job.communicate(timeout=180)
+    assert time.monotonic() - began < stretched(12)
+    assert job.returncode == 128 + signal.SIGTERM
+    assert stderr.splitlines()[-1] == "lockstep: interrupted by SIGTERM; all ranks have been ended"
+    assert json.loads((run / "record.json").read_text())["status"] == "interrupted"
+    assert not list_checkpoints(run)
+
+
+@pytest.mark.slow
+def test_the_record_of_a_run_stopped_twice_has_its_past(tmp_path: Path) -> None:
+    run, last = tmp_path / "run", 0
+    options = ("--task", "tests.faulty:SlowTask", "--max-steps", "60", "--output-dir", str(run))
+    for more in ((), ("--resume",)):
+        job = start_lockstep("ddp", *options, *more)
+        if more:
+            wait_until((run / "attempts").exists, "the start that goes on")
+        wait_for_steps(run)
+        job.send_signal(signal.SIGTERM)
+        assert job.wait(timeout=180) == 75
+        record = json.loads((run / "record.json").read_text())
+        assert [one["step"] for one in record["steps"]] == list(range(1, len(record["steps"]) + 1))
+        assert len(record["steps"]) > last
+        assert (record["resumed_from"] or {"step": 0})["step"] == last
+        last = len(record["steps"])
+
+
+@pytest.mark.slow
+def test_nobody_reads_what_is_printed(tmp_path: Path) -> None:
+    """Ctrl-C ends the other end of a pipe, too; the run still saves."""
+    run = tmp_path / "run"
+    command = [str(LOCKSTEP), "ddp", "--task", "tests.faulty:SlowTask", "--max-steps", "60", "--output-dir", str(run)]
+    with ending(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)) as job:
+        wait_for_steps(run, job=job)
+        assert job.stdout is not None
+        job.stdout.close()
+        job.send_signal(signal.SIGINT)
+        assert job.wait(timeout=180) == 75
+    assert list_checkpoints(run)

@@ -1,0 +1,82 @@
+"""Evaluation of the whole validation split, each sample once, on all ranks together."""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from backends.interface import Backend
+from records.config import RunConfig
+from tasks.interface import Task
+from training.hooks import Hooks
+from training.losses import finite
+from training.plan import evaluation_batches
+from training.seeds import EVALUATION, seed_all
+
+
+class Evaluator:
+    """Computes the metrics of a model, which all ranks take part in and which come out the same on all of them."""
+
+    def __init__(self, config: RunConfig, task: Task, backend: Backend, hooks: Hooks) -> None:
+        self._config = config
+        self._task = task
+        self._backend = backend
+        self._hooks = hooks
+
+    def metrics(self, model: torch.nn.Module, step: int) -> dict[str, float | None]:
+        """Evaluates a model.
+
+        Every rank fills its rows of one matrix, whose other rows are zero. The sum over ranks is what a single
+        process would have computed.
+
+        Args:
+            model: The task's own module, not the backend's wrapper, whose forward pass may communicate: ranks have
+                unequal numbers of batches.
+            step: The step after which it is evaluated, for `on_phase`.
+
+        Returns:
+            The metrics by name; None for one that is undefined or not finite.
+        """
+        task, backend = self._task, self._backend
+        num_samples = task.num_samples("validation")
+        rows = torch.zeros(num_samples, task.num_evaluation_columns, dtype=torch.float64, device=backend.device)
+        model.eval()
+        batches = evaluation_batches(
+            num_samples,
+            batch_size=self._config.eval_batch_size,
+            rank=backend.rank,
+            world_size=backend.world_size,
+        )
+        with torch.no_grad(), self._uncompiled():
+            for sample_ids in batches:
+                self._hooks.on_phase("data", step)
+                seed_all(self._config.seed, EVALUATION, sample_ids.start)
+                batch = task.collate("validation", sample_ids).to(backend.device)
+                self._hooks.on_phase("evaluation", step)
+                with backend.autocast():
+                    rows[sample_ids.start : sample_ids.stop] = task.evaluation_rows(model, batch)
+        metrics = task.metrics(backend.all_reduce(rows).cpu())
+        return {name: finite(value) for name, value in metrics.items()}
+
+    def value_of_rank_0(self, metrics: dict[str, float | None], name: str) -> float | None:
+        """Returns the metric that models are compared by, as rank 0 computed it.
+
+        Metrics are computed on each rank from the same rows, but on another processor the last digit may differ.
+
+        Raises:
+            ValueError: The task does not compute this metric.
+        """
+        if name not in metrics:
+            raise ValueError(f"--metric-for-best-model {name}: the task computes {', '.join(metrics)}; choose one")
+        of_rank_0 = torch.zeros(1, dtype=torch.float64, device=self._backend.device)
+        value = metrics[name]
+        if self._backend.rank == 0:
+            of_rank_0[0] = math.nan if value is None else value
+        return finite(self._backend.all_reduce(of_rank_0).item())
+
+    def _uncompiled(self) -> AbstractContextManager[Any]:
+        """Compiling once more, for the shapes of the validation split, would take longer than it saves."""
+        return torch.compiler.set_stance("force_eager") if self._config.torch_compile else nullcontext()

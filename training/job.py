@@ -1,0 +1,219 @@
+"""The work of one rank: it joins the others, trains, leaves them, and rank 0 saves the results."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import resource
+import signal
+import socket
+from pathlib import Path
+
+import torch
+
+from backends.interface import Backend
+from backends.registry import load_backend
+from records.checkpoint import checkpoint_step, read_checkpoint
+from records.config import RunConfig
+from records.news import Resumed
+from records.notice import prepare_notice
+from records.progress import ProgressLog
+from records.record import RankRecord, Resumption
+from tasks.interface import Task
+from tasks.registry import load_task
+from training.agreement import Agreement
+from training.decisions import Decisions
+from training.diagnosis import Diagnosis
+from training.ending import Results, save_results
+from training.loop import Trainer
+from training.measurements import Measurements
+from training.reporter import Reporter
+from training.room import require_room
+from training.saving import CheckpointSaver
+from training.stopping import StopRequest
+from training.world import broadcast_bytes, gather_facts, newest_of, prove_same_job, prove_world, weights_digest
+from watch.heartbeat import Heartbeat
+
+
+class Job:
+    """What one rank does in a run."""
+
+    def __init__(self, config: RunConfig, directory: Path, heartbeat: Heartbeat) -> None:
+        """Joins the other ranks."""
+        torch.set_num_threads(config.threads_per_rank)
+        self._config = config
+        self._directory = directory
+        self._heartbeat = heartbeat
+        self._task, self._backend = _join(config)
+        rank = self._backend.rank
+        self._progress = ProgressLog(directory, rank=rank, tracker=config.tracker)
+        self._saver = CheckpointSaver(config, directory, self._progress, rank=rank)
+        travels_with_loss = config.num_nodes > 1 or config.device == "cuda"
+        self._stop_request = StopRequest(directory, rank=rank, travels_with_loss=travels_with_loss)
+        self._agreement = Agreement(self._backend, self._progress)
+
+    def run(self) -> None:
+        """Trains, leaves the other ranks, and has rank 0 save the model and write the record."""
+        results = self._train()
+        # The wrappers must be gone before the group is. What follows needs no other rank: no rank waits,
+        # within a timeout, for rank 0 to write to a slow disk.
+        gc.collect()
+        saves_results = results is not None and self._backend.rank == 0
+        _leave(self._backend, must_succeed=not saves_results)
+        if results is None:
+            self._stop_request.note_stopped()
+        elif saves_results:
+            save_results(results, self._directory, self._heartbeat)
+
+    def _train(self) -> Results | None:
+        """Builds, resumes and trains; returns the results, or None if all ranks stopped before the end."""
+        trainer, rank = self._build(), self._backend.rank
+        measurements = Measurements(self._heartbeat)
+        trainer.observe(measurements)
+        trainer.observe(Reporter(self._progress, num_steps=trainer.num_steps))
+        diagnosis = Diagnosis(trainer) if self._config.diagnose else None
+        if diagnosis is not None:
+            trainer.observe(diagnosis)
+        self._require_room(trainer)
+        resumption = self._resume(trainer)
+        gc.enable()
+        trajectory = trainer.train()
+        self._heartbeat.enter("end")
+        if trainer.decisions.stop:
+            if trainer.state.step in self._saver.failed_steps:
+                raise OSError(f"asked to stop, but the checkpoint of step {trainer.state.step} could not be saved")
+            return None
+        if rank == 0:
+            # Should another rank die now, the engine ends this one, too. The model is saved before that.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        return Results(
+            config=self._config,
+            task=self._task,
+            model=trainer.state.module,
+            trajectory=trajectory,
+            first_step_at=measurements.first_step_at,
+            ranks=self._gather_records(_rank_record(trainer, measurements, diagnosis)),
+            resumption=resumption,
+            failed_saves=self._saver.failed_steps,
+            warnings=self._progress.warnings,
+            disagreement=self._agreement.disagreement,
+            differing_buffers=self._agreement.differing_buffers,
+        )
+
+    def _build(self) -> Trainer:
+        decisions = Decisions(
+            self._config,
+            self._backend,
+            agreement=self._agreement,
+            stop_request=self._stop_request,
+            saver=self._saver,
+        )
+        return Trainer(self._config, self._task, self._backend, decisions)
+
+    def _require_room(self, trainer: Trainer) -> None:
+        """Makes sure, on rank 0, that there is room for the results.
+
+        Raises:
+            OSError: There is no room for the model.
+        """
+        if self._backend.rank == 0:
+            prepare_notice(self._directory)
+            warning = require_room(self._config, self._directory, trainer.state.module, num_steps=trainer.num_steps)
+            if warning is not None:
+                self._progress.warn(warning)
+
+    def _resume(self, trainer: Trainer) -> Resumption | None:
+        """Restores the checkpoint to go on from; None if there is none.
+
+        It comes from the first rank that has the newest one, since nodes may share no disk.
+        """
+        path, backend, data = self._config.resume_from, self._backend, self._task.describe()
+        source = newest_of(backend, checkpoint_step(path) if path is not None else 0)
+        if source is None:
+            return None
+        mine = path.read_bytes() if path is not None and backend.rank == source else b""
+        received = broadcast_bytes(backend, mine, source=source)
+        checkpoint = read_checkpoint(received, name=str(path or f"the checkpoint of rank {source}"))
+        state = checkpoint.state
+        for name, value in state.data.items():
+            # "data" is where the data were, which may have changed. Their digest may not change.
+            if name != "data" and data.get(name) != value:
+                raise ValueError(
+                    f"the data or the model is not that of the checkpoint: {name} is {data.get(name)!r}, was {value!r}"
+                )
+        trainer.load_checkpoint(checkpoint)
+        resumption = Resumption(
+            checkpoint=str(path or ""),
+            step=state.step,
+            backend=state.config.backend,
+            num_processes=state.config.num_processes,
+        )
+        trajectory = trainer.state.trajectory
+        self._progress.write(Resumed(origin=resumption, steps=trajectory.steps, evaluations=trajectory.evaluations))
+        return resumption
+
+    def _gather_records(self, own: RankRecord) -> list[RankRecord]:
+        """Returns the records of all ranks; on rank 0 its own record alone if another rank is lost."""
+        try:
+            facts = gather_facts(self._backend, own.model_dump(mode="json"))
+        except Exception as error:  # each library has errors of its own
+            if self._backend.rank != 0:
+                raise
+            text = " ".join(str(error).split())[:300]
+            self._progress.warn(f"the record lacks the ranks that were lost after the last step ({text})")
+            return [own]
+        return [RankRecord.model_validate(fact) for fact in facts]
+
+
+def _join(config: RunConfig) -> tuple[Task, Backend]:
+    """Prepares the data, then joins the other ranks and makes sure that they are the right ones."""
+    task_class = load_task(config.task)
+    task = task_class(task_class.Settings.model_validate(config.task_settings))
+    task.prepare()
+    adapter = load_backend(config.backend)
+    backend = adapter(config.backend_options(adapter.Settings))
+    prove_world(backend, world_size=config.num_processes)
+    if config.num_nodes > 1:
+        # Nodes may differ in how they are reached, how many cores they have and where their results go,
+        # and only the node of rank 0 needs to have the checkpoint.
+        of_one_node = {"node_rank", "master_addr", "threads_per_rank", "output_dir", "overwrite"}
+        of_one_node |= {"launch_command", "started_at", "resume", "resume_from", "num_restarts"}
+        prove_same_job(backend, {**config.model_dump(mode="json", exclude=of_one_node), "data": task.describe()})
+    return task, backend
+
+
+def _leave(backend: Backend, *, must_succeed: bool) -> None:
+    """Leaves the group. A failure is only printed where results are still to be saved (not `must_succeed`)."""
+    try:
+        backend.shutdown()
+    except Exception as error:
+        if must_succeed:
+            raise
+        with contextlib.suppress(OSError):  # the log may lie on a full disk
+            print(f"the group could not be left: {error}")
+
+
+def _rank_record(trainer: Trainer, measurements: Measurements, diagnosis: Diagnosis | None) -> RankRecord:
+    """Returns what this rank measured."""
+    backend = trainer.backend
+    on_gpu = backend.device.type == "cuda"
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return RankRecord(
+        rank=backend.rank,
+        local_rank=backend.local_rank,
+        hostname=socket.gethostname(),
+        device=str(backend.device),
+        num_threads=torch.get_num_threads(),
+        step_seconds=measurements.step_seconds,
+        own_seconds=measurements.own_seconds,
+        samples=measurements.samples,
+        tokens=measurements.tokens,
+        positions=measurements.positions,
+        peak_memory_bytes=usage.ru_maxrss * 1024,
+        peak_cuda_memory_bytes=torch.cuda.max_memory_allocated() if on_gpu else None,
+        cpu_seconds=usage.ru_utime + usage.ru_stime,
+        schedule_steps=trainer.state.num_updates,
+        effective_settings=backend.effective_settings(),
+        weights_sha256=weights_digest(trainer.state.module),
+        diagnosis=diagnosis.record() if diagnosis is not None else None,
+    )

@@ -1,0 +1,62 @@
+"""What each rank measures of its own steps, and its heartbeat."""
+
+from __future__ import annotations
+
+import time
+
+from tasks.interface import Batch
+from training.hooks import Hooks
+from training.plan import MicroBatch, SampleIds
+from watch.heartbeat import Heartbeat
+
+
+class Measurements(Hooks):
+    """Keeps the heartbeat of a rank and measures its steps.
+
+    Attributes:
+        step_seconds: For each step, the wall time since the end of the step before, or since the start of the epoch.
+        own_seconds: For each step, the part of it in which no other rank can delay this one.
+        samples: For each step, the number of samples of this rank.
+        tokens: For each step, the number of real tokens of this rank.
+        positions: For each step, the number of token positions that this rank computed, padding included.
+        first_step_at: When the first step of this process was complete, in seconds since 1970; None before.
+    """
+
+    def __init__(self, heartbeat: Heartbeat) -> None:
+        self._heartbeat = heartbeat
+        self.step_seconds: list[float] = []
+        self.own_seconds: list[float] = []
+        self.samples: list[int] = []
+        self.tokens: list[int] = []
+        self.positions: list[int] = []
+        self.first_step_at: float | None = None
+        self._step_began = 0.0
+        self._own_seconds_before = 0.0
+        self._samples = self._tokens = self._positions = 0
+
+    def on_phase(self, phase: str, step: int) -> None:
+        self._heartbeat.enter(phase, step)
+
+    def on_epoch_begin(self) -> None:
+        self._step_began = time.perf_counter()
+
+    def on_step_begin(self, global_batch: SampleIds) -> None:
+        self._own_seconds_before = self._heartbeat.own_seconds
+        self._samples = self._tokens = self._positions = 0
+
+    def on_micro_batch(self, micro_batch: MicroBatch, batch: Batch) -> None:
+        if micro_batch.weight:
+            self._samples += len(micro_batch.sample_ids)
+            self._tokens += batch.num_tokens
+            self._positions += batch.num_positions
+
+    def on_step_end(self, step: int) -> None:
+        if self.first_step_at is None:
+            self.first_step_at = time.time()
+        self.own_seconds.append(self._heartbeat.own_seconds - self._own_seconds_before)
+        now = time.perf_counter()
+        self.step_seconds.append(now - self._step_began)
+        self._step_began = now
+        self.samples.append(self._samples)
+        self.tokens.append(self._tokens)
+        self.positions.append(self._positions)

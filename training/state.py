@@ -1,0 +1,218 @@
+"""The state of a training: all that changes from step to step, and its conversion to and from checkpoints."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from backends.interface import Backend
+from records.checkpoint import (
+    BestModel,
+    Checkpoint,
+    CheckpointState,
+    flatten_optimizer,
+    unflatten_optimizer,
+    with_prefix,
+    without_prefix,
+)
+from records.config import RunConfig
+from records.record import EvaluationRecord, StepRecord, metric_sign
+from tasks.interface import Task
+from training.losses import finite
+
+
+@dataclass
+class Trajectory:
+    """The steps and evaluations of a training so far, the same on all ranks."""
+
+    steps: list[StepRecord] = field(default_factory=list)
+    evaluations: list[EvaluationRecord] = field(default_factory=list)
+
+
+class TrainingState:
+    """Model, optimizer and position of a training.
+
+    Attributes:
+        model: What the backend's `setup` returned, which may be a wrapper around the task's module.
+        optimizer: Likewise.
+        step: The number of the current step, from 1, which is the position in the plan; 0 before the first.
+        num_updates: How many updates were taken, which is the position in the schedule of the learning rate.
+        evaluated_step: The step after which the last evaluation took place; 0 before the first.
+        best: The best evaluation so far, by the metric that was chosen.
+        evaluations_since_best: What early stopping counts.
+        trajectory: The steps and evaluations so far.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        task: Task,
+        backend: Backend,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+    ) -> None:
+        self._config = config
+        self._task = task
+        self.backend = backend
+        self.model = model
+        self.optimizer = optimizer
+        self.step = 0
+        self.num_updates = 0
+        self.evaluated_step = 0
+        self.best: BestModel | None = None
+        self.evaluations_since_best = 0
+        self.trajectory = Trajectory()
+        self._history = [_as_matrix([])]
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The task's own module."""
+        return self.backend.unwrap(self.model)
+
+    def add_steps(self, steps: list[StepRecord]) -> None:
+        """Adds the records of the last steps."""
+        self.trajectory.steps += steps
+        self._history.append(_as_matrix(steps))
+
+    def add_evaluation(self, evaluation: EvaluationRecord) -> None:
+        """Adds the record of an evaluation after the current step."""
+        self.trajectory.evaluations.append(evaluation)
+        self.evaluated_step = self.step
+
+    def judge(self, metric: str, value: float | None) -> bool:
+        """Compares the last evaluation with the best one so far.
+
+        Args:
+            metric: The metric that models are compared by; its name says whether higher or lower is better.
+            value: Its value, the same on all ranks; None if it is undefined.
+
+        Returns:
+            Whether it is the best so far; of equal ones, the first is.
+        """
+        sign = metric_sign(metric)
+        if value is not None and (self.best is None or sign * value > sign * self.best.value):
+            self.best = BestModel(step=self.step, value=value)
+            self.evaluations_since_best = 0
+            return True
+        self.evaluations_since_best += 1
+        return False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what the training itself needs to go on after this step, in the form of torch's own state_dicts.
+
+        "model" has the weights of the task's own module, whatever wraps it.
+        """
+        return {
+            "model": self.backend.weights(self.model),
+            "optimizer": self.optimizer.state_dict(),
+            "backend": self.backend.state_dict(),
+            "step": self.step,
+            "num_updates": self.num_updates,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what `state_dict` returned, on every rank."""
+        self.backend.load_weights(self.model, state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.backend.load_state_dict(state["backend"])
+        self.step = state["step"]
+        self.num_updates = state["num_updates"]
+
+    def checkpoint(self) -> Checkpoint:
+        """Copies what another run, on whatever backend and world size, needs to go on after this step."""
+        state = self.state_dict()
+        tensors, scalars, groups = flatten_optimizer(state["optimizer"])
+        tensors = with_prefix("model", state["model"]) | with_prefix("optimizer", tensors)
+        self._history = [torch.cat(self._history)]
+        tensors["history"] = self._history[0]
+        tensors |= with_prefix("buffer", self._hidden_buffers(state["model"]))
+        return Checkpoint(
+            CheckpointState(
+                config=self._config,
+                data=self._task.describe(),
+                step=self.step,
+                num_updates=self.num_updates,
+                evaluated_step=self.evaluated_step,
+                best=self.best,
+                evaluations_since_best=self.evaluations_since_best,
+                evaluations=self.trajectory.evaluations,
+                backend=state["backend"],
+                optimizer_groups=groups,
+                optimizer_scalars=scalars,
+            ),
+            # A file can hold only contiguous tensors. They are copied, since training goes on.
+            {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()},
+        )
+
+    def _hidden_buffers(self, weights: dict[str, Any]) -> dict[str, torch.Tensor]:
+        """Finds the buffers that are in no state_dict."""
+        return {name: buffer for name, buffer in self.module.named_buffers() if name not in weights}
+
+    def fitting_optimizer(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        """Returns the optimizer's state of a checkpoint, in the form of torch's state_dict.
+
+        Its hyper-parameters are those of this run's configuration, which has been checked.
+
+        Raises:
+            ValueError: The checkpoint does not fit this training. Fused kernels would not notice it, and would read
+                and write past the end of a tensor.
+        """
+        tensors = without_prefix("optimizer", checkpoint.tensors)
+        own = self.optimizer.state_dict()["param_groups"]
+        if [group.get("params") for group in checkpoint.state.optimizer_groups] != [group["params"] for group in own]:
+            raise ValueError("the checkpoint is of another model (its optimizer has other parameters)")
+        shapes = [parameter.shape for group in self.optimizer.param_groups for parameter in group["params"]]
+        for name, tensor in tensors.items():
+            number, _, what = name.partition(".")
+            fits = number.isdecimal() and int(number) < len(shapes) and tensor.is_floating_point()
+            if not fits or tensor.shape != (torch.Size([]) if what == "step" else shapes[int(number)]):
+                raise ValueError(f"the checkpoint is of another model (its optimizer state {name} does not fit)")
+        return unflatten_optimizer(tensors, checkpoint.state.optimizer_scalars, own)
+
+    def load_checkpoint(self, checkpoint: Checkpoint, optimizer: dict[str, Any]) -> None:
+        """Restores what `checkpoint` returned, on every rank.
+
+        Args:
+            checkpoint: The checkpoint.
+            optimizer: What `fitting_optimizer` returned for it.
+
+        Raises:
+            ValueError: The checkpoint is of another model.
+        """
+        state, tensors = checkpoint.state, checkpoint.tensors
+        try:
+            self.load_state_dict(
+                {
+                    "model": without_prefix("model", tensors),
+                    "optimizer": optimizer,
+                    "backend": state.backend,
+                    "step": state.step,
+                    "num_updates": state.num_updates,
+                }
+            )
+            buffers = dict(self.module.named_buffers())
+            for name, content in without_prefix("buffer", tensors).items():
+                # A buffer that is in no state_dict may come, go or grow in training, such as a cache.
+                if name in buffers and buffers[name].shape == content.shape:
+                    buffers[name].copy_(content)
+        except (RuntimeError, KeyError, ValueError, TypeError, AttributeError) as error:
+            raise ValueError(f"the checkpoint is of another model ({' '.join(str(error).split())[:300]})") from error
+        self.evaluated_step = state.evaluated_step
+        self.best = state.best
+        self.evaluations_since_best = state.evaluations_since_best
+        self._history = [tensors["history"]]
+        self.trajectory = Trajectory(_from_matrix(tensors["history"]), list(state.evaluations))
+
+
+def _as_matrix(steps: list[StepRecord]) -> torch.Tensor:
+    """Converts records to one float64 matrix [steps, fields of a StepRecord]; None becomes NaN."""
+    rows = [[math.nan if value is None else float(value) for _, value in step] for step in steps]
+    return torch.tensor(rows, dtype=torch.float64).reshape(-1, len(StepRecord.model_fields))
+
+
+def _from_matrix(matrix: torch.Tensor) -> list[StepRecord]:
+    rows = [[finite(value) for value in row] for row in matrix.tolist()]
+    return [StepRecord.model_validate(dict(zip(StepRecord.model_fields, row, strict=True))) for row in rows]

@@ -1,0 +1,125 @@
+"""Says why a job failed, from the files that its ranks and its launcher have left."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from backends.interface import Signs
+from watch import shared_memory
+from watch.failures import FailureKind, JobFailure, RankFailure
+from watch.rank_files import RankFiles
+from watch.watchdog import Hang
+
+
+@dataclass(frozen=True)
+class EndedJob:
+    """A job that has ended without the success of all its ranks.
+
+    Attributes:
+        ranks: The ranks that have begun on this machine.
+        num_processes: How many ranks this machine was to start.
+        spans_nodes: Whether other machines ran a part of it.
+        signs: How the ranks' library shows that a rank has lost another.
+        launcher: What people call its launcher; None where the command started the rank itself.
+        killed_by: The signal that ended the launcher before anything else failed, by name.
+        return_code: The launcher's exit code.
+        outlived: The ranks that were still running when the first failure was seen.
+        ended_by_us: The ranks that we have ended.
+        engine_log: What the launcher has printed.
+    """
+
+    ranks: list[RankFiles]
+    num_processes: int
+    spans_nodes: bool
+    signs: Signs
+    launcher: str | None
+    killed_by: str | None
+    return_code: int
+    outlived: set[int]
+    ended_by_us: set[int]
+    engine_log: Path
+
+    @property
+    def silent(self) -> RankFiles | None:
+        """The rank that ended without a message; the one that went first, if several did.
+
+        A launcher, too, may have killed a rank that did not heed it.
+        """
+        silent = [rank for rank in self.ranks if rank.ended_silently() and rank.rank not in self.ended_by_us]
+        return min(silent, key=lambda rank: rank.rank in self.outlived, default=None)
+
+    @property
+    def missing(self) -> list[int]:
+        """The ranks that have not begun; other machines' are not known."""
+        return [] if self.spans_nodes else sorted(set(range(self.num_processes)) - {rank.rank for rank in self.ranks})
+
+    def printed(self) -> str:
+        """What the launcher has printed; nothing if somebody has moved the run's directory away."""
+        with contextlib.suppress(OSError):
+            return self.engine_log.read_text(errors="replace")
+        return ""
+
+
+def explain_hang(hang: Hang, ranks: list[RankFiles], engine_log: Path) -> JobFailure:
+    """Says which rank hangs, and where its stacks are."""
+    culprit = next((rank for rank in ranks if rank.rank == hang.rank), None)
+    if culprit is None:
+        return JobFailure(FailureKind.HANG, hang.rank, hang.message, ranks[0].stacks if ranks else engine_log)
+    return JobFailure(FailureKind.HANG, culprit.rank, hang.message, culprit.stacks, hang.position)
+
+
+def explain(job: EndedJob) -> JobFailure:
+    """Finds the failure that all others follow from, and says what may be done about it."""
+    if job.killed_by is not None and job.launcher is not None:
+        message = f"the launcher ({job.launcher}) was killed ({job.killed_by})"
+        return JobFailure(FailureKind.LAUNCHER, None, message, job.engine_log)
+    failure = _first_cause(job)
+    ended_silently = failure.kind is FailureKind.SILENT
+    advice = shared_memory.advice(failure.message, job.printed(), ended_silently=ended_silently)
+    return replace(failure, message=failure.message + advice)
+
+
+def _first_cause(job: EndedJob) -> JobFailure:
+    """Finds the first cause.
+
+    An error that a rank reported comes first, unless it only tells that another rank has gone or does not
+    answer: then the rank to name is the one that ended without a message, or else the one that never complained.
+    """
+    failed = sorted(
+        ((failure, rank) for rank in job.ranks if (failure := rank.failure())), key=lambda pair: pair[0].time
+    )
+    for failure, rank in failed:
+        if not failure.is_consequence(job.signs):
+            return _failure_of(rank, failure.kind, failure.message, rank.log)
+    if (silent := job.silent) is not None:
+        others = f"; rank {job.missing[0]} had not begun" if job.missing else ""
+        crash = silent.crash()
+        how = f"crashed ({crash})" if crash else "ended without a message: it was killed, crashed or ran out of memory"
+        return _failure_of(silent, FailureKind.SILENT, how + others, silent.log)
+    if failed and job.spans_nodes:
+        # Whoever went first is not here: a rank that says nothing was ended by its launcher.
+        failure, rank = failed[0]
+        return _failure_of(rank, failure.kind, f"{failure.message} (the cause may lie on another node)", rank.log)
+    if failed:
+        return _awaited(*failed[0], job)
+    lines = job.printed().strip().splitlines()
+    reason = f": {lines[-1].strip()[:300]}" if lines else ""
+    message = f"the launcher ended with code {job.return_code}{reason}"
+    return JobFailure(FailureKind.LAUNCHER, None, message, job.engine_log)
+
+
+def _awaited(failure: RankFailure, rank: RankFiles, job: EndedJob) -> JobFailure:
+    """Finds the rank that the first one to complain has waited for."""
+    waited = f"rank {rank.rank} waited for it in vain ({failure.message[:120]})"
+    if job.missing:
+        return JobFailure(FailureKind.MISSING, job.missing[0], f"has not begun: {waited}", job.engine_log)
+    for stuck in job.ranks:
+        if stuck.failure() is None and not stuck.succeeded():
+            return _failure_of(stuck, FailureKind.STUCK, f"stuck: {waited}", stuck.sigterm)
+    return _failure_of(rank, failure.kind, failure.message, rank.log)
+
+
+def _failure_of(rank: RankFiles, kind: FailureKind, message: str, log: Path) -> JobFailure:
+    return JobFailure(kind, rank.rank, message, log, rank.position())
