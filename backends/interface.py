@@ -133,18 +133,18 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class Signs:
-    """How a library shows, to whoever watches its ranks from outside, that one of them waits or has been left.
+    """How the launcher recognises from outside that a rank waits for other ranks, or has lost one.
 
     Attributes:
-        waiting: Folders below site-packages: a rank whose innermost Python frame lies in one waits for other ranks.
-        lost_peer: Phrases of the errors that the library raises where another rank has ended or does not answer.
+        waiting: Folders in site-packages; a rank whose innermost Python frame is in one of them waits for other ranks.
+        lost_peer: Phrases of the errors that the library raises when another rank has ended or does not answer.
     """
 
     waiting: tuple[str, ...] = ()
     lost_peer: tuple[str, ...] = ()
 
 
-# Of torch.distributed, which most adapters communicate through.
+# Those of torch.distributed, through which most adapters communicate.
 TORCH_SIGNS = Signs(
     waiting=("torch/distributed", "torch/nn/parallel"),
     lost_peer=(
@@ -417,19 +417,22 @@ class Backend(ABC):
         """
 
     def collectives(self) -> Mapping[str, Prepare]:
-        """Returns the library's own collectives, for a benchmark: those of torch.distributed where it has a group.
+        """Returns the library's collectives for a benchmark; by default those of torch.distributed, if it has a group.
 
         Returns:
-            By operation ("all_reduce", "all_gather", "gather", "broadcast"), what prepares a call.
+            By operation ("all_reduce", "all_gather", "gather", "broadcast"), a function that prepares a call.
         """
         from backends.collectives import collectives_of_group, only_all_reduce
 
         return collectives_of_group() or only_all_reduce(self.all_reduce)
 
     def count_traffic(self, count: Callable[[str, int], None]) -> AbstractContextManager[Any]:
-        """Calls `count(operation, num_elements)` for every collective that this thread starts inside.
+        """Returns a context manager that counts every collective that this thread starts inside.
 
-        Those of torch.distributed are seen, from C++ too; an adapter of another library adds its own.
+        By default it sees those of torch.distributed, from C++, too; an adapter of another library adds its own.
+
+        Args:
+            count: Called with the operation and the number of elements of each collective.
         """
         from backends.traffic import count_torch_traffic
 
