@@ -23,8 +23,10 @@ from accelerate.utils import (
     InitProcessGroupKwargs,
     broadcast,
 )
+from typing_extensions import override
 
-from backends.interface import Backend, BackendOptions, StepResult, UnsupportedError
+from backends.capabilities import UnsupportedError
+from backends.interface import Backend, BackendOptions, StepResult
 from backends.registry import BACKENDS
 from backends.torch_group import all_reduce_in_group, transport_for
 
@@ -71,6 +73,7 @@ class AccelerateBackend(Backend):
         self.world_size = self.accelerator.num_processes
         self.device = self.accelerator.device
 
+    @override
     def setup(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer
     ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -80,15 +83,19 @@ class AccelerateBackend(Backend):
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
         return self.model, self.optimizer
 
+    @override
     def autocast(self) -> AbstractContextManager[Any]:
         return cast(AbstractContextManager[Any], self.accelerator.autocast())
 
+    @override
     def no_sync(self) -> AbstractContextManager[Any]:
         return cast(AbstractContextManager[Any], self.accelerator.no_sync(self.model))
 
+    @override
     def backward(self, loss: torch.Tensor) -> None:
         self.accelerator.backward(loss)
 
+    @override
     def step(self, max_grad_norm: float) -> StepResult:
         # It unscales first; an infinite threshold only measures.
         grad_norm = self.accelerator.clip_grad_norm_(self.model.parameters(), max_grad_norm or math.inf)
@@ -100,26 +107,32 @@ class AccelerateBackend(Backend):
         self.optimizer.zero_grad()
         return StepResult(grad_norm, skipped)
 
+    @override
     def all_reduce(self, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
         # Accelerator.reduce knows no minimum or maximum, so this goes to the group it made.
         return all_reduce_in_group(tensor, op) if dist.is_initialized() else tensor
 
+    @override
     def barrier(self) -> None:
         if self._shares_gpu:
             dist.barrier()
         else:
             self.accelerator.wait_for_everyone()
 
+    @override
     def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
         return cast(torch.nn.Module, self.accelerator.unwrap_model(model))
 
+    @override
     def state_dict(self) -> dict[str, Any]:
         return self.accelerator.scaler.state_dict() if self.accelerator.scaler is not None else {}
 
+    @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state)
 
+    @override
     def effective_settings(self) -> dict[str, Any]:
         settings = {
             "transport": dist.get_backend() if dist.is_initialized() else "none",
@@ -132,6 +145,7 @@ class AccelerateBackend(Backend):
             settings["find_unused_parameters"] = self.model.find_unused_parameters
         return settings
 
+    @override
     def shutdown(self) -> None:
         self.model = self.optimizer = None
         self.accelerator.free_memory()

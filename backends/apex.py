@@ -19,9 +19,11 @@ from apex import amp
 from apex.amp._amp_state import _amp_state
 from apex.multi_tensor_apply import multi_tensor_applier
 from apex.parallel import DistributedDataParallel
+from typing_extensions import override
 
 from backends.apex_settings import ApexSettings
-from backends.interface import BackendOptions, StepResult, UnsupportedError
+from backends.capabilities import UnsupportedError
+from backends.interface import BackendOptions, StepResult
 from backends.registry import BACKENDS
 from backends.torch_amp import clip_gradients
 from backends.torch_group import TorchGroupBackend
@@ -45,6 +47,7 @@ class ApexBackend(TorchGroupBackend):
             )
         super().__init__(options)
 
+    @override
     def setup(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer
     ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -79,9 +82,11 @@ class ApexBackend(TorchGroupBackend):
         self._delay_unscale = False
         return self.model, self.optimizer
 
+    @override
     def autocast(self) -> AbstractContextManager[Any]:
         return nullcontext()  # amp.initialize patched the functions or cast the model
 
+    @override
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         self.model.disable_allreduce()
@@ -92,6 +97,7 @@ class ApexBackend(TorchGroupBackend):
             self._delay_unscale = False
             self.model.enable_allreduce()
 
+    @override
     def backward(self, loss: torch.Tensor) -> None:
         with amp.scale_loss(loss, self.optimizer, delay_unscale=self._delay_unscale) as scaled_loss:
             try:
@@ -107,6 +113,7 @@ class ApexBackend(TorchGroupBackend):
         if missing:
             raise ValueError(f"no gradient reached {', '.join(missing)}; freeze such parameters under Apex") from error
 
+    @override
     def step(self, max_grad_norm: float) -> StepResult:
         # On overflow amp replaced step() by one that skips once and puts the real one back.
         overflowed = bool(self.optimizer._amp_stash.already_patched)
@@ -120,9 +127,11 @@ class ApexBackend(TorchGroupBackend):
         self.optimizer.zero_grad()
         return StepResult(grad_norm, skipped)
 
+    @override
     def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
         return cast(torch.nn.Module, model.module)
 
+    @override
     def weights(self, model: torch.nn.Module) -> dict[str, Any]:
         masters = self._masters()
         weights = super().weights(model)
@@ -130,6 +139,7 @@ class ApexBackend(TorchGroupBackend):
             weights[name] = masters.get(parameter, parameter).detach()
         return weights
 
+    @override
     def load_weights(self, model: torch.nn.Module, weights: Mapping[str, Any]) -> None:
         super().load_weights(model, weights)
         self._set_masters(weights)
@@ -147,17 +157,20 @@ class ApexBackend(TorchGroupBackend):
             if parameter in masters:
                 masters[parameter].detach().copy_(weights[name])
 
+    @override
     def state_dict(self) -> dict[str, Any]:
         if self.opt_level == "O0":
             return {}
         scaler = amp.state_dict()["loss_scaler0"]
         return {"scale": scaler["loss_scale"], **_SCALER, "_growth_tracker": scaler["unskipped"]}
 
+    @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self.opt_level != "O0":
             scaler = {"loss_scale": state["scale"], "unskipped": state["_growth_tracker"]}
             amp.load_state_dict({"loss_scaler0": scaler})
 
+    @override
     def effective_settings(self) -> dict[str, Any]:
         return {
             "transport": dist.get_backend(),
@@ -169,6 +182,7 @@ class ApexBackend(TorchGroupBackend):
             "fused_kernels": bool(multi_tensor_applier.available),
         }
 
+    @override
     def shutdown(self) -> None:
         self.model = self.optimizer = None
         _unpatch_torch()

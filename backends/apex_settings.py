@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 from pydantic import Field
+from typing_extensions import override
 
-from backends.interface import BackendSettings, UnsupportedError
+from backends.capabilities import BackendSettings, UnsupportedError
 
 _PRECISIONS = {"O0": "fp32", "O1": "fp16", "O2": "fp16"}
 
@@ -20,10 +21,12 @@ class ApexSettings(BackendSettings):
     delay_allreduce: bool = Field(False, description="reduce all gradients at the end of the backward pass")
     fused_adam: bool = Field(False, description="Apex's FusedAdam instead of torch's AdamW; needs Apex's kernels")
 
+    @override
     @property
     def implied_precision(self) -> str | None:
         return None if self.opt_level is None else _PRECISIONS[self.opt_level]
 
+    @override
     def check(self, *, precision: str, optimizer: str) -> None:
         if self.implied_precision not in (None, precision):
             raise UnsupportedError(

@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import override
 
 from backends.registry import BACKENDS
 from backends.torch_amp import TorchAmpBackend
@@ -30,6 +31,7 @@ class DDPBackend(TorchGroupBackend, TorchAmpBackend):
     name = "ddp"
     capabilities = BACKENDS["ddp"].capabilities
 
+    @override
     def setup(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer
     ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -45,13 +47,16 @@ class DDPBackend(TorchGroupBackend, TorchAmpBackend):
         self.prepare_amp(wrapped, optimizer)
         return wrapped, optimizer
 
+    @override
     def no_sync(self) -> AbstractContextManager[Any]:
         # DDP decides in the forward whether the backward will reduce, so it must run inside too.
         return cast(DistributedDataParallel, self.model).no_sync()
 
+    @override
     def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
         return cast(torch.nn.Module, model.module)
 
+    @override
     def effective_settings(self) -> dict[str, Any]:
         wrapped = cast(DistributedDataParallel, self.model)
         return {
@@ -61,6 +66,7 @@ class DDPBackend(TorchGroupBackend, TorchAmpBackend):
             "find_unused_parameters": wrapped.find_unused_parameters,
         }
 
+    @override
     def shutdown(self) -> None:
         self.release()
         self.leave_group()

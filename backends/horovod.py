@@ -19,9 +19,11 @@ import horovod.torch as hvd
 import torch
 from horovod.common.exceptions import HorovodInternalError
 from horovod.torch import mpi_ops
+from typing_extensions import override
 
+from backends.capabilities import UnsupportedError
 from backends.collectives import Prepare, Prepared
-from backends.interface import BackendOptions, StepResult, UnsupportedError
+from backends.interface import BackendOptions, StepResult
 from backends.registry import BACKENDS
 from backends.torch_amp import TorchAmpBackend, clip_gradients
 from backends.traffic import counted
@@ -53,6 +55,7 @@ class HorovodBackend(TorchAmpBackend):
             torch.cuda.set_device(self.device)
         self._num_reductions = 0
 
+    @override
     def setup(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer
     ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -74,12 +77,14 @@ class HorovodBackend(TorchAmpBackend):
         self.prepare_amp(model, wrapped)
         return model, wrapped
 
+    @override
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         # Two passes from here: this one, which stays local, and at least one more.
         self.optimizer.set_backward_passes_per_step(2)
         yield
 
+    @override
     def step(self, max_grad_norm: float) -> StepResult:
         unused = self._parameters_unused_everywhere() if self.options.find_unused_parameters else []
         with self._deadline():
@@ -103,6 +108,7 @@ class HorovodBackend(TorchAmpBackend):
         used = torch.tensor([float(parameter.grad is not None) for parameter in parameters])
         return [parameter for parameter, count in zip(parameters, self.all_reduce(used), strict=True) if count == 0]
 
+    @override
     def all_reduce(self, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
         # Named by hand: Horovod's own names count the reductions started so far, gradients
         # included, and ranks that use different parameters would wait for each other for ever.
@@ -111,10 +117,12 @@ class HorovodBackend(TorchAmpBackend):
         with self._deadline():
             return cast(torch.Tensor, hvd.allreduce(tensor, name=name, op=_REDUCE_OPS[op]))
 
+    @override
     def barrier(self) -> None:
         with self._deadline():
             hvd.barrier()
 
+    @override
     def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
         return model
 
@@ -143,6 +151,7 @@ class HorovodBackend(TorchAmpBackend):
         finally:
             timer.cancel()
 
+    @override
     def collectives(self) -> Mapping[str, Prepare]:
         # Horovod has no gather. Each call of a size has the same name, as a parameter has in training:
         # what Horovod has negotiated before under a name it need not negotiate again.
@@ -155,6 +164,7 @@ class HorovodBackend(TorchAmpBackend):
             "broadcast": lambda v: Prepared(partial(hvd.broadcast_, v, root_rank=0, name=name("broadcast", v))),
         }
 
+    @override
     @contextmanager
     def count_traffic(self, count: Callable[[str, int], None]) -> Iterator[None]:
         with ExitStack() as stack:
@@ -164,6 +174,7 @@ class HorovodBackend(TorchAmpBackend):
                 stack.enter_context(mock.patch.object(module, name, counted(getattr(module, name), operation, count)))
             yield
 
+    @override
     def effective_settings(self) -> dict[str, Any]:
         return {
             "transport": "nccl" if self.device.type == "cuda" else "mpi" if hvd.mpi_enabled() else "gloo",
@@ -173,6 +184,7 @@ class HorovodBackend(TorchAmpBackend):
             "find_unused_parameters": self.options.find_unused_parameters,
         }
 
+    @override
     def shutdown(self) -> None:
         self.release()
         self.barrier()

@@ -9,22 +9,15 @@ from __future__ import annotations
 import importlib
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 
 from backends.apex_settings import ApexSettings
+from backends.capabilities import PRECISIONS, TORCH_SIGNS, BackendSettings, Capabilities, Signs, UnsupportedError
 from backends.devices import count_gpus
-from backends.interface import (
-    PRECISIONS,
-    TORCH_SIGNS,
-    Backend,
-    BackendSettings,
-    Capabilities,
-    Signs,
-    UnsupportedError,
-)
+from backends.interface import Backend, BackendOptions
 
 # The backend that all others are held to.
 REFERENCE = "single"
@@ -218,6 +211,12 @@ def find_backend(name: str) -> BackendRow:
         settings=adapter.Settings,
         signs=adapter.signs,
     )
+
+
+def reference_backend(options: BackendOptions) -> Backend:
+    """Constructs the reference, one process that communicates with nobody, with the options of any backend."""
+    adapter = load_backend(REFERENCE)
+    return adapter(replace(options, settings=adapter.Settings()))
 
 
 def load_backend(name: str) -> type[Backend]:

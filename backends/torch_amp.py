@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from typing_extensions import override
 
 from backends.interface import Backend, StepResult
 
@@ -41,13 +42,16 @@ class TorchAmpBackend(Backend):
             self.device.type, init_scale=self.options.init_loss_scale, enabled=self.options.precision == "fp16"
         )
 
+    @override
     def autocast(self) -> AbstractContextManager[Any]:
         dtype = _AUTOCAST_DTYPES.get(self.options.precision)
         return torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
 
+    @override
     def backward(self, loss: torch.Tensor) -> None:
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
+    @override
     def step(self, max_grad_norm: float) -> StepResult:
         self.scaler.unscale_(self.optimizer)
         grad_norm = clip_gradients(self.model.parameters(), max_grad_norm)
@@ -72,8 +76,10 @@ class TorchAmpBackend(Backend):
         """Drops the wrappers, which must not outlive the group they communicate through."""
         del self.model, self.optimizer, self.scaler
 
+    @override
     def state_dict(self) -> dict[str, Any]:
         return self.scaler.state_dict()
 
+    @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.scaler.load_state_dict(state)

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from typing_extensions import override
 
 from backends.interface import Backend, BackendOptions
 
@@ -44,9 +45,11 @@ class TorchGroupBackend(Backend):
         )
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
 
+    @override
     def all_reduce(self, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
         return all_reduce_in_group(tensor, op)
 
+    @override
     def barrier(self) -> None:
         dist.barrier()
 

@@ -1,6 +1,6 @@
 """What a comparison found: the content of results.json, from which every form of the report is made.
 
-Seconds, bytes and samples are raw units; shares and ratios are plain numbers (0.04 is 4 %).
+Times are in seconds and sizes in bytes; shares and ratios are plain numbers (0.04 is 4 %).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class _Strict(BaseModel):
 
 
 class Interval(_Strict):
-    """An estimate with its confidence interval; without one where there were too few runs."""
+    """An estimate with its confidence interval, or without one if there were too few runs."""
 
     estimate: float
     low: float | None = None
@@ -47,7 +47,7 @@ class Parity(_Strict):
     """Whether an entrant computed what the reference computed."""
 
     verdict: Literal["reference", "bitwise", "rounding", "not comparable", "unknown"]
-    detail: str = Field(description="one sentence: against what, how near, or where it left")
+    detail: str = Field(description="one sentence: compared with what, how close, or where it differs")
     first_step: int | None = Field(default=None, description="first step that differs, where one does")
     parameter: str | None = Field(default=None, description="first parameter that differs in that step")
 
@@ -58,9 +58,11 @@ class Breakdown(_Strict):
     data: float
     forward: float
     backward: float
-    communication: float = Field(description="what the step takes beyond the same work done alone: waiting included")
+    communication: float = Field(
+        description="what a step takes beyond the same work without communication, with waiting"
+    )
     optimizer: float = Field(description="clipping included")
-    overhead: float | None = Field(description="by how much watching lengthened the step, against the timed runs")
+    overhead: float | None = Field(description="by how much the diagnosis slows a step down, beside timed runs")
 
 
 class Wire(_Strict):
@@ -96,6 +98,9 @@ class Entrant(_Strict):
     wire: Wire | None = None
 
 
+Claim = Literal["slower", "faster", "none", "too few"]
+
+
 class Comparison(_Strict):
     """Two backends of a group, compared in pairs of runs of the same block."""
 
@@ -103,10 +108,10 @@ class Comparison(_Strict):
     second: str
     num_pairs: int
     slowdown: Interval | None = Field(description="time of second over time of first, minus 1")
-    claim: Literal["slower", "faster", "none", "too few"] = Field(description="what may be said of the second")
+    claim: Claim = Field(description="what may be said of the second")
     text: str = Field(description="the sentence for people")
-    detectable: float | None = Field(description="smallest difference that would have been seen in 4 races of 5")
-    more_repeats: int | None = Field(description="how many more repeats would show the target difference")
+    detectable: float | None = Field(description="smallest difference that 4 races of 5 would claim")
+    more_repeats: int | None = Field(description="how many more repeats would detect the target difference")
 
 
 class GroupResult(_Strict):
@@ -129,7 +134,7 @@ class Curve(_Strict):
     evaluation_steps: list[int]
     evaluation_seconds: list[float]
     metrics: dict[str, list[float | None]]
-    target: float | None = Field(description="the accuracy whose time is asked for")
+    target: float | None = Field(description="the accuracy whose time is reported")
     seconds_to_target: float | None = Field(description="training time until an evaluation reached it, if one did")
     total_seconds: float = Field(description="the whole job, start-up and evaluations included")
     positive_label: str | None = Field(None, description="the class that f1 and roc_auc are about, where it is one")
@@ -196,12 +201,12 @@ class CollectiveSeries(_Strict):
 
 
 class Place(_Strict):
-    """Where runs took place, and how idle it was."""
+    """Where runs took place, and how idle the machine was."""
 
     machine: str = Field(description="GPUs or CPUs, in words")
     software: str = Field(description="versions, commit")
     num_runs: int
-    idleness: str | None = Field(description="what the checks before the runs saw, in words")
+    idleness: str | None = Field(description="what was seen before and during the runs, in words")
 
 
 class Results(_Strict):
@@ -218,7 +223,7 @@ class Results(_Strict):
     collectives: list[CollectiveSeries]
     places: list[Place]
     problems: list[str] = Field(description="what could not be used or compared, one line each")
-    commands: dict[str, str] = Field(description="what reproduces which part of the report")
+    commands: dict[str, str] = Field(description="the commands that reproduce the parts of the report")
     facts: dict[str, Any] = Field(description="how the race was run: blocks, warm-up, confidence, order seed")
 
 

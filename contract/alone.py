@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from backends.interface import BackendOptions
-from backends.single import SingleBackend
+from backends.registry import reference_backend
 from contract.cases import INIT_LOSS_SCALE, Case
 from contract.scenes import Scenery, train_once
 
@@ -32,7 +32,9 @@ def continue_alone(case: Case, world_size: int, state: Mapping[str, Any], *, dev
 
 
 def _train(case: Case, world_size: int, number: int, state: Mapping[str, Any] | None, device: str) -> dict[str, Any]:
-    backend = SingleBackend(BackendOptions(precision=case.precision, device=device, init_loss_scale=INIT_LOSS_SCALE))
+    backend = reference_backend(
+        BackendOptions(precision=case.precision, device=device, init_loss_scale=INIT_LOSS_SCALE)
+    )
     num_threads = torch.get_num_threads()
     random_state = torch.get_rng_state()
     torch.set_num_threads(1)

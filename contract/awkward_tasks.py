@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
+from typing_extensions import override
 
 from launch.engines.environment import rank_of_process
 from tasks.interface import Batch, Split
@@ -35,6 +36,7 @@ class FaultyTask(TokenTagging):
     settings: FaultySettings
     _num_batches = 0
 
+    @override
     def collate(self, split: Split, sample_ids: Sequence[int]) -> Batch:
         self._num_batches += 1
         if self._num_batches == _FAULTY_BATCH and rank_of_process() == self.settings.faulty_rank:
@@ -55,6 +57,7 @@ class FaultyTask(TokenTagging):
 class UnusedParameterTask(TokenTagging):
     """Has a parameter that no forward pass uses."""
 
+    @override
     def build_model(self) -> torch.nn.Module:
         import torch
 
@@ -66,6 +69,7 @@ class UnusedParameterTask(TokenTagging):
 class DisusedParameterTask(UnusedParameterTask):
     """Uses that parameter in the first forward pass of the training, and never again."""
 
+    @override
     def build_model(self) -> torch.nn.Module:
         import torch
 
@@ -85,6 +89,7 @@ def _use_idle_once(model: Any, arguments: tuple[torch.Tensor], scores: torch.Ten
 class RareParameterTask(UnusedParameterTask):
     """Uses that parameter for few sentences, so that it gets a gradient in some micro-batches on some ranks only."""
 
+    @override
     def build_model(self) -> torch.nn.Module:
         model = super().build_model()
         model.register_forward_hook(_use_idle)

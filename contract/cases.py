@@ -50,7 +50,7 @@ class Training:
         overflow: The micro-batch whose loss is made infinite, if any.
         count_traffic: Whether to count every collective.
         save_after: The step after which the state of the training is kept, if any.
-        resume: The state to begin with: "own" is the one that the previous training of the case has kept, "single"
+        resume: The state to begin with: "own" is the one that the previous training of the case has kept, "reference"
             is that of the single-process backend in the same training.
         clip_just_above: Whether the threshold is slightly above the largest norm of the previous training.
     """
@@ -62,7 +62,7 @@ class Training:
     overflow: Overflow | None = None
     count_traffic: bool = False
     save_after: int | None = None
-    resume: Literal["own", "single"] | None = None
+    resume: Literal["own", "reference"] | None = None
     clip_just_above: bool = False
 
     def config(
@@ -150,9 +150,9 @@ class Case:
 
 
 def _saved_and_resumed(training: Training, *, overflow: Overflow | None = None) -> tuple[Training, ...]:
-    """Returns a training that keeps its state after step 3, and two that resume: from this state, and from "single"."""
+    """Returns a training that keeps its state after step 3, and two that resume: from it, and from the reference's."""
     whole = replace(training, save_after=3, overflow=overflow)
-    return whole, replace(training, resume="own"), replace(training, resume="single")
+    return whole, replace(training, resume="own"), replace(training, resume="reference")
 
 
 _FLOAT32 = {"dtype": "float32"}

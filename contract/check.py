@@ -54,7 +54,7 @@ class Evidence:
         world_size: The number of ranks that were asked for.
         device: "cpu" or "cuda".
         ranks: What each rank observed, in the order of ranks; for a job as a whole, one element.
-        memory: What several checks compute from the same evidence; "single" holds what the
+        memory: What several checks compute from the same evidence; "alone" holds what the
             single-process backend did in a case about saved state.
     """
 

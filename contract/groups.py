@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from backends.interface import Signs
+from backends.capabilities import Signs
 from backends.registry import find_backend
 from contract.cases import SHUTDOWN, Case
 from contract.patience import stretched

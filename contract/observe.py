@@ -132,6 +132,7 @@ class ObservedTask:
         return getattr(self._task, name)
 
     def build_model(self) -> torch.nn.Module:
+        """Builds the task's model, with other weights on each rank."""
         # Ranks are seeded differently, so that only the adapter can make them equal.
         torch.manual_seed(1000 + self._rank)
         model = self._task.build_model()
@@ -142,6 +143,7 @@ class ObservedTask:
         return model
 
     def collate(self, split: Split, sample_ids: Sequence[int]) -> Batch:
+        """Notes the samples that a batch is made of."""
         samples = [int(sample_id) for sample_id in sample_ids]
         if split == "train":
             self._watch.waiting.append(samples)
@@ -150,6 +152,7 @@ class ObservedTask:
         return self._task.collate(split, sample_ids)
 
     def loss_sum(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        """Notes the gradient that reaches the loss, and makes the loss infinite where the case says so."""
         watch = self._watch
         micro_step = len(watch.step.micro_batches)
         micro_batch = MicroSeen(watch.waiting.pop(0))
@@ -162,6 +165,7 @@ class ObservedTask:
         return loss * float("inf") if here == self._overflow else loss
 
     def metrics(self, rows: torch.Tensor) -> dict[str, float | None]:
+        """Notes the samples of the evaluation."""
         self._watch.seen.evaluated.append(self._watch.evaluated)
         self._watch.evaluated = []
         return self._task.metrics(rows)
@@ -184,6 +188,7 @@ class ObservedBackend:
         return getattr(self._backend, name)
 
     def setup(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:
+        """Describes model and optimizer before and after `setup`."""
         self.model, before = model, _describe(model, optimizer)
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         # By position in the optimizer: a backend may replace parameters by master weights.
@@ -206,6 +211,7 @@ class ObservedBackend:
         return wrapped, wrapped_optimizer
 
     def backward(self, loss: torch.Tensor) -> None:
+        """Notes the factor that the backend puts on the loss."""
         watch = self._watch
         micro_batch = watch.step.micro_batches[-1]
         _on_gradient(loss, micro_batch, "scale")
@@ -214,6 +220,7 @@ class ObservedBackend:
         watch.where = "between"
 
     def step(self, max_grad_norm: float) -> StepResult:
+        """Notes the learning rates, the gradients and the result of the step."""
         watch = self._watch
         watch.where = "step"
         watch.step.learning_rates = [group["lr"] for group in self.optimizer.param_groups]
@@ -237,6 +244,7 @@ class ObservedBackend:
         return result
 
     def no_sync(self) -> AbstractContextManager[Any]:
+        """Passes the call on."""
         return self._backend.no_sync()
 
 

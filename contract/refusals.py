@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from backends.interface import PRECISIONS, BackendOptions, Capabilities, UnsupportedError
+from backends.capabilities import PRECISIONS, Capabilities, UnsupportedError
+from backends.interface import BackendOptions
 from backends.registry import load_backend
 
 

@@ -34,7 +34,7 @@ class Scenery:
             where a single process computes what a group computes.
         rank: The number that the launcher gave this process, whatever the backend says.
         directory: A directory for files that the ranks of the group share.
-        single_states: For each case with a training that resumes from "single", the file of that state.
+        single_states: For each case with a training that resumes from "reference", the file of that state.
     """
 
     world_size: int
@@ -130,7 +130,7 @@ def train(backend: Backend, case: Case, scenery: Scenery) -> list[dict[str, Any]
             options["max_grad_norm"] = max(step["grad_norm"] for step in seen[-1]["steps"]) * 1.0001
         if training.resume == "own":
             state = seen[-1]["state"]
-        elif training.resume == "single":
+        elif training.resume == "reference":
             state = torch.load(scenery.single_states[case.name], map_location="cpu")
         seen.append(train_once(backend, case, training, scenery, options, state))
     return seen

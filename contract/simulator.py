@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from backends.interface import Signs
+from backends.capabilities import Signs
 from contract.reference import Reference, Tensors, simulate
 from launch.engines.interface import PROJECT_DIRECTORY, Ranks
 from launch.engines.python import Python

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
+from backends.capabilities import PRECISIONS, UnsupportedError
 from backends.devices import count_gpus
-from backends.interface import PRECISIONS, KnownFailure, UnsupportedError
+from backends.interface import KnownFailure
 from backends.registry import find_backend, load_backend
 from contract import jobs
 from contract.alone import train_alone
@@ -232,7 +233,7 @@ class Suite:
         directory.mkdir(parents=True)
         alone, files = {}, {}
         for case in cases:
-            if any(training.resume == "single" for training in case.trainings):
+            if any(training.resume == "reference" for training in case.trainings):
                 alone[case.name] = train_alone(case, key.world_size, device=self.device)
                 files[case.name] = directory / f"{case.name}.single.pt"
                 torch.save(alone[case.name]["state"], files[case.name])
@@ -248,7 +249,7 @@ class Suite:
     ) -> Evidence | Breakdown:
         if isinstance(outcome, Breakdown):
             return outcome
-        memory = {} if alone is None else {"single": alone}
+        memory = {} if alone is None else {"alone": alone}
         return Evidence(self.adapter, case, world_size, self.device, outcome, memory)
 
 

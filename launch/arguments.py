@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from typing_extensions import override
+
 from launch.errors import UsageError
 
 _FROM_HOME = re.compile(r"(--[\w-]+=)?(~[\w-]*/.*)", re.DOTALL)
@@ -23,9 +25,11 @@ class Parser(argparse.ArgumentParser):
         usage = " ".join(filter(None, (prog, operands, "[options]")))
         super().__init__(prog=prog, usage=usage, allow_abbrev=False, **options)
 
+    @override
     def print_help(self, file: Any = None) -> None:
         print(self.format_help(), end="", file=file)  # argparse hides that it could not
 
+    @override
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; see {self.prog} --help")
 
@@ -33,6 +37,7 @@ class Parser(argparse.ArgumentParser):
 class Once(argparse.Action):
     """Stores a value that may be given only once."""
 
+    @override
     def __call__(
         self,
         parser: argparse.ArgumentParser,

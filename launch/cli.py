@@ -15,7 +15,7 @@ import os
 import sys
 from pathlib import Path
 
-from backends.interface import UnsupportedError
+from backends.capabilities import UnsupportedError
 from backends.registry import BACKENDS
 from launch.arguments import from_home
 from launch.engines.environment import EXACT_FLOAT32

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from backends.interface import Signs
+from backends.capabilities import Signs
 from launch.engines.environment import engine_environment
 from launch.engines.interface import Engine, Ranks
 

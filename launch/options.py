@@ -18,7 +18,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from backends.interface import BackendSettings
+from backends.capabilities import BackendSettings
 from launch.arguments import Once, Parser, from_home, is_writable_text, named_path
 from launch.errors import UsageError
 from launch.resume import LATEST, Start, check_same_trajectory, find_start, inherited_options

@@ -8,8 +8,8 @@ import sys
 from importlib.util import find_spec
 from typing import Literal, NamedTuple
 
+from backends.capabilities import UnsupportedError
 from backends.devices import count_gpus
-from backends.interface import UnsupportedError
 from backends.registry import BackendRow
 from launch.arguments import command_line
 from launch.engines.interface import Engine, Ranks

@@ -27,7 +27,7 @@ from records.notice import read_notice, record_directory
 from records.record import read_record
 from training.stopping import has_stopped, request_stop
 from watch.failures import FailureKind, JobFailure
-from watch.watchdog import Watchdog
+from watch.watchdog import Limits, Watchdog
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -102,18 +102,27 @@ def _run_to_the_end(config: RunConfig, job: Job, start: Start | None, task: Task
         record_end(config, "failed", str(failure))
         # What computed a loss that is not finite would compute it again.
         is_hopeless = failure.kind is FailureKind.NONFINITE
-        if config.num_restarts == config.max_restarts or was_asked_to_stop or is_hopeless:
+        next_config = None if was_asked_to_stop or is_hopeless else _start_again(config)
+        if next_config is None:
             return 1
-        try:
-            config, damaged = restarted(config)
-        except (UsageError, OSError) as error:
-            tell(f"cannot start again: {one_line(error)}")
-            return 1
-        for damage in damaged:
-            tell(f"passed over: {damage}")
-        where = f"step {checkpoint_step(config.resume_from)}" if config.resume_from else "the beginning"
-        tell(f"restart {config.num_restarts} of {config.max_restarts}, from {where}")
+        config = next_config
     return _conclude(config, terminal)
+
+
+def _start_again(config: RunConfig) -> RunConfig | None:
+    """Makes a failed run ready to start again, and says from where; returns None where it may not, or cannot."""
+    if config.num_restarts == config.max_restarts:
+        return None
+    try:
+        config, damaged = restarted(config)
+    except (UsageError, OSError) as error:
+        tell(f"cannot start again: {one_line(error)}")
+        return None
+    for damage in damaged:
+        tell(f"passed over: {damage}")
+    where = f"step {checkpoint_step(config.resume_from)}" if config.resume_from else "the beginning"
+    tell(f"restart {config.num_restarts} of {config.max_restarts}, from {where}")
+    return config
 
 
 def _conclude(config: RunConfig, terminal: Console) -> int:
@@ -173,10 +182,8 @@ def _run_once(config: RunConfig, job: Job, display: RunDisplay) -> tuple[JobFail
     watchdog = Watchdog(
         job.run_directory,
         num_ranks=job.num_processes,
-        seconds=config.hang_timeout,
-        # Before the libraries give up, which name whoever waited.
-        long_seconds=0.9 * config.timeout,
-        slow_computing=config.torch_compile,
+        # Long phases end before the libraries give up, which would name whoever waited.
+        limits=Limits(config.hang_timeout, 0.9 * config.timeout, slow_computing=config.torch_compile),
         spans_nodes=job.spans_nodes,
         signs=job.signs,
     )

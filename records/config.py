@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from backends.interface import BackendOptions, BackendSettings
+from backends.capabilities import BackendSettings
+from backends.interface import BackendOptions
 
 DEFAULT_CPU_PROCESSES = 2
 # How launch/run.sh tells when the user called it.

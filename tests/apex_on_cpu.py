@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from backends.interface import Capabilities
+from backends.capabilities import Capabilities
 from tests.apex_levels import ChosenSettings
 
 

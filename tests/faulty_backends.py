@@ -9,8 +9,9 @@ import weakref
 import torch
 from pydantic import Field
 
+from backends.capabilities import BackendSettings
 from backends.ddp import DDPBackend
-from backends.interface import BackendSettings, StepResult
+from backends.interface import StepResult
 
 
 class WatchedBackend(DDPBackend):

@@ -16,7 +16,8 @@ import torch.distributed as dist
 
 from backends import registry
 from backends.apex_settings import ApexSettings
-from backends.interface import BackendOptions, Capabilities, UnsupportedError
+from backends.capabilities import Capabilities, UnsupportedError
+from backends.interface import BackendOptions
 from contract.check import State
 from contract.options import ContractOptions
 from contract.suite import Suite

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from backends.capabilities import Capabilities
 from backends.ddp import DDPBackend
-from backends.interface import Capabilities
 from backends.registry import find_backend
 from compare.collectives.options import parse_sizes
 from tests.launching import lockstep

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from backends.interface import Signs
+from backends.capabilities import Signs
 from backends.registry import find_backend
 from contract.cases import BITS, STATE, STATE_FP16, Case
 from contract.check import Evidence, State, all_checks

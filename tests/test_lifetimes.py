@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from backends.interface import TORCH_SIGNS
+from backends.capabilities import TORCH_SIGNS
 from contract.patience import stretched
 from launch.guardian import guarded
 from launch.job import Job

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from backends.interface import UnsupportedError
+from backends.capabilities import UnsupportedError
 from backends.registry import find_backend
 from contract.alone import train_alone
 from contract.check import Evidence, State, Violation, all_checks
@@ -78,7 +78,7 @@ def _outcomes(
         directory = factory.mktemp("mutants")
         files = {}
         for case in controls.values():
-            if any(training.resume == "single" for training in case.trainings):
+            if any(training.resume == "reference" for training in case.trainings):
                 files[case.name] = directory / f"{case.name}.pt"
                 torch.save(train_alone(case, TWO_RANKS, device="cpu")["state"], files[case.name])
         # What leaves a training half done comes after what does not, and last of all what ends the group.
@@ -107,8 +107,8 @@ def _verify(adapter: str, mutant: Mutant, outcome: Outcome) -> None:
     if isinstance(outcome, Breakdown):
         raise Violation("the case to complete", outcome.message, outcome.rank)
     memory = {}
-    if any(training.resume == "single" for training in mutant.case.trainings):
-        memory["single"] = train_alone(mutant.case, TWO_RANKS, device="cpu")
+    if any(training.resume == "reference" for training in mutant.case.trainings):
+        memory["alone"] = train_alone(mutant.case, TWO_RANKS, device="cpu")
     all_checks()[mutant.check_id].verify(Evidence(adapter, mutant.case, TWO_RANKS, "cpu", outcome, memory))
 
 

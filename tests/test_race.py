@@ -135,9 +135,9 @@ def test_blocks_hold_every_entrant_once_in_an_order_of_their_own(race: Path) -> 
 def test_the_same_command_goes_on_and_another_is_refused(race: Path) -> None:
     records = sorted((race / "records").iterdir())
     gone = [path for path in records if "ddp-2x" in path.name and path.name.startswith("timed-002")][:1]
+    gone += [race_file(gone[0])]
     before = {path: path.stat().st_mtime_ns for path in records if path not in gone}
     gone[0].unlink()
-    gone += [race_file(gone[0])]
     other = lockstep("compare", *RACE, "--order-seed", "1", "--output-dir", race)
     assert other.returncode == 2
     assert "holds another race" in other.stderr

@@ -58,7 +58,7 @@ def test_undiagnosed_records_are_judged_by_their_losses(records: dict[str, Path]
     verdicts = {group.entrants[0].backend: group.entrants[0].parity for group in _analyse(ddp, single).groups}
     assert verdicts["single"].verdict == "reference"
     assert verdicts["ddp"].verdict == "rounding"
-    assert "weights were compared at the end alone" in verdicts["ddp"].detail
+    assert "weights were compared only at the end" in verdicts["ddp"].detail
 
 
 def test_another_loss_is_not_comparable_and_says_where(records: dict[str, Path]) -> None:

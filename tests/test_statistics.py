@@ -60,7 +60,7 @@ def test_noise_is_no_difference_and_asks_for_more() -> None:
     assert noisy.more_repeats is not None
     assert noisy.more_repeats > 0
     assert f"{noisy.more_repeats} more repeats" in noisy.text
-    assert "would have seen" in noisy.text
+    assert "smallest detectable: " in noisy.text
 
 
 def test_too_few_pairs_say_nothing() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.interface import TORCH_SIGNS
+from backends.capabilities import TORCH_SIGNS
 from backends.registry import BACKENDS
 from contract.patience import stretched
 from records.names import LOGS_NAME
@@ -21,7 +21,7 @@ from tests.faults.hangs import HANGS, hang_one
 from tests.launching import DISTRIBUTED, lockstep, processes_of, require_backend
 from watch.heartbeat import read_position
 from watch.rank_files import RankFiles, started_ranks
-from watch.watchdog import Watchdog
+from watch.watchdog import Hang, Limits, Watchdog
 
 pytestmark = [pytest.mark.launchers, pytest.mark.slow]
 
@@ -122,17 +122,21 @@ def ranks(tmp_path: Path):  # type: ignore[no-untyped-def]
         process.wait()
 
 
-def _look(directory: Path, *, for_seconds: float = 20.0, **options: object):  # type: ignore[no-untyped-def]
-    num_ranks = len(started_ranks(directory))
-    settings = {
-        "num_ranks": num_ranks,
-        "seconds": 1.0,
-        "long_seconds": 60.0,
-        "slow_computing": False,
-        "spans_nodes": False,
-        "signs": BACKENDS["horovod"].signs,
-    }
-    watchdog = Watchdog(directory, **{**settings, **options})  # type: ignore[arg-type]
+def _look(
+    directory: Path,
+    *,
+    for_seconds: float = 20.0,
+    num_ranks: int | None = None,
+    spans_nodes: bool = False,
+    **limits: float,
+) -> Hang | None:
+    watchdog = Watchdog(
+        directory,
+        num_ranks=num_ranks or len(started_ranks(directory)),
+        limits=Limits(**{"seconds": 1.0, "long_seconds": 60.0, **limits}),  # type: ignore[arg-type]
+        spans_nodes=spans_nodes,
+        signs=BACKENDS["horovod"].signs,
+    )
     deadline = time.monotonic() + for_seconds
     while time.monotonic() < deadline:
         hang = watchdog.look()
@@ -244,9 +248,7 @@ def test_a_launcher_that_was_asleep_starts_anew(tmp_path: Path, ranks, monkeypat
     """A machine that slept, or a container that was paused, has not heard of its ranks for long."""
     ranks((0, "data", 7, "computes"))
     now = time.monotonic()
-    watchdog = Watchdog(
-        tmp_path, num_ranks=1, seconds=5, long_seconds=60, slow_computing=False, spans_nodes=False, signs=TORCH_SIGNS
-    )
+    watchdog = Watchdog(tmp_path, num_ranks=1, limits=Limits(5, 60), spans_nodes=False, signs=TORCH_SIGNS)
     monkeypatch.setattr(time, "monotonic", lambda: now + 1000)
     assert watchdog.look() is None
     monkeypatch.setattr(time, "monotonic", lambda: now + 1001)

@@ -1,1 +1,1 @@
-"""What every rank runs: the loop, and what it needs to save, to stop, to agree and to end."""
+"""What every rank runs: the training loop, its observers, and the saving of checkpoints and results."""

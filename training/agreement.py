@@ -1,9 +1,9 @@
-"""Whether all ranks still have the same weights, and which of their tensors they take over from rank 0.
+"""Comparison of the weights of all ranks, and the tensors that all ranks take over from rank 0.
 
-Parameters must be the same bits on every rank; where they are not, the run ends. Buffers that change in training,
-such as the running statistics of BatchNorm, differ by nature: each rank has seen other samples. Those of rank 0
-count: at each evaluation and checkpoint the other ranks take them over. A buffer that not all ranks have with the same
-shape, such as a cache that grows, stays what it is on each of them.
+Parameters must be the same bits on every rank; if they are not, the run ends. Buffers that change in training, such as
+the running statistics of BatchNorm, differ between ranks, since each rank has seen other samples. Those of rank 0
+count: at each evaluation and checkpoint the other ranks take them over. A buffer that does not have the same shape on
+all ranks, such as a cache that grows, is left as it is on each of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from records.progress import ProgressLog
 from records.record import Disagreement
 from watch.failures import PeerStopped
 
-# How much is worked on at a time, so that checking a large tensor needs little memory.
+# The size of the pieces in which a tensor is processed, so that a large tensor needs little memory.
 _PIECE_BYTES = 8 * 1024 * 1024
 _NUM_NAMES = 5
 
@@ -33,7 +33,12 @@ class Difference(NamedTuple):
 
 
 class Agreement:
-    """Compares the ranks' weights at each evaluation and checkpoint; all ranks take part."""
+    """Compares the weights of all ranks at each evaluation and checkpoint; all ranks take part.
+
+    Attributes:
+        differing_buffers: The names of all buffers that have differed so far.
+        disagreement: The parameters that differ; None while none do.
+    """
 
     def __init__(self, backend: Backend, progress: ProgressLog) -> None:
         self._backend = backend
@@ -45,12 +50,12 @@ class Agreement:
         self.disagreement: Disagreement | None = None
 
     def begin(self, model: torch.nn.Module) -> None:
-        """Notes the buffers as they are before the first step."""
+        """Notes the buffers before the first step."""
         if self._backend.world_size > 1 and self._backend.rank == 0:
             self._buffers_before = {name: int(checksum(buffer)) for name, buffer in model.named_buffers()}
 
     def warn_of_changed_buffers(self, model: torch.nn.Module) -> None:
-        """Warns, after the first step, of buffers that it has changed: no other rank saw the same samples."""
+        """Warns, after the first step, of buffers that it has changed, since every rank has seen other samples."""
         buffers = dict(model.named_buffers())
         changed = [
             name
@@ -66,10 +71,10 @@ class Agreement:
             )
 
     def check(self, model: torch.nn.Module, step: int, *, may_be_last: bool) -> None:
-        """Compares the weights after `step`, and has every rank take over the buffers of rank 0 that differ.
+        """Compares the weights after `step`; the other ranks take over the buffers of rank 0 that differ.
 
-        Where parameters differ after what may be the last step, these are taken over, too, so that the model
-        which is evaluated is the one that will be saved.
+        If parameters differ after what may be the last step, they are taken over, too, so that the model which is
+        evaluated is the one that will be saved.
 
         Raises:
             RuntimeError: Parameters differ, and training was to go on.
@@ -97,7 +102,7 @@ class Agreement:
         take_over(self._backend, [(parameters | buffers)[name] for name in difference.names])
 
     def _buffers_of_all_ranks(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
-        """Returns the buffers that can be compared, in the same order on all ranks, and warns once if some cannot."""
+        """Returns the buffers that can be compared, in the same order on all ranks; warns once if some cannot."""
         buffers = dict(sorted(model.named_buffers()))
         common = of_all_ranks(self._backend, buffers)
         if common is None:
@@ -112,10 +117,10 @@ class Agreement:
         return common
 
     def end_run(self) -> None:
-        """Ends a run that was to go on although parameters differ.
+        """Ends a run that was to go on, if parameters differ.
 
         Raises:
-            RuntimeError: It names them; every rank raises it, those that differ from rank 0 as the cause.
+            RuntimeError: It names the parameters. Every rank raises it, and those that differ from rank 0 say so.
         """
         if self.disagreement is not None:
             text = f"{describe(self.disagreement)}; {REMEDY}"
@@ -129,7 +134,7 @@ REMEDY = (
 
 
 def describe(disagreement: Disagreement) -> str:
-    """Says in a line which ranks and tensors differ, since when."""
+    """Returns a line that says which ranks and tensors differ, and since when."""
     ranks = ", ".join(map(str, disagreement.ranks))
     agreed = disagreement.agreed_step
     since = f"after step {agreed} they still agreed" if agreed is not None else "they were not compared before"
@@ -141,10 +146,10 @@ def describe(disagreement: Disagreement) -> str:
 
 
 def checksum(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a 64-bit checksum of the bits of a tensor, computed where it lies: 0-d int64.
+    """Returns a 64-bit checksum of the bits of a tensor, computed on its device: 0-d int64.
 
-    Each eight bytes are mixed with their place before they are summed, so that two that change places are noticed;
-    whole numbers wrap around, so that the order of the sum does not matter.
+    Eight bytes at a time are mixed with their position before they are summed, so that the checksum changes when two
+    words change places. Integer sums wrap around, so that their order does not matter.
     """
     content = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
@@ -154,7 +159,7 @@ def checksum(tensor: torch.Tensor) -> torch.Tensor:
         padded[: len(piece)] = piece
         words = padded.view(torch.int64)
         places = torch.arange(start // 8, start // 8 + len(words), dtype=torch.int64, device=tensor.device)
-        # Multiplication by an odd number loses nothing; the shift brings its upper bits back down.
+        # Multiplication by an odd number loses no bit; the shift mixes the upper bits into the lower ones.
         mixed = words + places * -7046029254386353131
         mixed = (mixed ^ (mixed >> 32)) * -4417276706812531889
         total += (mixed ^ (mixed >> 29)).sum()
@@ -162,7 +167,7 @@ def checksum(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def of_all_ranks(backend: Backend, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
-    """Finds the tensors that every rank has with the same name, shape and dtype; None if these are all."""
+    """Finds the tensors that every rank has with the same name, shape and dtype; None if all of them are."""
     marks = {name: _digest(f"{name} {tensor.dtype} {[*tensor.shape]}") for name, tensor in tensors.items()}
     layout = _digest(" ".join(map(str, marks.values())))
     facts = torch.tensor([layout, ~layout, len(marks)], device=backend.device)
@@ -180,11 +185,11 @@ def _digest(text: str) -> int:
 
 
 def differences(backend: Backend, tensors: dict[str, torch.Tensor]) -> Difference:
-    """Finds the tensors that are not the same bits on all ranks, by one reduction of a checksum of each."""
+    """Finds the tensors that are not the same bits on all ranks, with one reduction of the checksums of all."""
     if not tensors:
         return Difference([], [])
     sums = torch.stack([checksum(tensor) for tensor in tensors.values()])
-    # The highest of the complements is the complement of the lowest.
+    # The maximum of the complements is the complement of the minimum.
     highest, lowest = backend.all_reduce(torch.cat([sums, ~sums]), "max").chunk(2)
     differing = (highest != ~lowest).nonzero().flatten()
     if not len(differing):
@@ -198,7 +203,7 @@ def differences(backend: Backend, tensors: dict[str, torch.Tensor]) -> Differenc
 
 
 def take_over(backend: Backend, tensors: Iterable[torch.Tensor]) -> None:
-    """Makes these tensors those of rank 0, to the bit: the others add zeros to whole numbers."""
+    """Replaces tensors by those of rank 0, to the bit: the other ranks add zeros to integers."""
     for tensor in tensors:
         mine = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
         received = torch.empty_like(mine)

@@ -30,7 +30,7 @@ class Loader:
         # The workers begin by loading torch. This may take long and must not look like a hang.
         self._hooks.on_phase("start" if num_workers else "data", self._state.step)
         items: list[tuple[MicroBatch, tuple[int, ...]]] = [
-            # The key names the step after: another one would change what a task draws that augments its samples.
+            # The key has the number of the next step. It stays so: tasks that augment their samples draw from it.
             (micro_batch, (self._config.seed, DATA, backend.rank, self._state.step + index + 1, micro_step))
             for index, global_batch in enumerate(global_batches)
             for micro_step, micro_batch in enumerate(self._plan.micro_batches(global_batch, backend.rank))

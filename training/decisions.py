@@ -62,27 +62,19 @@ class Decisions:
     def votes(self) -> list[bool]:
         """Returns what this rank asks for, to be summed over all ranks together with the losses."""
         votes = []
-        if self._stop_is_voted_on:
-            votes.append(self._stop_request is not None and self._stop_request.is_asked())
-        if self._save_is_voted_on:
-            votes.append(self._saver is not None and self._saver.minutes_have_passed())
+        if self._stop_request is not None and self._stop_request.travels_with_loss:
+            votes.append(self._stop_request.is_asked())
+        if self._saver is not None and self._saver.goes_by_clock:
+            votes.append(self._saver.minutes_have_passed())
         return votes
 
     def count(self, votes: list[float], *, is_last: bool) -> None:
         """Takes the sums of all ranks' votes, in the order of `votes`."""
         sums = iter(votes)
-        if self._stop_is_voted_on:
+        if self._stop_request is not None and self._stop_request.travels_with_loss:
             self.stop = next(sums) > 0 and not is_last
-        if self._save_is_voted_on:
+        if self._saver is not None and self._saver.goes_by_clock:
             self._save_is_agreed = next(sums) > 0
-
-    @property
-    def _stop_is_voted_on(self) -> bool:
-        return self._stop_request is not None and self._stop_request.travels_with_loss
-
-    @property
-    def _save_is_voted_on(self) -> bool:
-        return self._saver is not None and self._saver.goes_by_clock
 
     def stop_before_evaluation(self, *, is_last: bool) -> bool:
         """Decides whether to stop before an evaluation, which may take long and is left to the run that goes on."""

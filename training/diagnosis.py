@@ -13,14 +13,14 @@ import os
 import time
 from collections import Counter
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from typing_extensions import override
 
 from backends.interface import Backend
-from backends.single import SingleBackend
+from backends.registry import reference_backend
 from records.config import RunConfig
 from records.record import DiagnosisRecord
 from tasks.interface import Batch, Task
@@ -56,10 +56,12 @@ class Diagnosis(Hooks):
         self._watch_first_linear_layer()
         self._take_fingerprints()
 
+    @override
     def on_phase(self, phase: str, step: int) -> None:
         if phase in ("start", "data"):
             self._wait_began = time.perf_counter()
 
+    @override
     def on_step_begin(self, global_batch: SampleIds) -> None:
         self._num_targets = self._task.num_targets("train", global_batch.tolist())
         self._micro_batches.clear()
@@ -72,10 +74,12 @@ class Diagnosis(Hooks):
             self._traffic.append(calls)
             self._counting.enter_context(self._backend.count_traffic(lambda *call: calls.append(call)))
 
+    @override
     def on_micro_batch(self, micro_batch: MicroBatch, batch: Batch) -> None:
         self._data_seconds[-1] += time.perf_counter() - self._wait_began
         self._micro_batches.append((micro_batch, batch))
 
+    @override
     def on_update(self) -> None:
         self._counting.close()
         self._whole_seconds.append(_now(self._backend.device) - self._step_began)
@@ -131,7 +135,7 @@ class _Alone:
 
     def __init__(self, config: RunConfig, task: Task, backend: Backend) -> None:
         self._task, self._device, self._max_grad_norm = task, backend.device, config.max_grad_norm
-        self._backend = SingleBackend(replace(backend.options, settings=SingleBackend.Settings()))
+        self._backend = reference_backend(backend.options)
         model = task.build_model().to(self._device)
         self._model, self._optimizer = self._backend.setup(model, build_optimizer(config, model))
         self.seconds: dict[str, list[float]] = {"forward": [], "backward": [], "optimizer": []}

@@ -1,4 +1,4 @@
-"""What rank 0 does when training is over: it saves the model and writes the record, wherever there is room."""
+"""The end of a run: rank 0 saves the model and writes the record, wherever there is room."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from training.state import Trajectory
 from watch.heartbeat import Heartbeat
 from watch.stragglers import find_stragglers
 
-# What the weights are saved as where the task's own way of saving fails.
+# The file of the weights alone, for a task that fails to save its model.
 WEIGHTS_NAME = "weights.safetensors"
 
 
 @dataclass(frozen=True)
 class Results:
-    """What a training leaves on rank 0."""
+    """The results of a training on one rank."""
 
     config: RunConfig
     task: Task
@@ -53,7 +53,7 @@ def save_results(results: Results, directory: Path, heartbeat: Heartbeat) -> Non
     """Saves the model and writes the record.
 
     Raises:
-        RuntimeError: The task cannot save its model; the text says where its bare weights are.
+        RuntimeError: The task cannot save its model; the message says where the weights alone are.
     """
     config, trajectory = results.config, results.trajectory
     metric, best_step = config.metric_for_best_model, None
@@ -73,9 +73,11 @@ def save_results(results: Results, directory: Path, heartbeat: Heartbeat) -> Non
 
 
 def _load_best(model: nn.Module, directory: Path, evaluations: list[EvaluationRecord], metric: str) -> int | None:
-    """Puts the best weights that there are into the model, which has the last ones, and returns their step.
+    """Loads the best weights that can be read into the model, which has those of the last step.
 
-    That may be the second best, where a disk was full or a file is damaged. None if no evaluation gave a value.
+    Returns:
+        The step of these weights, which may be the second best if a disk was full or a file is damaged. None if the
+        metric was undefined in all evaluations.
     """
     for evaluation in by_merit(evaluations, metric):
         if evaluation.step == evaluations[-1].step:
@@ -83,7 +85,7 @@ def _load_best(model: nn.Module, directory: Path, evaluations: list[EvaluationRe
         try:
             checkpoint = read_checkpoint(checkpoint_path(directory, evaluation.step))
         except CheckpointError as error:
-            with contextlib.suppress(OSError):  # the log may lie on a full disk
+            with contextlib.suppress(OSError):  # the log may be on a full disk
                 print(f"the next best weights are saved: {error}")
             continue
         model.load_state_dict(without_prefix("model", checkpoint.tensors))
@@ -102,8 +104,8 @@ def _keep_model(keeper: Keeper, results: Results) -> Path:
             lambda place: _save(lambda inner: task.save(model, inner), place),
             has_substitute=True,
         )
-    except Exception as error:  # the task's own code may raise anything
-        # Copied: a file of tensors cannot hold two that share memory.
+    except Exception as error:  # a task's code may raise any exception
+        # They are copied, since a file cannot hold two tensors that share memory.
         weights = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in model.state_dict().items()}
         place = keeper.keep(
             "the weights",
@@ -117,9 +119,9 @@ def _keep_model(keeper: Keeper, results: Results) -> Path:
 
 
 def _save(write: Callable[[Path], None], directory: Path) -> None:
-    """Saves beside the target and moves file by file, so that no file is ever there by half.
+    """Has files written beside their place, and moves each of them when it is complete.
 
-    The names are written down before, so that a later run can tell these files from others.
+    The names are noted before, so that a later run can tell these files from those of the user.
 
     Raises:
         FileExistsError: A file that no run wrote is in the way.

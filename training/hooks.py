@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing_extensions import override
+
 from records.record import EvaluationRecord, StepRecord
 from tasks.interface import Batch
 from training.plan import MicroBatch, SampleIds
@@ -56,38 +58,47 @@ class Observers(Hooks):
         """Adds an observer after those that are there."""
         self._observers.append(observer)
 
+    @override
     def on_phase(self, phase: str, step: int) -> None:
         for observer in self._observers:
             observer.on_phase(phase, step)
 
+    @override
     def on_epoch_begin(self) -> None:
         for observer in self._observers:
             observer.on_epoch_begin()
 
+    @override
     def on_step_begin(self, global_batch: SampleIds) -> None:
         for observer in self._observers:
             observer.on_step_begin(global_batch)
 
+    @override
     def on_micro_batch(self, micro_batch: MicroBatch, batch: Batch) -> None:
         for observer in self._observers:
             observer.on_micro_batch(micro_batch, batch)
 
+    @override
     def on_update(self) -> None:
         for observer in self._observers:
             observer.on_update()
 
+    @override
     def on_losses_read(self, steps: list[StepRecord]) -> None:
         for observer in self._observers:
             observer.on_losses_read(steps)
 
+    @override
     def on_step_end(self, step: int) -> None:
         for observer in self._observers:
             observer.on_step_end(step)
 
+    @override
     def on_evaluation_begin(self, step: int) -> None:
         for observer in self._observers:
             observer.on_evaluation_begin(step)
 
+    @override
     def on_evaluation_end(self, evaluation: EvaluationRecord) -> None:
         for observer in self._observers:
             observer.on_evaluation_end(evaluation)

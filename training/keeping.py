@@ -1,7 +1,7 @@
-"""Keeping the results of a training that is over, wherever there is room for them.
+"""Keeping the results of a completed training, wherever there is room for them.
 
-What finds no room in the run's directory makes some, by removing older checkpoints of the run where that is enough;
-or it goes into another directory; or it waits until somebody makes room or names a directory.
+Results for which the directory of the run has no room replace older checkpoints of the run, if that makes enough room.
+Otherwise they go into another directory. If none has room, rank 0 waits until somebody makes room or names a directory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tasks.cache import cache_directory
 from training.room import MIB, free_bytes, is_in_memory
 from watch.heartbeat import Heartbeat
 
-# Where somebody may name a directory to save to: a file with its name, or a link to it.
+# In this file somebody may name a directory to save to. It may also be a link to that directory.
 SAVE_TO_NAME = "save-to"
 RESCUED_NAME = "rescued"
 _SECONDS_BETWEEN_LOOKS = 1.0
@@ -36,15 +36,21 @@ _SECONDS_BETWEEN_NOTICES = 30.0
 
 
 class Keeper:
-    """Has things written into the run's directory, or where there is room.
+    """Has results written into the directory of the run, or into another one that has room.
 
     Attributes:
-        refuge: The other directory that something has gone to, if any has.
+        refuge: The other directory into which results were written; None if there is none.
         dropped: The steps of the checkpoints that were removed to make room.
     """
 
     def __init__(self, directory: Path, heartbeat: Heartbeat, *, spare: int) -> None:
-        """Keeps in `directory`; the checkpoint of the step `spare` holds the weights to be saved, and stays."""
+        """Makes a keeper for one run.
+
+        Args:
+            directory: The directory of the run.
+            heartbeat: Tells the launcher that this rank is alive while it waits.
+            spare: The step whose checkpoint has the weights that are to be saved; it is never removed.
+        """
         self._directory = directory
         self._heartbeat = heartbeat
         self._spare = spare
@@ -57,13 +63,13 @@ class Keeper:
 
         Args:
             what: What is kept, for messages: "the model".
-            num_bytes: About how much room it takes.
-            write: Writes it into the directory it is given, whole or not at all.
-            has_substitute: Whether the caller has something else to keep if `write` fails for another reason
-                than lack of room: then the caller gets that error once every directory was tried.
+            num_bytes: About how many bytes it takes.
+            write: Writes it into the directory that it is given, completely or not at all.
+            has_substitute: Whether the caller can keep something else if `write` fails for another reason than lack
+                of room. The caller then gets that error once every directory was tried.
 
         Raises:
-            Exception: That of `write`, where no other directory can help.
+            Exception: The error of `write`, where no other directory can help.
         """
         while True:
             error = self._attempt(write, self._directory)
@@ -90,16 +96,19 @@ class Keeper:
         self._heartbeat.enter("saving")
         try:
             write(place)
-        except Exception as error:  # a task's own code may raise anything
-            with contextlib.suppress(OSError):  # the log may lie on the full disk
+        except Exception as error:  # a task's code may raise any exception
+            with contextlib.suppress(OSError):  # the log may be on the full disk
                 print(f"not saved in {place}: {type(error).__name__}: {error}")
             return error
         return None
 
     def _make_room(self, num_bytes: int) -> bool:
-        """Removes this run's oldest checkpoints, as many as needed; none, and False, if that would not be enough.
+        """Removes the oldest checkpoints of this run, as many as needed.
 
-        The newest one stays: until the model is saved, nothing else holds what was trained.
+        The newest one is kept: until the model is saved, nothing else has the trained weights.
+
+        Returns:
+            Whether there is enough room now; if not, nothing was removed.
         """
         spare = [path for path in list_checkpoints(self._directory)[1:] if checkpoint_step(path) != self._spare]
         missing = num_bytes - free_bytes(self._directory)
@@ -112,9 +121,9 @@ class Keeper:
         return True
 
     def _other_places(self) -> Iterator[Path]:
-        """Directories to try, each a new one but for that which has taken something already.
+        """Yields other directories to try: the refuge, if there is one, and then new directories.
 
-        What lies in memory alone is no place to keep anything, unless somebody asks for it.
+        Directories in memory are left out unless somebody asks for one.
         """
         if self.refuge is not None:
             yield self.refuge
@@ -129,7 +138,7 @@ class Keeper:
                 yield Path(tempfile.mkdtemp(prefix=f"{self._directory.name}.", dir=parent))
 
     def _asked_place(self) -> Path | None:
-        """The directory that somebody has named meanwhile."""
+        """Returns the directory that somebody has named meanwhile; None if nobody has."""
         path = self._directory / LOGS_NAME / SAVE_TO_NAME
         with contextlib.suppress(OSError, ValueError):
             place = path if path.is_dir() else Path(path.read_text().strip()).expanduser()
@@ -138,10 +147,10 @@ class Keeper:
         return None
 
     def _wait(self, what: str, num_bytes: int, error: Exception) -> None:
-        """Returns when it is worth another attempt: there is room, or another directory was named."""
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whoever wants to give up may
+        """Waits until another attempt is worthwhile: there is room, or somebody has named another directory."""
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the user may give up
         began, asked = time.monotonic(), self._asked_place()
-        # Where there is room by the system's word, as under a quota, nothing shows when another attempt is worth it.
+        # Where the system says that there is room, as under a quota, nothing shows when another attempt is worthwhile.
         has_room = free_bytes(self._directory) >= num_bytes
         pause = _SECONDS_BETWEEN_BLIND_ATTEMPTS if has_room else _SECONDS_BETWEEN_ATTEMPTS
         while True:
@@ -169,7 +178,7 @@ class Keeper:
 
 
 def find_rescued(directory: Path, started_at: float) -> Path | None:
-    """Finds where the record of a run is whose directory has gone; None if it was not kept."""
+    """Finds the directory with the record of a run whose own directory no longer exists; None if there is none."""
     for place in (place for parent in _refuges() for place in parent.glob(f"{glob.escape(directory.name)}.*")):
         with contextlib.suppress(OSError, ValueError):
             if read_record(place / RECORD_NAME).config.started_at == started_at:
@@ -178,19 +187,22 @@ def find_rescued(directory: Path, started_at: float) -> Path | None:
 
 
 def _refuges() -> tuple[Path, ...]:
-    """The directories in which new ones are made for what finds no room where it belongs."""
+    """Returns the directories in which directories for rescued results are made."""
     return cache_directory() / RESCUED_NAME, Path(tempfile.gettempdir())
 
 
 def _lacks_room(error: Exception) -> bool:
-    """Whether the disk, or the user's share of it, is full."""
+    """Returns whether the disk, or the user's share of it, is full."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
     return re.search(r"no space left|disk quota exceeded", str(error), re.IGNORECASE) is not None
 
 
 def _is_of_the_system(error: Exception) -> bool:
-    """Whether somebody could heal it without another program; safetensors and tokenizers have errors of their own."""
+    """Returns whether a user could remedy the error without changing the program.
+
+    safetensors and tokenizers wrap errors of the system in exceptions of their own.
+    """
     return isinstance(error, OSError) or _lacks_room(error) or "os error" in str(error)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+from typing_extensions import override
+
 from tasks.interface import Batch
 from training.hooks import Hooks
 from training.plan import MicroBatch, SampleIds
@@ -34,22 +36,27 @@ class Measurements(Hooks):
         self._own_seconds_before = 0.0
         self._samples = self._tokens = self._positions = 0
 
+    @override
     def on_phase(self, phase: str, step: int) -> None:
         self._heartbeat.enter(phase, step)
 
+    @override
     def on_epoch_begin(self) -> None:
         self._step_began = time.perf_counter()
 
+    @override
     def on_step_begin(self, global_batch: SampleIds) -> None:
         self._own_seconds_before = self._heartbeat.own_seconds
         self._samples = self._tokens = self._positions = 0
 
+    @override
     def on_micro_batch(self, micro_batch: MicroBatch, batch: Batch) -> None:
         if micro_batch.weight:
             self._samples += len(micro_batch.sample_ids)
             self._tokens += batch.num_tokens
             self._positions += batch.num_positions
 
+    @override
     def on_step_end(self, step: int) -> None:
         if self.first_step_at is None:
             self.first_step_at = time.time()

@@ -1,7 +1,7 @@
-"""Which samples make which global batch, and which rank computes which of them when.
+"""The plan: which samples make which global batch, and which rank computes them in which micro-batch.
 
-The global batches of an epoch follow from (seed, epoch) alone. World size and accumulation only
-cut them: whatever they are, the same samples enter the same optimizer step, each exactly once.
+The global batches of an epoch follow from (seed, epoch) alone. World size and gradient accumulation only cut them:
+whatever they are, the same samples enter the same optimizer step, each exactly once.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ SampleIds = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What one rank computes between two backward passes.
+    """What one rank computes in one forward and backward pass.
 
     Attributes:
-        sample_ids: The samples, at least one.
-        weight: 1.0; or 0.0 where no sample is left for this rank: it computes one that belongs to
-            another rank and contributes nothing, so as to take part in every collective.
+        sample_ids: The numbers of the samples, at least one.
+        weight: The factor of their loss. It is 1.0, or 0.0 where no sample is left for this rank: the rank then
+            computes a sample of another rank and contributes nothing, so that it takes part in every collective.
     """
 
     sample_ids: SampleIds
@@ -30,7 +30,15 @@ class MicroBatch:
 
 
 class Plan:
-    """Cuts `num_samples` samples into global batches, and global batches into micro-batches."""
+    """Cuts the samples into global batches, and global batches into micro-batches.
+
+    Args:
+        num_samples: The number of training samples.
+        global_batch_size: Samples of one optimizer step, over all ranks.
+        micro_batch_size: Samples of one micro-batch at most.
+        world_size: The number of ranks.
+        seed: Fixes the order of the samples, together with the number of the epoch.
+    """
 
     def __init__(
         self, *, num_samples: int, global_batch_size: int, micro_batch_size: int, world_size: int, seed: int
@@ -43,18 +51,19 @@ class Plan:
 
     @property
     def steps_per_epoch(self) -> int:
+        """The number of global batches of an epoch."""
         return -(-self.num_samples // self.global_batch_size)
 
     def epoch(self, epoch: int) -> list[SampleIds]:
-        """Returns the global batches of an epoch: every sample once; the last batch may be short."""
+        """Returns the global batches of an epoch, which have every sample once; the last batch may be short."""
         order = np.random.Generator(np.random.PCG64([self.seed, epoch])).permutation(self.num_samples)
         return [order[start : start + self.global_batch_size] for start in range(0, len(order), self.global_batch_size)]
 
     def micro_batches(self, global_batch: SampleIds, rank: int) -> list[MicroBatch]:
-        """Returns the share of one rank, in the order in which it computes them; equally many for all ranks.
+        """Returns the micro-batches of one rank in order; all ranks have equally many.
 
-        A short batch needs fewer micro-steps and is spread as evenly as possible over all ranks
-        and micro-steps. A micro-batch is empty only if there are fewer samples than micro-batches.
+        A short global batch has fewer micro-batches and is spread over them as evenly as possible. The weight of a
+        micro-batch is 0.0 only where there are fewer samples than micro-batches.
         """
         num_micro_steps = -(-len(global_batch) // (self.micro_batch_size * self.world_size))
         pieces = np.array_split(global_batch, num_micro_steps * self.world_size)
@@ -63,10 +72,10 @@ class Plan:
 
 
 def evaluation_batches(num_samples: int, *, batch_size: int, rank: int, world_size: int) -> Sequence[range]:
-    """Returns this rank's share of an evaluation, without padding or repetition.
+    """Returns this rank's batches of an evaluation, without padding or repetition.
 
-    Whole batches go to ranks, so that what is computed together, and thus every rounding, does not
-    depend on the world size. A rank may get none.
+    A batch goes to one rank as a whole. Which samples are computed together, and with that all rounding, therefore
+    does not depend on the world size. A rank may get no batch.
     """
     batches = [range(start, min(start + batch_size, num_samples)) for start in range(0, num_samples, batch_size)]
     return batches[rank::world_size]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing_extensions import override
+
 from records.news import Evaluated, EvaluationBegan, LossesRead, StepEnded
 from records.progress import ProgressLog
 from records.record import EvaluationRecord, StepRecord
@@ -16,15 +18,19 @@ class Reporter(Hooks):
         self._num_steps = num_steps
         self._loss: float | None = None
 
+    @override
     def on_losses_read(self, steps: list[StepRecord]) -> None:
         self._loss = steps[-1].loss
         self._progress.write(LossesRead(steps=steps))
 
+    @override
     def on_step_end(self, step: int) -> None:
         self._progress.beat(StepEnded(step=step, num_steps=self._num_steps, loss=self._loss))
 
+    @override
     def on_evaluation_begin(self, step: int) -> None:
         self._progress.write(EvaluationBegan(step=step, num_steps=self._num_steps))
 
+    @override
     def on_evaluation_end(self, evaluation: EvaluationRecord) -> None:
         self._progress.write(Evaluated(evaluation=evaluation))

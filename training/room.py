@@ -1,4 +1,4 @@
-"""Whether the disk has room for what a run is to write."""
+"""Whether the disk has room for what a run will write."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
     from torch import nn
 
 MIB = 2**20
-# What a file of weights holds besides them; and a tokenizer, the record and the logs.
+# Room for the header of a file of weights; and for a tokenizer, the record and the logs.
 _HEADER_BYTES = 64 * 1024
 SLACK_BYTES = MIB
 
 
 def free_bytes(directory: Path) -> int:
-    """How many bytes the file system of a directory has left for this user, by its own word; 0 if it gives none."""
+    """Returns how many bytes the file system of a directory says are left for this user; 0 if it does not answer."""
     try:
         facts = os.statvfs(directory)
     except OSError:
         return 0
-    return facts.f_bavail * facts.f_frsize if facts.f_blocks else sys.maxsize  # not every one says
+    return facts.f_bavail * facts.f_frsize if facts.f_blocks else sys.maxsize  # some do not say how large they are
 
 
 def is_in_memory(directory: Path) -> bool:
-    """Whether what lies there is lost when the machine, or its container, ends: tmpfs(5), proc_pid_mountinfo(5)."""
+    """Returns whether a directory lies in memory, and is lost with the machine: tmpfs(5), proc_pid_mountinfo(5)."""
     device = directory.stat().st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     with contextlib.suppress(OSError):
@@ -42,15 +42,18 @@ def is_in_memory(directory: Path) -> bool:
 
 
 def model_bytes(model: nn.Module) -> int:
-    """About how much room a saved model takes."""
+    """Returns about how many bytes a saved model takes."""
     tensors = [*model.parameters(), *model.buffers()]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors) + _HEADER_BYTES
 
 
 def require_room(config: RunConfig, directory: Path, model: nn.Module, *, num_steps: int) -> str | None:
-    """Makes sure that the trained model can be saved; returns a warning where checkpoints would not fit beside it.
+    """Makes sure that there is room for the trained model.
 
-    The checkpoints that are there count as room for the model, but for the newest: they are removed where it needs it.
+    All existing checkpoints but the newest count as room for the model, since they are removed if it needs the room.
+
+    Returns:
+        A warning if there is no room for the checkpoints beside the model; else None.
 
     Raises:
         OSError: There is no room for the model.
@@ -72,13 +75,13 @@ def require_room(config: RunConfig, directory: Path, model: nn.Module, *, num_st
 
 
 def _checkpoint_bytes(config: RunConfig, model: nn.Module) -> int:
-    """Weights and the state of the optimizer."""
+    """Returns about how many bytes a checkpoint takes, with weights and the state of the optimizer."""
     copies = 3 if config.optimizer == "adamw" else 2 if config.momentum else 1
     return sum(copies * parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 
 def _num_checkpoints(config: RunConfig, num_steps: int) -> int:
-    """How many are on the disk at most: the new one is whole before the oldest goes."""
+    """Returns how many checkpoints are on the disk at most; an old one is removed after the new one is complete."""
     interval = config.save_interval
     if interval is None:
         return 0

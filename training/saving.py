@@ -1,4 +1,4 @@
-"""When rank 0 saves a checkpoint, and how: beside the training, which waits only while tensors are copied."""
+"""Saving of checkpoints by a thread of rank 0, while training goes on."""
 
 from __future__ import annotations
 
@@ -15,10 +15,14 @@ from records.progress import ProgressLog
 
 
 class CheckpointSaver:
-    """Saves the checkpoints of a run, on rank 0.
+    """Saves the checkpoints of a run on rank 0.
 
-    One checkpoint at a time is being written: the next one waits for it. Meanwhile the memory of the machine
-    holds the training's state up to four times: itself, its copy, and the file, which safetensors builds in memory.
+    Training waits only while the tensors are copied. One checkpoint is written at a time, and the next one waits for
+    it. Until it is on the disk, the memory holds up to three more copies of the training's state: the copied tensors,
+    and the file, which safetensors builds in memory.
+
+    Attributes:
+        failed_steps: The steps whose checkpoints could not be written.
     """
 
     def __init__(self, config: RunConfig, directory: Path, progress: ProgressLog, *, rank: int) -> None:
@@ -36,25 +40,29 @@ class CheckpointSaver:
 
     @property
     def is_on(self) -> bool:
-        """Whether this rank saves at all."""
+        """Whether this rank saves checkpoints."""
         return self._is_rank_0 and self._interval is not None
 
     @property
     def goes_by_clock(self) -> bool:
-        """Whether the interval is one of minutes; the same on all ranks."""
+        """Whether the interval is given in minutes; the same on all ranks."""
         return self._interval is not None and self._interval.steps is None
 
     def minutes_have_passed(self) -> bool:
-        """Whether a checkpoint is due by the clock of rank 0; False on other ranks."""
+        """Returns whether a checkpoint is due by the clock of rank 0; False on other ranks."""
         if not self._is_rank_0 or self._interval is None:
             return False
         return time.monotonic() - self._saved_at >= self._interval.seconds
 
     def save(self, checkpoint: Callable[[], Checkpoint], *, wait: bool = False) -> None:
-        """Copies the state that `checkpoint` returns and has it written.
+        """Makes a checkpoint and has a thread write it.
+
+        Args:
+            checkpoint: Copies the state of the training.
+            wait: Whether to return only when the checkpoint is on the disk.
 
         Raises:
-            OSError: This or the last one cannot be written, and that is to stop the run.
+            OSError: This checkpoint (with `wait`) or the last one cannot be written, and that is to stop the run.
         """
         self.finish()
         self._saved_at = time.monotonic()
@@ -64,7 +72,7 @@ class CheckpointSaver:
             self.finish()
 
     def finish(self) -> None:
-        """Waits until what was to be saved is on the disk.
+        """Waits until the last checkpoint is on the disk.
 
         Raises:
             OSError: It cannot be written, and that is to stop the run.
@@ -76,11 +84,11 @@ class CheckpointSaver:
             raise self._error
 
     def note_end_of_training(self) -> None:
-        """From now on a checkpoint that cannot be saved is only noted: ending the run would lose more than that."""
+        """From now on, a checkpoint that cannot be written does not stop the run, which would cost the model."""
         self._stop_on_error = False
 
     def _write(self, checkpoint: Checkpoint) -> None:
-        # Only when no rank wants the core: on Linux a thread has a priority of its own, see setpriority(2).
+        # The lowest priority leaves the core to the ranks. On Linux each thread has its own: setpriority(2).
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         step = checkpoint.state.step
         path = checkpoint_path(self._directory, step)
@@ -89,9 +97,9 @@ class CheckpointSaver:
             write_checkpoint(path, checkpoint)
             best = checkpoint.state.best
             if best is not None and checkpoint_path(self._directory, best.step).exists():
-                self._best_step = best.step  # until a better one is on the disk, this one stays
+                self._best_step = best.step  # it is kept until a better one is on the disk
             prune(self._directory, keep=self._keep, spare=self._best_step)
-        except Exception as error:  # in a thread of its own nobody else would hear of it
+        except Exception as error:  # an exception in a thread would go unnoticed
             self.failed_steps.append(step)
             self._error = OSError(f"the checkpoint of step {step} cannot be saved: {error}")
             self._progress.write(SaveFailed(step=step, why=str(error)))

@@ -1,9 +1,11 @@
-"""Stopping a run after a step that all ranks agree on, without a message between them on each step.
+"""Stopping a run after the same step on all ranks, without a message between them in each step.
 
-On one machine the launcher leaves a file when it is asked to stop. Rank 0 finds it at the end of some
-step and, before it begins the next, leaves another file with the number of that next one. Nobody finishes
-it without rank 0, so everybody finds the file at its end and stops there. Over several machines, and on GPUs,
-whose hosts run ahead of them, the request travels with the loss, which is summed over all ranks every `logging_steps`.
+On one machine the launcher leaves a file when it is asked to stop. Rank 0 finds it at the end of some step and leaves
+another file before it begins the next step, with the number of that step. No rank can finish that step without rank 0,
+so every rank finds the second file at its end and stops there.
+
+On several machines, and on GPUs, where a rank runs ahead of its device, the request travels with the losses, which are
+summed over all ranks every `logging_steps`.
 """
 
 from __future__ import annotations
@@ -15,17 +17,21 @@ from records.names import LOGS_NAME
 
 
 def request_stop(run_directory: Path) -> None:
-    """Asks the ranks of this machine to stop; called by the launcher."""
+    """Asks the ranks of this machine to stop. The launcher calls it."""
     (run_directory / LOGS_NAME / "stop").touch()
 
 
 def has_stopped(run_directory: Path) -> bool:
-    """Whether the ranks of this machine have ended because somebody, maybe on another machine, asked them to."""
+    """Returns whether the ranks of this machine have stopped because a launcher, maybe on another machine, asked."""
     return (run_directory / LOGS_NAME / "stopped").exists()
 
 
 class StopRequest:
-    """What a rank knows of a request to stop."""
+    """A request to stop, as a rank sees it.
+
+    Attributes:
+        travels_with_loss: Whether ranks learn of the request together with the losses instead of from files.
+    """
 
     def __init__(self, run_directory: Path, *, rank: int, travels_with_loss: bool) -> None:
         self._asked = run_directory / LOGS_NAME / "stop"
@@ -35,11 +41,11 @@ class StopRequest:
         self.travels_with_loss = travels_with_loss
 
     def is_asked(self) -> bool:
-        """Whether the launcher of this machine was asked to stop."""
+        """Returns whether the launcher of this machine was asked to stop."""
         return self._asked.exists()
 
     def is_agreed(self, step: int) -> bool:
-        """Whether all ranks stop after this step; called after each, unless the request travels with the loss."""
+        """Returns whether all ranks stop after this step. It is called after each step, and not with the losses."""
         try:
             return step >= int(self._agreed.read_text())
         except FileNotFoundError:
@@ -48,5 +54,5 @@ class StopRequest:
             return False
 
     def note_stopped(self) -> None:
-        """Lets the launcher know that the ranks have stopped."""
+        """Tells the launcher that the ranks have stopped."""
         self._stopped.touch()

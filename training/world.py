@@ -1,4 +1,4 @@
-"""What ranks owe each other besides gradients: proof of the world they are in, and each other's facts."""
+"""Communication between ranks apart from training: checks of the group, facts of all ranks, bytes of one rank."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _BROADCAST_BYTES = 64 * 1024 * 1024
 def prove_world(backend: Backend, *, world_size: int) -> None:
     """Makes sure that this process is one of exactly `world_size` distinct ranks that reach each other.
 
-    A script started by another library's launcher often finds itself alone, N times over, and
-    trains N unrelated models without a word.
+    A script that another library's launcher starts N times often finds itself alone in each process, and trains N
+    unrelated models without any message.
 
     Raises:
-        RuntimeError: The world is not the one that was asked for.
+        RuntimeError: There are more or fewer ranks, or they do not reach each other.
     """
     if backend.world_size != world_size:
         raise RuntimeError(f"asked for {world_size} ranks, but {backend.name} made a world of {backend.world_size}")
@@ -37,7 +37,7 @@ def prove_same_job(backend: Backend, facts: dict[str, Any]) -> None:
     """Makes sure that all nodes were given the same options and found the same data.
 
     Raises:
-        RuntimeError: Some rank's differ from those of rank 0; it names the first that does.
+        RuntimeError: The facts of a rank differ from those of rank 0; it names the first that does.
     """
     gathered = gather_facts(backend, facts)
     for rank, theirs in enumerate(gathered):
@@ -50,9 +50,9 @@ def prove_same_job(backend: Backend, facts: dict[str, Any]) -> None:
 
 
 def gather_facts(backend: Backend, facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """Gives every rank the JSON-able facts of all ranks, in the order of ranks.
+    """Returns the facts of all ranks, in the order of ranks, to each of them.
 
-    Each rank writes its text into its own row of a zero matrix; the sum of the matrices holds all.
+    Each rank writes its facts as JSON into its own row of a zero matrix. The sum of the matrices has all rows.
     """
     text = torch.tensor(list(json.dumps(facts).encode()), dtype=torch.int32)
     lengths = torch.zeros(backend.world_size, dtype=torch.int32, device=backend.device)
@@ -65,7 +65,7 @@ def gather_facts(backend: Backend, facts: dict[str, Any]) -> list[dict[str, Any]
 
 
 def newest_of(backend: Backend, age: int) -> int | None:
-    """Returns the first rank with the highest of these numbers; None if all are 0."""
+    """Returns the first rank with the highest `age`; None if it is 0 on all ranks."""
     highest = int(backend.all_reduce(torch.tensor([age], dtype=torch.int64, device=backend.device), "max"))
     if highest == 0:
         return None
@@ -74,9 +74,9 @@ def newest_of(backend: Backend, age: int) -> int | None:
 
 
 def broadcast_bytes(backend: Backend, content: bytes, *, source: int) -> bytes:
-    """Gives every rank the content that the rank `source` has.
+    """Returns the bytes that the rank `source` has to every rank.
 
-    Through the one collective that every adapter has: others add zeros to whole numbers, which is exact.
+    It uses `all_reduce`, which every backend has: the other ranks add zeros to integers, which is exact.
     """
     content = content if backend.rank == source else b""
     length = torch.tensor([len(content)], dtype=torch.int64, device=backend.device)
@@ -93,7 +93,7 @@ def broadcast_bytes(backend: Backend, content: bytes, *, source: int) -> bytes:
 
 
 def weights_digest(model: torch.nn.Module) -> str:
-    """Hashes names and exact bytes of all parameters and buffers."""
+    """Returns the SHA-256 of the names and bytes of all parameters and buffers, in hexadecimal digits."""
     digest = hashlib.sha256()
     for name, tensor in sorted([*model.named_parameters(), *model.named_buffers()], key=lambda item: item[0]):
         digest.update(name.encode())

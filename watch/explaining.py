@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from backends.interface import Signs
+from backends.capabilities import Signs
 from watch import shared_memory
 from watch.failures import FailureKind, JobFailure, RankFailure
 from watch.rank_files import RankFiles

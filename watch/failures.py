@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from backends.interface import Signs
+from backends.capabilities import Signs
 from watch.heartbeat import Position
 
 # How any library may put it that a connection to another rank has broken.

@@ -64,6 +64,7 @@ class RankFiles:
         write_atomically(self._announcement, f"{os.getpid()} {_start_time(os.getpid())}")
 
     def report_error(self, error: BaseException) -> None:
+        """Tells the launcher with which error this rank ends."""
         text = " ".join(str(error).split())
         facts = {
             "kind": kind_of(error),
@@ -74,6 +75,7 @@ class RankFiles:
         write_atomically(self._error, json.dumps(facts))
 
     def report_success(self) -> None:
+        """Tells the launcher that this rank has done all its work."""
         write_atomically(self._success, "")
 
     def position(self) -> Position | None:
@@ -81,6 +83,7 @@ class RankFiles:
         return read_position(self.heartbeat)
 
     def started(self) -> bool:
+        """Whether this rank has announced itself."""
         return self._announcement.exists()
 
     def running_pid(self) -> int | None:
@@ -110,6 +113,7 @@ class RankFiles:
         return found
 
     def succeeded(self) -> bool:
+        """Whether this rank has done all its work."""
         return self._success.exists()
 
     def ended_silently(self) -> bool:

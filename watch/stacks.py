@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from backends.interface import Signs
+from backends.capabilities import Signs
 from watch.rank_files import STACKS_SIGNAL, RankFiles
 
 # Where many ranks share few cores, it takes a while until each has its turn.

@@ -13,8 +13,9 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from backends.interface import Signs
+from backends.capabilities import Signs
 from records.names import LOGS_NAME
 from watch.heartbeat import OWN_PHASES, PHASES, Position
 from watch.rank_files import RankFiles, started_ranks
@@ -43,18 +44,30 @@ class Hang:
     position: Position | None = None
 
 
+class Limits(NamedTuple):
+    """How long all ranks of a machine may be silent before they hang.
+
+    Attributes:
+        seconds: Within a step or an evaluation; 0: for ever.
+        long_seconds: At the start, while saving and at the end, and while a rank keeps its processor busy computing,
+            or waits for a processor.
+        slow_computing: Whether computing may always take `long_seconds`, as where a model is compiled.
+    """
+
+    seconds: float
+    long_seconds: float
+    slow_computing: bool = False
+
+
 class Watchdog:
     """Watches the ranks of this machine.
 
     Args:
-        run_directory: Where they leave their files.
-        num_ranks: How many they are.
-        seconds: How long all may be silent within a step or an evaluation; 0: for ever.
-        long_seconds: The same for start, saving and end, and while a rank keeps its processor busy computing, or
-            waits for one.
-        slow_computing: Whether computing may always take that long, as where a model is compiled.
-        spans_nodes: Whether there are others.
-        signs: How the library shows that a rank waits.
+        run_directory: Where the ranks leave their files.
+        num_ranks: How many ranks this machine has.
+        limits: How long they may be silent.
+        spans_nodes: Whether other machines have ranks, too.
+        signs: How the ranks' library shows that a rank waits for others.
     """
 
     def __init__(
@@ -62,15 +75,13 @@ class Watchdog:
         run_directory: Path,
         *,
         num_ranks: int,
-        seconds: float,
-        long_seconds: float,
-        slow_computing: bool,
+        limits: Limits,
         spans_nodes: bool,
         signs: Signs,
     ) -> None:
         self._run_directory, self._num_ranks = run_directory, num_ranks
-        self._seconds, self.long_seconds = seconds, max(seconds, long_seconds)
-        self._long_phases = (*_LONG_PHASES, *(_COMPUTING_PHASES if slow_computing else ()))
+        self._seconds, self.long_seconds = limits.seconds, max(limits.seconds, limits.long_seconds)
+        self._long_phases = (*_LONG_PHASES, *(_COMPUTING_PHASES if limits.slow_computing else ()))
         self._states: list[dict[int, str]] = []  # of all ranks, at each look since they fell silent
         self._queued: dict[int, dict[str, float]] = {}  # of all ranks' threads, soon after they fell silent
         self._counted_since = 0.0

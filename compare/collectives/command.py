@@ -75,7 +75,8 @@ def run(arguments: list[str]) -> int:
         print(f"lockstep: {where} failed: {failure}\n  more in {failure.log}", file=sys.stderr)
         return 1
     if not series:
-        raise UsageError(f"--operations {','.join(options.operations)}: no backend has these; choose all_reduce")
+        asked = ",".join(options.operations)
+        raise UsageError(f"--operations {asked}: none of the backends has these; choose all_reduce")
     show(series, terminal)
     _write(series, command_line(["allreduce", *arguments], without="--output"), target)
     terminal.print(f"results in {target}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from backends.interface import UnsupportedError
+from backends.capabilities import UnsupportedError
 from backends.registry import BACKENDS, BackendRow, find_backend
 
 

@@ -48,6 +48,7 @@ class Deadline:
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
+        """Ends this process with an error unless the block ends within the limit."""
         timer = threading.Timer(self.seconds, self._give_up)
         timer.daemon = True
         timer.start()

@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from backends.interface import UnsupportedError
+from backends.capabilities import UnsupportedError
 from backends.registry import BACKENDS, find_backend
 from compare.race.options import RaceOptions
 from compare.race.plan import Entrant, PlannedRun, RacePlan

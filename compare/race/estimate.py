@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from statistics import median
 
+from backends.capabilities import BackendSettings
 from backends.registry import REFERENCE
 from compare.race.plan import PlannedRun, RacePlan
 from records.config import RunConfig
@@ -44,7 +45,7 @@ def _measure(config: RunConfig) -> tuple[float, float, int]:
     """Returns the seconds of a step and of an evaluation of the reference, and the number of steps of a whole run."""
     import torch
 
-    from backends.single import SingleBackend
+    from backends.registry import reference_backend
     from tasks.registry import load_task
     from training.loop import Trainer
     from training.measurements import Measurements
@@ -63,7 +64,7 @@ def _measure(config: RunConfig) -> tuple[float, float, int]:
             "micro_batch_size": config.global_batch_size,
         }
     )
-    trainer = Trainer(alone, task, SingleBackend(alone.backend_options(SingleBackend.Settings)))
+    trainer = Trainer(alone, task, reference_backend(alone.backend_options(BackendSettings)))
     measurements = Measurements(Heartbeat())
     trainer.observe(measurements)
     began = time.perf_counter()

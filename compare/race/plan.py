@@ -32,6 +32,7 @@ class Entrant(BaseModel):
 
     @property
     def micro_batch_size(self) -> int:
+        """Samples of one forward pass of one rank."""
         return self.global_batch_size // (self.num_processes * self.accumulation)
 
     @property
@@ -41,6 +42,7 @@ class Entrant(BaseModel):
 
     @property
     def label(self) -> str:
+        """The backend and its conditions, for people."""
         return (
             f"{self.backend}, {self.num_processes} rank(s), {self.precision}, "
             f"{self.micro_batch_size} x {self.accumulation}"

@@ -91,8 +91,11 @@ def _run(plan: RacePlan, run: PlannedRun, output_dir: Path) -> str | None:
         # No other start of a run has this directory.
         is_its_own = read_record(output_dir / RECORD_NAME).config.output_dir == output_dir
         return None if is_its_own else "the record in its directory is that of another run"
-    lines = [line for line in done.stderr.splitlines() if line.startswith("lockstep: ")]
-    return (lines[-1].removeprefix("lockstep: ") if lines else f"it ended with exit code {done.returncode}")[:500]
+    if (output_dir / RECORD_NAME).exists():
+        why = read_record(output_dir / RECORD_NAME).error
+    else:  # the run was refused, or ended before it could write a record
+        why = (done.stderr.strip().splitlines() or [""])[-1].removeprefix("lockstep: ")
+    return (why or f"it ended with exit code {done.returncode}")[:500]
 
 
 def run_command(arguments: list[str]) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""The figures of the report: what is drawn, said in a sentence, and given as numbers."""
+"""The figures of the report: each is drawn, described in a sentence, and given as numbers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _Points = tuple[Curve, Sequence[float], Sequence[float], Sequence[float | None]]
 
 
 def throughput_figure(result: GroupResult, styles: Styles) -> Figure | None:
-    """Samples per second with intervals, and those of the single runs."""
+    """Returns samples per second with intervals, and those of single runs; None if there are none."""
     entrants = [entrant for entrant in result.entrants if entrant.samples_per_second_of_runs]
     if not entrants:
         return None
@@ -64,15 +64,15 @@ def throughput_figure(result: GroupResult, styles: Styles) -> Figure | None:
     title = f"Throughput, {result.group.key}"
     return Figure(
         "Throughput",
-        f"Large marks are estimates with their confidence intervals, small ones single runs; right is faster, and the "
-        f"axis does not start at zero.{_sentence(said)}",
+        f"Large marks are estimates with their confidence intervals, small marks are single runs. Further right is "
+        f"faster; the axis does not start at zero.{_sentence(said)}",
         [Plot(f"{title}: {said}", plots.intervals(items, Axis("samples/s")))],
         Table(title, columns, rows),
     )
 
 
 def step_time_figure(result: GroupResult, styles: Styles) -> Figure | None:
-    """How step times are distributed."""
+    """Returns how step times are distributed; None if there are none."""
     pooled = {id(entrant): [s * 1e3 for run in entrant.step_seconds for s in run] for entrant in result.entrants}
     entrants = [entrant for entrant in result.entrants if pooled[id(entrant)]]
     if not entrants:
@@ -98,19 +98,19 @@ def step_time_figure(result: GroupResult, styles: Styles) -> Figure | None:
         )
         for entrant in entrants
     ]
-    columns = ["backend", "steps", "least (ms)", "25 % (ms)", "50 % (ms)", "75 % (ms)", "95 % (ms)", "most (ms)"]
+    columns = ["backend", "steps", "minimum (ms)", "25 % (ms)", "50 % (ms)", "75 % (ms)", "95 % (ms)", "maximum (ms)"]
     title = f"Step times, {result.group.key}"
     return Figure(
         "Step times",
-        f"The thicker, the more steps took this long; the boxes hold the middle half, the line in them is the "
-        f"median.{_sentence(said)}",
+        f"The thicker a shape is, the more steps took this long. A box contains the middle half of the steps, and the "
+        f"line in it is their median.{_sentence(said)}",
         [Plot(f"{title}: {said}", plots.distributions(items, Axis("time of a step (ms)")))],
         Table(title, columns, rows),
     )
 
 
 def breakdown_figure(result: GroupResult, styles: Styles) -> Figure | None:
-    """Where the time of a step goes."""
+    """Returns where the time of a step goes; None if no run was diagnosed."""
     entrants = [entrant for entrant in result.entrants if entrant.breakdown]
     if not entrants:
         return None
@@ -138,19 +138,19 @@ def breakdown_figure(result: GroupResult, styles: Styles) -> Figure | None:
         )
         for entrant in entrants
     ]
-    columns = ["backend", *(f"{part} (ms)" for part in _PARTS), "sum (ms)", "lengthened by watching (%)"]
-    title = f"Where a step's time goes, {result.group.key}"
+    columns = ["backend", *(f"{part} (ms)" for part in _PARTS), "sum (ms)", "slowdown by diagnosis (%)"]
+    title = f"Where the time of a step goes, {result.group.key}"
     return Figure(
-        "Where a step's time goes",
-        f"From a run that was watched. Communication is what the step takes beyond the same work done alone, waiting "
-        f"included. {said}.",
+        "Where the time of a step goes",
+        f"From a diagnosis run. Communication is what the step takes beyond the same work without communication, with "
+        f"waiting. {said}.",
         [Plot(f"{title}: {said}", plots.stacks(items, _PARTS, Axis("time of a step (ms)", from_zero=True)))],
         Table(title, columns, rows).without_empty_columns(),
     )
 
 
 def loss_figure(curves: list[Curve], styles: Styles, standings: Standings) -> Figure | None:
-    """The loss over steps and over time."""
+    """Returns the loss over steps and over time; None if no step was taken."""
     curves = [curve for curve in curves if curve.steps]
     if not curves:
         return None
@@ -177,7 +177,7 @@ def loss_figure(curves: list[Curve], styles: Styles, standings: Standings) -> Fi
 
 
 def metric_figure(curves: list[Curve], styles: Styles, standings: Standings) -> Figure | None:
-    """Accuracy over steps and over time; of a task without it, the metric that it names first."""
+    """Returns accuracy over steps and over time, or the first metric of a task without it; None if there is none."""
     named = [name for curve in curves for name in curve.metrics]
     metric = "accuracy" if "accuracy" in named else next(iter(named), "")
     curves = [curve for curve in curves if curve.evaluation_steps and metric in curve.metrics]
@@ -196,7 +196,8 @@ def metric_figure(curves: list[Curve], styles: Styles, standings: Standings) -> 
     y = Axis(named_metric)
     return Figure(
         named_metric.capitalize(),
-        f"On the validation data, at the end: {said}." + (f" Dotted: the target, {number(level)}." if level else ""),
+        f"On the validation data, at the end: {said}."
+        + (f" The dotted line is the target, {number(level)}." if level else ""),
         [
             Plot(f"{title}, over steps: {said}", plots.lines(over_steps, Axis("step"), y, level=level)),
             Plot(f"{title}, over training time", plots.lines(over_time, Axis("training time (s)"), y, level=level)),
@@ -206,7 +207,7 @@ def metric_figure(curves: list[Curve], styles: Styles, standings: Standings) -> 
 
 
 def scaling_figure(series: list[Scaling], styles: Styles) -> Figure:
-    """Throughput over the number of ranks, of one kind and under one condition."""
+    """Returns throughput over the number of ranks, for one kind of scaling under one condition."""
     title = f"{series[0].kind.capitalize()} scaling, {series[0].condition}"
     meaning = {"strong": "the global batch stays the same", "weak": "the batch of each rank stays the same"}
     said = "; ".join(
@@ -239,8 +240,8 @@ def scaling_figure(series: list[Scaling], styles: Styles) -> Figure:
     ]
     return Figure(
         title,
-        f"With more ranks {meaning[series[0].kind]}. Dotted: the ideal, N times what the smallest world does for each "
-        f"of its ranks. {said}.",
+        f"With more ranks, {meaning[series[0].kind]}. The dotted line is the ideal: as much for each rank as with the "
+        f"fewest ranks. {said}.",
         [
             Plot(f"{title}: {said}", plots.lines(rates, ranks, Axis("samples/s", from_zero=True), ideal)),
             Plot(
@@ -253,7 +254,7 @@ def scaling_figure(series: list[Scaling], styles: Styles) -> Figure:
 
 
 def collective_figure(series: list[CollectiveSeries], styles: Styles) -> Figure:
-    """Bus bandwidth over size, of one operation in one world."""
+    """Returns bus bandwidth over size, for one operation and number of ranks."""
     title = f"{series[0].operation}, {series[0].num_processes} ranks, {series[0].device}"
     peaks = [(one, max(one.points, key=lambda point: point.busbw)) for one in series]
     said = "; ".join(
@@ -291,14 +292,14 @@ def collective_figure(series: list[CollectiveSeries], styles: Styles) -> Figure:
     columns = ["backend", "transport", "size", "median time (µs)", "repetitions", "algbw (GiB/s)", "busbw (GiB/s)"]
     return Figure(
         title,
-        f"Bus bandwidth as nccl-tests defines it, both axes logarithmic; up is faster. {said}.",
+        f"Bus bandwidth as nccl-tests defines it. Both axes are logarithmic; higher is faster. {said}.",
         [Plot(f"{title}: {said}", plots.lines(drawn, x, y))],
         Table(title, columns, rows),
     )
 
 
 def _style(series: Sequence[Scaling | CollectiveSeries], index: int, styles: Styles) -> Style:
-    """The look of a line, told from other lines of the same backend."""
+    """Returns the look of a line, which differs from other lines of the same backend."""
     backend = series[index].backend
     return styles[backend].varied([one.backend for one in series[:index]].count(backend))
 
@@ -338,16 +339,16 @@ def _reached(curve: Curve) -> str:
 
 
 def _coinciding(curves: list[Curve]) -> str:
-    """Says which backends drew the same curve, since their lines hide each other."""
+    """Says which backends have the same curve, because their lines hide each other."""
     same: dict[tuple[float | None, ...], list[str]] = {}
     for curve in curves:
         same.setdefault(tuple(curve.losses), []).append(curve.backend)
     together = [joined(backends) for backends in same.values() if len(backends) > 1]
-    return "".join(f"The losses of {backends} are the same numbers in every step. " for backends in together)
+    return "".join(f"The losses of {backends} are equal in every step. " for backends in together)
 
 
 def _curve_lines(points: list[_Points], styles: Styles, standings: Standings) -> tuple[list[Line], list[Line]]:
-    """The same points over steps and over time."""
+    """Returns the same points over steps and over time."""
     over_steps, over_time = [], []
     for curve, steps, seconds, values in points:
         note = standings.get((curve.group, curve.backend), "")
@@ -373,6 +374,6 @@ def _curve_table(
 
 
 def _some(length: int) -> list[int]:
-    """At most so many indices that a table can be read, the last one always."""
+    """Returns as many indices as fit into a readable table, always with the last one."""
     every = -(-length // _MAX_ROWS)
     return sorted({*range(every - 1, length, every), length - 1}) if length else []

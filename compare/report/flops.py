@@ -1,7 +1,7 @@
-"""How many floating-point operations training takes, and what share of a device's peak that is (MFU).
+"""How many floating-point operations training takes, as needed for the model FLOP utilisation (MFU).
 
-MFU is defined in the PaLM paper, appendix B (https://arxiv.org/abs/2204.02311): the operations that
-the model needs, whatever a program computes beyond them, over what the device could have done.
+The PaLM paper defines MFU in appendix B (https://arxiv.org/abs/2204.02311): the operations that the model needs,
+whatever a program computes beyond them, over those that the device could have done in the same time.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ _PEAKS = {
 
 
 def peak_flops_per_second(device_name: str, precision: str) -> float | None:
-    """The data sheet's peak of a device with this name, None where it is not listed."""
+    """Returns the peak of a device in its data sheet, in operations a second; None if the device is not listed."""
     return _PEAKS.get(device_name, {}).get(precision)
 
 
 def training_flops_per_token(
     *, num_layers: int, hidden_size: int, intermediate_size: int, sequence_length: float
 ) -> float:
-    """Operations of one forward and backward pass of a Transformer encoder, for each token.
+    """Returns the operations of one forward and backward pass of a Transformer encoder for each token.
 
-    Six for each weight of a matrix product (two forward, four backward): four square matrices of
-    attention and two of the feed-forward layer. Attention itself adds 12 for each layer, hidden unit
-    and token attended to. Embeddings are looked up, and the classifier sees one token a sample.
+    Each weight of a matrix product takes six operations (two forward, four backward). Each layer has four square
+    matrices of attention and two of the feed-forward layer. Attention itself adds 12 operations for each layer, hidden
+    unit and token attended to. Embeddings take none, and those of the classifier, one token a sample, are left out.
     """
     weights = num_layers * (4 * hidden_size**2 + 2 * hidden_size * intermediate_size)
     return 6 * weights + 12 * num_layers * hidden_size * sequence_length
 
 
 def model_flops_per_second(record: RunRecord) -> float | None:
-    """What all ranks together computed of the model, warm-up left out; None where the record does not say.
+    """Returns the operations a second of all ranks together, without warm-up; None if the record does not tell.
 
-    The length of the texts enters as its mean, which is exact where all have the same.
+    The length of the texts enters as their mean, which is exact if all texts have the same length.
     """
     shape = record.task.get("model_shape")
     seconds = training_seconds(record)

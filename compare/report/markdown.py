@@ -1,4 +1,4 @@
-"""The report as Markdown, to paste; ``python -m compare.report.markdown RESULTS.json`` prints its tables alone."""
+"""The report in Markdown; ``python -m compare.report.markdown RESULTS.json`` prints only its tables."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BREAKDOWN_HEADINGS = (
         "backward",
         "optimizer",
         "communication",
-        "watching lengthens it by",
+        "slowdown by diagnosis",
     ),
     "sent by a rank / ring bound (MiB)",
 )
@@ -45,16 +45,16 @@ def render_markdown(results: Results) -> str:
         "Throughput": results_table(results),
         "Trained to the end": seed_table(results),
         "Time to an accuracy": _list(_time_to_target(curve) for curve in results.curves if curve.target is not None),
-        "Where a step goes": breakdown_table(results),
-        "What may be said": _list(f"{group.group.key}: {one.text}" for group, one in _comparisons(results)),
+        "Where the time of a step goes": breakdown_table(results),
+        "Comparisons": _list(f"{group.group.key}: {one.text}" for group, one in _comparisons(results)),
         "Lockstep": _list(
             f"{entrant.backend}, {group.group.key}: {entrant.parity.verdict}; {entrant.parity.detail}"
             for group in results.groups
             for entrant in group.entrants
         ),
         "Problems": _list(results.problems),
-        "Where": _list(where),
-        "How": _list(f"{name}: {value}" for name, value in results.facts.items()),
+        "Machines": _list(where),
+        "How the race was run": _list(f"{name}: {value}" for name, value in results.facts.items()),
         "Commands": "\n\n".join(commands),
     }
     parts = [f"# {escape(results.title)}", f"Made {results.created_at}."]
@@ -78,12 +78,12 @@ def headline_table(results: Results) -> str:
 
 
 def results_table(results: Results) -> str:
-    """One row for each entrant, group by group."""
+    """Returns a row for each entrant, group by group."""
     return _table(_HEADINGS, (_row(group, entrant) for group in results.groups for entrant in group.entrants))
 
 
 def seed_table(results: Results) -> str:
-    """The table of published comparisons: what each backend reached when trained to the end."""
+    """Returns the table of published comparisons: what each backend reaches when it trains to the end."""
     seeds = results.seed_table
     if not seeds:
         return ""
@@ -106,7 +106,7 @@ def seed_table(results: Results) -> str:
 
 
 def breakdown_table(results: Results) -> str:
-    """Where the time of a step goes, and what it sends."""
+    """Returns where the time of a step goes, and what a step sends."""
     rows = []
     for group in results.groups:
         for entrant in group.entrants:
@@ -121,7 +121,7 @@ def breakdown_table(results: Results) -> str:
 
 
 def escape(text: str) -> str:
-    """Keeps text from outside from being read as markup, and on one line."""
+    """Returns a text that Markdown shows as it is, on one line."""
     return re.sub(r"([\\`*_{}\[\]<>|#~&])", r"\\\1", one_line(text))
 
 
@@ -130,7 +130,7 @@ def _row(group: GroupResult, entrant: Entrant) -> list[str]:
     split = f"{conditions.num_processes} x {conditions.micro_batch_size} x {conditions.gradient_accumulation_steps}"
     cells = [str(conditions.num_processes), conditions.precision, f"{conditions.global_batch_size} = {split}"]
     if not entrant.num_runs:
-        why = entrant.failures[0] if entrant.failures else "no run of it"
+        why = entrant.failures[0] if entrant.failures else "it has no run"
         return [*cells, entrant.backend, f"failed: {why}", *[""] * (len(_HEADINGS) - 5)]
     steps = f"{_milliseconds(entrant.median_step_seconds)} / {_milliseconds(entrant.p95_step_seconds)}"
     starts = sorted(entrant.seconds_to_first_step)
@@ -162,7 +162,7 @@ def _slowdown(comparison: Comparison) -> str:
     if interval is None or interval.low is None or interval.high is None:
         return "too few runs"
     bounds = f"[{100 * interval.low:+.1f}, {100 * interval.high:+.1f}]"
-    shown = "" if comparison.claim in ("slower", "faster") else ", no difference shown"
+    shown = "" if comparison.claim in ("slower", "faster") else ", not significant"
     return f"{100 * interval.estimate:+.1f} % {bounds}{shown}"
 
 

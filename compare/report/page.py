@@ -1,4 +1,4 @@
-"""What a page is made of, whatever it says: sections that hold text, tables and figures."""
+"""The parts of a page: sections that contain text, tables and figures."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from compare.numbers import NOTHING, number
 
 @dataclass(frozen=True)
 class Cell:
-    """What a table shows, and the number to sort by where it is one."""
+    """What a table shows in a cell and, if it is a number, the number to sort by."""
 
     text: str
     value: float | None = None
 
 
 def measured(value: float | None, scale: float = 1, written: Callable[[float], str] = number) -> Cell:
-    """A cell for a number in the unit its column names: `value` times `scale`; a dash where there is none."""
+    """Returns a cell for `value` times `scale`, in the unit that the column names; a dash if there is no value."""
     return Cell(NOTHING) if value is None else Cell(written(value * scale), value * scale)
 
 
 @dataclass(frozen=True)
 class Row:
-    """Cells, the first of which names the row; `mark` says why it stands apart: unranked, failed or differs."""
+    """Cells, the first of which names the row; `mark` says what is special: unranked, failed or differs."""
 
     cells: list[Cell]
     mark: str = ""
@@ -34,7 +34,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A table; units stand in the names of its columns."""
+    """A table; the units are in the names of its columns."""
 
     kind: ClassVar[str] = "table"
     caption: str
@@ -47,7 +47,7 @@ class Table:
         return [any(row.cells[i].value is not None for row in self.rows) for i in range(len(self.columns))]
 
     def without_empty_columns(self) -> Table:
-        """The same without columns in which no row has anything."""
+        """Returns the table without columns in which all cells are empty."""
         kept = [i for i in range(len(self.columns)) if any(row.cells[i].text not in ("", NOTHING) for row in self.rows)]
         rows = [Row([row.cells[i] for i in kept], row.mark) for row in self.rows]
         return Table(self.caption, [self.columns[i] for i in kept], rows)
@@ -63,7 +63,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Figure:
-    """Drawings of the same numbers, the sentence that goes with them, and the numbers."""
+    """Drawings of the same numbers, their caption, and the numbers."""
 
     kind: ClassVar[str] = "figure"
     title: str
@@ -101,7 +101,7 @@ Block = Table | Figure | Text | Lines | Commands
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and what stands below it. One without anything is left out."""
+    """A heading and what is below it; a page leaves out a section without content."""
 
     id: str
     heading: str

@@ -1,8 +1,8 @@
-"""Whether a run computed what the reference computed: in bits, up to rounding, or not.
+"""Whether a run computes the same as the reference: bit for bit, up to rounding, or not.
 
-How far rounding leads is measured, not assumed: the yardstick is the reference once more, with its
-batches split into the micro-batches of the run. A run that strays thirty times as far from the
-reference, in any weight after any step, computes something else.
+How large rounding errors are is measured, not assumed. The yardstick is another run of the reference, with its batches
+split into the micro-batches of the run. If a run is more than thirty times as far from the reference as the yardstick
+is, in any weight after any step, it computes something else.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from compare.results import Parity
 from records.record import DiagnosisRecord, RunRecord
 
 _FACTOR = 30.0
-# Of the distance that rounding moves all weights together: what it may move one that it left alone elsewhere.
+# A weight that did not move in the yardstick may move by this share of the distance that all weights moved together.
 _SHARED = 1e-3
-# Relative to the size of a weight, what a few changes of its last digit amount to.
+# A few changes of the last digit of a weight, relative to its size.
 _LAST_DIGITS = {"float64": 1e-15}
 _LAST_DIGITS_OF_FLOAT32 = 1e-6
-# Metrics of a few samples jump: by one sample, and by which of two equal logits comes first.
+# With few samples, metrics jump by a whole sample, and depend on which of two equal logits comes first.
 _METRIC_SLACK = 0.01
-# For runs that were not diagnosed, by precision: how far losses and gradient norms may lie apart at first.
+# How far losses and gradient norms of the first steps may lie apart in runs without a diagnosis, by precision.
 _TOLERANCE = {"fp32": 1e-3, "bf16": 3e-2, "fp16": 3e-2}
 _NUM_JUDGED_STEPS = 10
 
@@ -32,13 +32,13 @@ def diagnosed_parity(run: RunRecord, reference: RunRecord, yardstick: RunRecord 
     """Judges a diagnosed run by its weights after every step, its losses and its metrics."""
     ours, theirs = _diagnosis(run), _diagnosis(reference)
     if ours.parameters != theirs.parameters or len(run.steps) != len(reference.steps):
-        detail = "it trains other parameters than the reference, or for other steps"
+        detail = "it trains other parameters than the reference, or another number of steps"
         return Parity(verdict="not comparable", detail=detail)
     step, name = _first_difference(ours, theirs)
     if step is None:
-        return Parity(verdict="bitwise", detail=f"all weights after each of {len(run.steps)} steps are the same bits")
+        return Parity(verdict="bitwise", detail=f"all weights after each of {len(run.steps)} steps are bitwise equal")
     if step == 0:
-        detail = f"it begins with other weights than the reference ({name})"
+        detail = f"it starts from other weights than the reference ({name})"
         return Parity(verdict="not comparable", detail=detail, first_step=0, parameter=name)
     judged = _measured_parity(run, reference, yardstick) if yardstick else losses_parity(run, reference)
     if judged.first_step is None:
@@ -50,7 +50,9 @@ def _measured_parity(run: RunRecord, reference: RunRecord, yardstick: RunRecord)
     # fp16: what overflows depends on the split of a batch, since losses are scaled before they are averaged.
     together = _steps_before_skips_differ(run, reference, yardstick)
     if together == 0:
-        return Parity(verdict="unknown", detail="it skips other steps than the reference from the first on (overflow)")
+        return Parity(
+            verdict="unknown", detail="it skips other steps than the reference from the first one on (overflow)"
+        )
     digits = _LAST_DIGITS.get(_diagnosis(reference).inner_dtype, _LAST_DIGITS_OF_FLOAT32)
     excess = _weight_excess(_diagnosis(run), _diagnosis(reference), _diagnosis(yardstick), digits)[: together + 1]
     # AdamW and clipping hide a gradient that is wrong by a factor from the weights, but not from its norm.
@@ -66,11 +68,10 @@ def _measured_parity(run: RunRecord, reference: RunRecord, yardstick: RunRecord)
     until = (
         ""
         if together == len(run.steps)
-        else f", up to step {together}, after which overflows made them skip differently"
+        else f", up to step {together}; after it, overflows made them skip different steps"
     )
     detail = (
-        f"never more than {nearness:.1f} times as far from the reference as the reference is from itself with its "
-        f"batches split{until}"
+        f"at most {nearness:.1f} times as far from the reference as the reference with other micro-batches is{until}"
     )
     return Parity(verdict="rounding", detail=detail)
 
@@ -81,16 +82,16 @@ def _steps_before_skips_differ(*records: RunRecord) -> int:
 
 
 def losses_parity(run: RunRecord, reference: RunRecord) -> Parity:
-    """Judges a run of which nothing but losses and final weights is known."""
+    """Judges a run of which only losses and final weights are known."""
     if (
         run.ranks
         and reference.ranks
         and run.ranks[0].weights_sha256 == reference.ranks[0].weights_sha256
         and len(run.steps) == len(reference.steps)
     ):
-        return Parity(verdict="bitwise", detail="the final weights are the same bits")
+        return Parity(verdict="bitwise", detail="the final weights are bitwise equal")
     if _split(run) != _split(reference) and run.task.get("dropout", 0) != 0:
-        detail = "with dropout, whose masks depend on how a batch is split, only diagnosis runs (--diagnose) can tell"
+        detail = "dropout masks depend on how a batch is split; only diagnosis runs (--diagnose) can tell"
         return Parity(verdict="unknown", detail=detail)
     tolerance = _TOLERANCE[run.config.precision]
     worst = 0.0
@@ -104,8 +105,8 @@ def losses_parity(run: RunRecord, reference: RunRecord) -> Parity:
                 detail = f"its {words} of step {ours.step} is {_show(mine)}, the reference's {_show(other)}"
                 return Parity(verdict="not comparable", detail=detail, first_step=ours.step)
     detail = (
-        f"losses and gradient norms of the first {_NUM_JUDGED_STEPS} steps lie within {worst:.1e} of the reference's; "
-        "weights were compared at the end alone"
+        f"losses and gradient norms of the first {_NUM_JUDGED_STEPS} steps are within {worst:.1e} of the reference's; "
+        "weights were compared only at the end"
     )
     return Parity(verdict="rounding", detail=detail)
 
@@ -137,16 +138,16 @@ def _first_difference(ours: DiagnosisRecord, theirs: DiagnosisRecord) -> tuple[i
 def _weight_excess(
     ours: DiagnosisRecord, theirs: DiagnosisRecord, yardstick: DiagnosisRecord, digits: float
 ) -> _Numbers:
-    """For each step and weight, the distance from the reference over what is still rounding."""
+    """Returns the distance from the reference over the largest that is still rounding, for each step and weight."""
     length = min(len(diagnosis.sketches) for diagnosis in (ours, theirs, yardstick))
     # What is not finite is null in a record, and nan here.
     mine, other, third = (
         np.array(diagnosis.sketches[:length], dtype=np.float64) for diagnosis in (ours, theirs, yardstick)
     )
-    # What rounding has done once it may do again: early steps of some weights happen to be exact.
+    # The bound never decreases: some weights happen to be exact in a step after others.
     allowed = np.maximum.accumulate(np.linalg.norm(third - other, axis=2), axis=0)
     sizes = np.linalg.norm(other, axis=2)
-    # A weight that rounding happened not to move in the yardstick may move here by a little of what moved all.
+    # A weight that rounding happened not to move in the yardstick may move here a little.
     shared = _SHARED * np.linalg.norm(allowed, axis=1, keepdims=True)
     bound = np.fmax(np.fmax(_FACTOR * allowed, digits * sizes), shared)
     both = np.logical_and(np.isnan(mine).any(axis=2), np.isnan(other).any(axis=2))
@@ -154,7 +155,7 @@ def _weight_excess(
 
 
 def _curve_excess(name: str, run: RunRecord, reference: RunRecord, yardstick: RunRecord, digits: float) -> _Numbers:
-    """For each step, how far a number of the run lies from the reference's, over what is still rounding."""
+    """Returns how far a number is from the reference's, over the largest that is still rounding, for each step."""
     length = min(len(record.steps) for record in (run, reference, yardstick))
     mine, other, third = (
         np.array([np.nan if (value := getattr(step, name)) is None else value for step in record.steps[:length]])
@@ -166,7 +167,7 @@ def _curve_excess(name: str, run: RunRecord, reference: RunRecord, yardstick: Ru
 
 
 def _without_nan(excess: _Numbers, both: npt.ArrayLike) -> _Numbers:
-    """What is not finite on both sides is the same; on one side alone it is as far as can be."""
+    """Numbers that are not finite on both sides count as equal; on one side only, their distance is infinite."""
     return np.where(both, 0.0, np.where(np.isnan(excess), np.inf, excess))
 
 
@@ -181,7 +182,7 @@ def _stray(ours: DiagnosisRecord, excess: _Numbers) -> Parity | None:
     step = int(beyond[0])
     name = ours.parameters[int(excess[step].argmax())]
     detail = (
-        f"after step {step}, {name} is {excess[step].max():.3g} times as far from the reference as rounding may lead"
+        f"after step {step}, {name} is {excess[step].max():.3g} times as far from the reference as rounding explains"
     )
     return Parity(verdict="not comparable", detail=detail, first_step=step, parameter=name)
 
@@ -193,7 +194,7 @@ def _stray_of_curve(name: str, excess: _Numbers) -> Parity | None:
     step = int(beyond[0]) + 1
     words = name.replace("_", " ").replace("grad", "gradient")
     detail = (
-        f"in step {step}, its {words} is {excess[beyond[0]]:.3g} times as far from the reference as rounding may lead"
+        f"in step {step}, its {words} is {excess[beyond[0]]:.3g} times as far from the reference as rounding explains"
     )
     return Parity(verdict="not comparable", detail=detail, first_step=step)
 

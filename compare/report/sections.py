@@ -1,4 +1,4 @@
-"""What the report shows, in which order."""
+"""What the report shows, and in which order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 
 
 def sections(results: Results) -> list[Section]:
-    """All sections that have something to show."""
+    """Returns all sections that have something to show."""
     styles = styles_for(_backends(results))
     everything = [
         Section("lockstep", "Did they compute the same?", _parity(results.groups)),
@@ -29,13 +29,13 @@ def sections(results: Results) -> list[Section]:
         Section("table", "The table of published comparisons", _seed_table(results)),
         Section("problems", "What could not be used or compared", _lines(results.problems)),
         Section("environment", "Environment", _environment(results)),
-        Section("commands", "Do it again", [Commands(results.commands)] if results.commands else []),
+        Section("commands", "Commands", [Commands(results.commands)] if results.commands else []),
     ]
     return [section for section in everything if section.blocks or section.sections]
 
 
 def _backends(results: Results) -> list[str]:
-    """In the order in which the report names them: what decides how they look."""
+    """Returns the backends in the order in which the report names them, which decides how they look."""
     entrants = [entrant.backend for result in results.groups for entrant in result.entrants]
     others: list[Curve | Scaling | CollectiveSeries] = [*results.curves, *results.scaling, *results.collectives]
     return [*entrants, *(one.backend for one in others)]
@@ -46,15 +46,15 @@ def _parity(groups: list[GroupResult]) -> list[Block]:
     if not entrants:
         return []
     left = dict.fromkeys(entrant.backend for entrant in entrants if entrant.parity.verdict == "not comparable")
-    text = "Only who computes what the reference computes takes part in claims about speed."
+    text = "Only backends that compute the same as the reference take part in claims about speed."
     if left:
-        text += f" Out of lockstep, shown but never ranked: {joined(list(left))}."
+        text += f" Out of lockstep, and therefore shown but not ranked: {joined(list(left))}."
     return [Text(text), report_tables.parity_table(groups)]
 
 
 def _claims(result: GroupResult) -> list[Block]:
     if not result.comparisons:
-        return [Text("There are no two backends to compare here.")]
+        return [Text("There are no two backends to compare under these conditions.")]
     table = report_tables.comparison_table(result.comparisons, result.group.key)
     return [Lines([comparison.text for comparison in result.comparisons]), table]
 
@@ -65,7 +65,7 @@ def _measurements(result: GroupResult, styles: Styles) -> list[Block]:
     about = (
         f"{group.task}. On {group.device}: {ranks}, {group.precision}, {samples} in a step "
         f"= {ranks} x {_counted(group.micro_batch_size, 'sample')} x "
-        f"{_counted(group.gradient_accumulation_steps, 'micro-step')}, seed {group.seed}."
+        f"{_counted(group.gradient_accumulation_steps, 'accumulation step')}, seed {group.seed}."
     )
     figures = [
         report_figures.throughput_figure(result, styles),
@@ -140,7 +140,7 @@ def _present(figures: Iterable[Figure | None]) -> list[Block]:
 
 
 def _grouped(items: list[_T], key: Callable[[_T], Hashable]) -> list[list[_T]]:
-    """Those of equal key together, in the order in which they first appear."""
+    """Puts items of equal key together, in the order in which they first appear."""
     groups: dict[Hashable, list[_T]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)

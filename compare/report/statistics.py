@@ -1,14 +1,14 @@
-"""Whether one backend is slower than another, by how much, and what would have been noticed.
+"""Whether one backend is slower than another, by how much, and which differences the race could have detected.
 
-Runs of one block were made within minutes of each other, so their times are compared in pairs: the
-logarithm of their ratio is free of what slows down both. Its mean gets Student's interval
+Runs of one block take place within minutes of each other, so their times are compared in pairs: the logarithm of the
+ratio of two times does not depend on what slows down both. The mean of these logarithms gets Student's interval
 (scipy.stats.ttest_1samp); a bootstrap of five to ten pairs would be too narrow (Hesterberg 2015,
-https://doi.org/10.1080/00031305.2015.1089789). With m pairs of backends in a group of equal conditions,
-each interval covers at 1 - 0.05 / m (Bonferroni), so that all of them together cover in 95 races of 100.
+https://doi.org/10.1080/00031305.2015.1089789). If a group of equal conditions has m pairs of backends, each interval
+has a confidence of 1 - 0.05 / m (Bonferroni), so that all of them together hold in 95 races of 100.
 
-A difference is claimed when the whole interval lies beyond +-1 %: link order and environment size
-alone move a program's speed by that much and more (Mytkowicz et al. 2009,
-https://doi.org/10.1145/1508284.1508275), however often it is measured.
+A difference is claimed if the whole interval lies beyond +-1 %, however often it is measured: link order and
+environment size alone change the speed of a program by that much and more (Mytkowicz et al. 2009,
+https://doi.org/10.1145/1508284.1508275).
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import stats
 
-from compare.results import Comparison, Interval
+from compare.report.words import describe_comparison
+from compare.results import Claim, Comparison, Interval
 
 CONFIDENCE = 0.95
 SMALLEST_CLAIM = 0.01
 MIN_PAIRS = 3
 _POWER = 0.8
-# What a race ought to be able to see; more repeats are recommended up to this.
-_TARGET = 0.05
-_MOST_REPEATS = 100
-_HOPELESS = 1.0
+# A race should be able to detect this difference; up to so many repeats in all are recommended for it.
+TARGET = 0.05
+_MAX_REPEATS = 100
 
 
 def compare_pairs(
@@ -38,9 +38,9 @@ def compare_pairs(
 
     Args:
         first: The backend that is compared with.
-        second: The backend that something is said of.
+        second: The backend that the claim is about.
         seconds: For each block, the time of the same work under the first and under the second.
-        num_comparisons: How many such comparisons are made of one group.
+        num_comparisons: The number of such comparisons in the group.
     """
     logs = np.array([math.log(theirs / ours) for ours, theirs in seconds])
     if len(logs) < MIN_PAIRS:
@@ -51,7 +51,7 @@ def compare_pairs(
 
 
 def mean_interval(values: Sequence[float]) -> Interval:
-    """The geometric mean of positive values with its own 95 % interval; none for a single one."""
+    """Returns the geometric mean of positive values with a 95 % interval; a single value has none."""
     logs = np.log(values)
     if len(logs) < 2:
         return Interval(estimate=values[0])
@@ -63,10 +63,15 @@ def mean_interval(values: Sequence[float]) -> Interval:
 
 
 def detectable_difference(deviation: float, num_pairs: int, level: float = CONFIDENCE) -> float:
-    """The smallest difference that four races of five would claim, from the spread of single pairs.
+    """Returns the smallest difference that four races of five would claim.
 
-    The usual sum of two quantiles: one for the interval, one for the power
-    (https://en.wikipedia.org/wiki/Power_of_a_test), and the margin that is never claimed.
+    It is the usual sum of two quantiles, one for the interval and one for the power
+    (https://en.wikipedia.org/wiki/Power_of_a_test), and of the margin that is never claimed.
+
+    Args:
+        deviation: The standard deviation of the logarithms of single pairs.
+        num_pairs: The number of pairs.
+        level: The confidence of the interval.
     """
     freedom = num_pairs - 1
     quantiles = stats.t.ppf(0.5 + level / 2, freedom) + stats.t.ppf(_POWER, freedom)
@@ -85,52 +90,47 @@ def _judge(first: str, second: str, interval: Interval, deviation: float, num_pa
     assert interval.low is not None
     assert interval.high is not None
     detectable = detectable_difference(deviation, num_pairs, level)
-    bounds = f"[{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
-    more = None
+    claim: Claim = "none"
     if interval.low > SMALLEST_CLAIM:
-        claim, text = "slower", f"{second} is {100 * interval.estimate:.1f} % slower than {first} {bounds}"
+        claim = "slower"
     elif interval.high < -SMALLEST_CLAIM:
-        # In the words of the first, so that every claim says slower: a tenth more and a tenth less are not the same.
-        turned = [100 * math.expm1(-math.log1p(x)) for x in (interval.estimate, interval.high, interval.low)]
         claim = "faster"
-        text = f"{first} is {turned[0]:.1f} % slower than {second} [{turned[1]:.1f}, {turned[2]:.1f}]"
-    else:
-        claim = "none"
-        seen = f"would have seen {100 * detectable:.1f} %" if detectable < _HOPELESS else "far too noisy to see any"
-        text = f"no difference shown between {first} and {second} ({seen})"
-        if detectable > _TARGET:
-            more = _more_repeats(deviation, num_pairs, level)
-            text += (
-                f"; {more} more repeats would show {100 * _TARGET:.0f} %" if more else "; a quieter machine is needed"
-            )
-    return Comparison(
-        first=first,
-        second=second,
-        num_pairs=num_pairs,
-        slowdown=interval,
-        claim=claim,  # type: ignore[arg-type]
-        text=text,
-        detectable=detectable,
-        more_repeats=more,
+    is_blunt = claim == "none" and detectable > TARGET
+    return _described(
+        Comparison(
+            first=first,
+            second=second,
+            num_pairs=num_pairs,
+            slowdown=interval,
+            claim=claim,
+            text="",
+            detectable=detectable,
+            more_repeats=_more_repeats(deviation, num_pairs, level) if is_blunt else None,
+        )
     )
 
 
 def _too_few(first: str, second: str, num_pairs: int) -> Comparison:
-    missing = MIN_PAIRS - num_pairs
-    return Comparison(
-        first=first,
-        second=second,
-        num_pairs=num_pairs,
-        slowdown=None,
-        claim="too few",
-        text=f"nothing can be said of {first} and {second} yet: {num_pairs} pair(s) of runs, {missing} more needed",
-        detectable=None,
-        more_repeats=missing,
+    return _described(
+        Comparison(
+            first=first,
+            second=second,
+            num_pairs=num_pairs,
+            slowdown=None,
+            claim="too few",
+            text="",
+            detectable=None,
+            more_repeats=MIN_PAIRS - num_pairs,
+        )
     )
 
 
+def _described(comparison: Comparison) -> Comparison:
+    return comparison.model_copy(update={"text": describe_comparison(comparison, target=TARGET)})
+
+
 def _more_repeats(deviation: float, num_pairs: int, level: float) -> int | None:
-    for number in range(num_pairs + 1, _MOST_REPEATS):
-        if detectable_difference(deviation, number, level) <= _TARGET:
+    for number in range(num_pairs + 1, _MAX_REPEATS):
+        if detectable_difference(deviation, number, level) <= TARGET:
             return number - num_pairs
     return None

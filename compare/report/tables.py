@@ -15,22 +15,22 @@ _MIB = 1 / 2**20
 _VERDICTS = {
     "reference": "✓ is the reference",
     "bitwise": "✓ the same bits",
-    "rounding": "✓ the same but for rounding",
+    "rounding": "✓ the same up to rounding",
     "not comparable": "✗ not comparable",
-    "unknown": "? not known",
+    "unknown": "? unknown",
 }
 Standings = dict[tuple[str, str], str]
 
 _CLAIMS = {
     "slower": "second is slower",
     "faster": "second is faster",
-    "none": "no difference shown",
+    "none": "no significant difference",
     "too few": "too few pairs",
 }
 
 
 def standing(entrant: Entrant) -> str:
-    """Why an entrant is not ranked, in a word or two; empty if it is."""
+    """Says in a word or two why an entrant is not ranked; empty if it is."""
     if entrant.ranked:
         return ""
     if not entrant.num_runs:
@@ -39,28 +39,28 @@ def standing(entrant: Entrant) -> str:
 
 
 def mark(entrant: Entrant) -> str:
-    """How the row of an entrant is marked."""
+    """Returns how the row of an entrant is marked."""
     return "failed" if standing(entrant) == "failed" else "unranked" if standing(entrant) else ""
 
 
 def standings(groups: list[GroupResult]) -> Standings:
-    """Why backends are not ranked, by group and backend."""
+    """Returns why backends are not ranked, by group and backend."""
     return {(result.group.key, entrant.backend): standing(entrant) for result in groups for entrant in result.entrants}
 
 
 def standing_cell(entrant: Entrant) -> Cell:
-    """The cell that says whether an entrant is ranked."""
+    """Returns the cell that says whether an entrant is ranked."""
     return Cell({"": "ranked", "failed": "✗ failed"}.get(standing(entrant), f"⚠ {standing(entrant)}"))
 
 
 def interval_cell(value: Interval | None, scale: float = 1.0) -> Cell:
-    """A cell for an estimate with its interval."""
+    """Returns a cell for an estimate with its interval."""
     return Cell(NOTHING) if value is None else Cell(interval(value, scale), value.estimate * scale)
 
 
 def parity_table(groups: list[GroupResult]) -> Table:
-    """Who computed what the reference computed."""
-    columns = ["backend", "group", "verdict", "how near", "first step that differs", "first parameter that differs"]
+    """Returns the table of who computes the same as the reference."""
+    columns = ["backend", "group", "verdict", "how close", "first step that differs", "first parameter that differs"]
     rows = [
         Row(
             [
@@ -76,13 +76,13 @@ def parity_table(groups: list[GroupResult]) -> Table:
         for result in groups
         for entrant in result.entrants
     ]
-    return Table("Whether each backend computed what the reference computed", columns, rows).without_empty_columns()
+    return Table("Whether each backend computes the same as the reference", columns, rows).without_empty_columns()
 
 
 def comparison_table(comparisons: list[Comparison], key: str) -> Table:
-    """The numbers behind the claims of a group."""
+    """Returns the numbers behind the claims about a group."""
     columns = ["second against first", "difference in time (%)", "from (%)", "to (%)", "pairs of runs", "claim"]
-    columns += ["smallest difference seen in 4 races of 5 (%)", "more repeats for the target"]
+    columns += ["smallest detectable difference (%)", "more repeats needed"]
     rows = [
         Row(
             [
@@ -103,7 +103,7 @@ def comparison_table(comparisons: list[Comparison], key: str) -> Table:
 
 
 def measurement_table(result: GroupResult) -> Table:
-    """Everything measured of the backends of a group."""
+    """Returns everything measured of the backends of a group."""
     columns = ["backend", "standing", "timed runs", "failed runs", "samples/s", "tokens/s", "median step (ms)"]
     columns += ["95 % of steps within (ms)", "first step after (s)", "memory of a rank (MiB)", "GPU memory (MiB)"]
     columns += ["model FLOP utilisation (%)"]
@@ -131,9 +131,9 @@ def measurement_table(result: GroupResult) -> Table:
 
 
 def wire_table(result: GroupResult) -> Table:
-    """What the ranks sent."""
+    """Returns the table of what the ranks sent."""
     columns = ["backend", "interface", "sent by a rank in a step (MiB)", "all gradients (MiB)"]
-    columns += ["least a ring must send (MiB)", "sent / least", "reductions in a step"]
+    columns += ["lower bound of a ring (MiB)", "sent / bound", "reductions in a step"]
     rows = [
         Row(
             [
@@ -150,11 +150,11 @@ def wire_table(result: GroupResult) -> Table:
         for entrant in result.entrants
         if entrant.wire
     ]
-    return Table(f"On the wire, {result.group.key}", columns, rows).without_empty_columns()
+    return Table(f"Data sent, {result.group.key}", columns, rows).without_empty_columns()
 
 
 def settings_table(result: GroupResult) -> Table:
-    """Settings in force, those that differ first."""
+    """Returns the settings in force, those that differ first."""
     entrants = [entrant for entrant in result.entrants if entrant.settings]
     names = dict.fromkeys(name for entrant in entrants for name in entrant.settings)
     in_order = sorted(names, key=lambda name: name not in result.differing_settings)
@@ -174,7 +174,7 @@ def settings_table(result: GroupResult) -> Table:
 
 
 def training_table(curves: list[Curve], standings: Standings) -> Table:
-    """What training to the end led to, and how long it took, of the backends of one group."""
+    """Returns what training to the end led to, and how long it took, for the backends of one group."""
     notes = [standings.get((curve.group, curve.backend), "") for curve in curves]
     metrics = list(dict.fromkeys(name for curve in curves for name in curve.metrics))
     columns = [
@@ -207,7 +207,7 @@ def training_table(curves: list[Curve], standings: Standings) -> Table:
 
 
 def fit_table(series: list[CollectiveSeries], what: str) -> Table:
-    """Latency and bandwidth of each path."""
+    """Returns the latency and the bandwidth of each path."""
     columns = ["backend", "transport", "latency (µs)", "bandwidth (GiB/s)"]
     rows = [
         Row(
@@ -225,7 +225,7 @@ def fit_table(series: list[CollectiveSeries], what: str) -> Table:
 
 
 def seed_table(rows: list[SeedRow]) -> Table:
-    """The table that published comparisons consist of."""
+    """Returns the table that published comparisons consist of."""
     f1, auc = metric_heading("f1", rows, shown="F1"), metric_heading("roc_auc", rows, shown="AUC")
     columns = ["hardware", "backend", "train time (s)", f1, "macro F1", auc, "accuracy", "batch size"]
     cells = [
@@ -246,7 +246,7 @@ def seed_table(rows: list[SeedRow]) -> Table:
 
 
 def place_table(places: list[Place]) -> Table:
-    """Where runs took place."""
+    """Returns the table of where the runs took place."""
     columns = ["machine", "software", "runs", "how idle it was"]
     rows = [
         Row([Cell(place.machine), Cell(place.software), measured(place.num_runs), Cell(place.idleness or NOTHING)])
@@ -256,7 +256,7 @@ def place_table(places: list[Place]) -> Table:
 
 
 def fact_table(facts: dict[str, Any]) -> Table:
-    """How the race was run."""
+    """Returns the table of how the race was run."""
     rows = [Row([Cell(name.replace("_", " ")), _fact(value)]) for name, value in facts.items()]
     return Table("How the race was run", ["what", "value"], rows)
 

@@ -1,16 +1,20 @@
-"""What results say, in sentences and headings."""
+"""What results say in words: sentences, headings, and descriptions of runs and machines."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from compare.results import Curve, Entrant, GroupResult, SeedRow
+from compare.results import Comparison, Curve, Entrant, GroupResult, SeedRow
 from records.record import RunRecord
 from tasks.interface import metric_title
 
+# A race that can only detect that one backend takes twice as long as another is of no use.
+_ANY_DIFFERENCE = 1.0
+
 
 def ranks(number: int) -> str:
-    """Counts ranks."""
+    """Returns the number of ranks in words."""
     return "1 rank" if number == 1 else f"{number} ranks"
 
 
@@ -31,33 +35,33 @@ def describe_task(record: RunRecord) -> str:
 
 
 def metric_heading(name: str, rows: Sequence[Curve | SeedRow], *, shown: str | None = None) -> str:
-    """Names a metric at the head of these rows, with the class that it is about in all of them."""
+    """Returns the name of a metric for the head of these rows, with the class that it is about if all have the same."""
     labels = {row.positive_label for row in rows}
     title = metric_title(name, labels.pop() if len(labels) == 1 else None)
     return title if shown is None else shown + title.removeprefix(name)
 
 
 def machine_of(record: RunRecord) -> str:
-    """The GPUs or CPUs of a run."""
+    """Returns the GPUs or CPUs of a run in words."""
     environment = record.environment
     return ", ".join(environment.gpus) or f"{environment.num_cpus} x {environment.cpu}"
 
 
 def software_of(record: RunRecord) -> str:
-    """Versions of everything that takes part in a run, and the commit."""
+    """Returns the versions of the software of a run, and the commit, in words."""
     environment = record.environment
     packages = ", ".join(f"{name} {version}" for name, version in environment.packages.items())
-    dirty = " and changes" if environment.git_dirty else ""
+    dirty = " with changes" if environment.git_dirty else ""
     commit = (environment.git_commit or "unknown")[:12]
     return f"Python {environment.python}; {packages}; commit {commit}{dirty}; {environment.platform}"
 
 
 def describe_verdict(groups: Sequence[GroupResult], num_problems: int) -> list[str]:
-    """The sentences at the top of a report."""
+    """Returns the sentences at the top of a report."""
     sentences = _lockstep(groups)
     sentences += [sentence for group in groups for sentence in _race(group)]
     if num_problems:
-        sentences.append(f"{num_problems} problem(s) are listed below the figures.")
+        sentences.append(f"{num_problems} problem(s) are listed below.")
     return sentences
 
 
@@ -78,7 +82,7 @@ def _lockstep(groups: Sequence[GroupResult]) -> list[str]:
 
 
 def _race(group: GroupResult) -> list[str]:
-    """Who is fastest in a group, and what may be said of the others against it."""
+    """Says who is fastest in a group, and how the others compare with it."""
     measured = [entrant for entrant in group.entrants if entrant.ranked and entrant.samples_per_second]
     if len(measured) < 2:
         return []
@@ -88,11 +92,44 @@ def _race(group: GroupResult) -> list[str]:
     equal = [one for one in with_fastest if one.claim == "none"]
     if equal:
         others = ", ".join(one.second if one.first == fastest else one.first for one in equal)
-        seen = max(one.detectable or 0.0 for one in equal)
-        said.append(f"between {fastest} and {others} no difference is shown (would have seen {100 * seen:.1f} %)")
+        detectable = _detectable(max(one.detectable or 0.0 for one in equal))
+        said.append(f"between {fastest} and {others} there is no significant difference ({detectable})")
     if len(said) < len(with_fastest) - len(equal) + bool(equal):
-        said.append("of others too few runs were made")
+        said.append("there are too few runs of the others")
     return [f"{group.group.key}: {'; '.join(said)}."]
+
+
+def describe_comparison(comparison: Comparison, *, target: float) -> str:
+    """Says what may be claimed of two backends.
+
+    Args:
+        comparison: The comparison; its own text is not used.
+        target: The difference that a race should be able to detect.
+    """
+    first, second, interval = comparison.first, comparison.second, comparison.slowdown
+    if interval is None or interval.low is None or interval.high is None:
+        pairs = f"{comparison.num_pairs} pair(s), at least {comparison.more_repeats} more needed"
+        return f"there are too few runs to compare {first} and {second}: {pairs}"
+    if comparison.claim == "none":
+        assert comparison.detectable is not None
+        text = f"no significant difference between {first} and {second} ({_detectable(comparison.detectable)})"
+        if comparison.detectable <= target:
+            return text
+        more = comparison.more_repeats
+        remedy = f"{more} more repeats would detect {100 * target:.0f} %" if more else "a quieter machine is needed"
+        return f"{text}; {remedy}"
+    estimate, low, high = interval.estimate, interval.low, interval.high
+    if comparison.claim == "faster":
+        # Every claim says slower, and so the first is slower: 10 % slower and 10 % faster are not the same ratio.
+        first, second = second, first
+        estimate, low, high = (math.expm1(-math.log1p(x)) for x in (estimate, high, low))
+    return f"{second} is {100 * estimate:.1f} % slower than {first} [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def _detectable(difference: float) -> str:
+    if difference >= _ANY_DIFFERENCE:
+        return "too noisy to detect any"
+    return f"smallest detectable: {100 * difference:.1f} %"
 
 
 def _rate(entrant: Entrant) -> float:

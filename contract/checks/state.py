@@ -57,7 +57,7 @@ def training_resumes_where_it_was_saved(evidence: Evidence) -> None:
 def state_of_one_process_is_loaded(evidence: Evidence) -> None:
     """The adapter loads state that the single-process backend has saved, and training continues as it does there."""
     saved_after = _saved_after(evidence)
-    alone: dict[str, Any] = evidence.memory["single"]
+    alone: dict[str, Any] = evidence.memory["alone"]
     rest = alone["steps"][saved_after:]
     for rank, (_, _, resumed) in enumerate(evidence.ranks):
         require_equal(len(resumed["steps"]), len(rest), what="steps left after resuming:", rank=rank)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from typing_extensions import override
+
 from launch.engines.interface import Engine, Ranks, launcher_module
 from launch.engines.torchrun import rendezvous
 from launch.nodes import own_address
@@ -21,6 +23,7 @@ class AccelerateLaunch(Engine):
     variables = ("ACCELERATE_", "FSDP_")
     spans_nodes = True
 
+    @override
     def command(self, ranks: Ranks) -> list[str]:
         # Also on CPU, where --cpu would start one process whatever --num_processes says, and
         # ACCELERATE_USE_CPU keeps the ranks off the GPUs that --multi_gpu speaks of.
@@ -36,6 +39,7 @@ class AccelerateLaunch(Engine):
             command += [f"--main_process_port={ranks.master_port or 0}"]
         return [*command, "--module", *self.program(ranks)]
 
+    @override
     def environment(self, ranks: Ranks) -> dict[str, str]:
         variables = {}
         if ranks.nodes.num_nodes > 1:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from typing_extensions import override
+
 from launch.engines.horovodrun import gloo_timeout
 from launch.engines.interface import Engine, Ranks
 from launch.nodes import interface
@@ -17,6 +19,7 @@ class HorovodNode(Engine):
     rank_variable = "HOROVOD_RANK"
     spans_nodes = True
 
+    @override
     def command(self, ranks: Ranks) -> list[str]:
         nodes = ranks.nodes
         # Where all ranks are on one machine, any free port will do.
@@ -29,5 +32,6 @@ class HorovodNode(Engine):
             *self.program(ranks),
         ]
 
+    @override
     def environment(self, ranks: Ranks) -> dict[str, str]:
         return gloo_timeout(ranks)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from typing_extensions import override
+
 from launch.engines.interface import Engine, Ranks, launcher_module
 
 
@@ -16,12 +18,14 @@ class Horovodrun(Engine):
     variables = ("HOROVOD_RANK", "HOROVOD_SIZE")
     takes_port = False
 
+    @override
     def command(self, ranks: Ranks) -> list[str]:
         # Loopback only: otherwise it first looks for an interface that all hosts share.
         options = ["-np", str(ranks.num_processes), "--gloo", "--network-interfaces", "lo"]
         launcher = launcher_module(ranks, "horovod.runner.launch")
         return [*launcher, *options, sys.executable, "-m", *self.program(ranks)]
 
+    @override
     def environment(self, ranks: Ranks) -> dict[str, str]:
         return gloo_timeout(ranks)
 

@@ -8,6 +8,8 @@ import sys
 import sysconfig
 from pathlib import Path
 
+from typing_extensions import override
+
 from launch.engines.interface import Engine, Ranks
 from launch.errors import UsageError
 
@@ -21,10 +23,12 @@ class Mpirun(Engine):
     variables = ("OMPI_COMM_", "OMPI_MCA_orte_", "OMPI_MCA_ess_", "OMPI_MCA_pmix")
     takes_port = False
 
+    @override
     def check(self, ranks: Ranks) -> None:
         super().check(ranks)
         _find_mpirun()
 
+    @override
     def command(self, ranks: Ranks) -> list[str]:
         command = [_find_mpirun(), "-np", str(ranks.num_processes), "--oversubscribe", "--bind-to", "none"]
         if os.geteuid() == 0:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from typing_extensions import override
+
 from launch.engines.interface import Engine, Ranks
 
 
@@ -13,5 +15,6 @@ class Python(Engine):
     name = "python"
     takes_port = False
 
+    @override
     def command(self, ranks: Ranks) -> list[str]:
         return [sys.executable, "-m", *self.program(ranks)]

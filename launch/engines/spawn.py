@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing_extensions import override
+
 from launch.engines.interface import Engine, Ranks, launcher_module
 
 
@@ -12,6 +14,7 @@ class Spawn(Engine):
     launcher = "spawn"
     rank_variable = "RANK"
 
+    @override
     def command(self, ranks: Ranks) -> list[str]:
         port = [f"--master-port={ranks.master_port}"] if ranks.master_port is not None else []
         launcher = launcher_module(ranks, "launch.engines.spawn_ranks")

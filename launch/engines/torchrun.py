@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing_extensions import override
+
 from launch.engines.interface import Engine, Ranks, launcher_module
 from launch.nodes import own_address
 
@@ -18,6 +20,7 @@ class Torchrun(Engine):
     )
     spans_nodes = True
 
+    @override
     def command(self, ranks: Ranks) -> list[str]:
         command = [
             *launcher_module(ranks, "torch.distributed.run"),

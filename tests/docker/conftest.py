@@ -33,9 +33,9 @@ def _has_docker() -> bool:
 
 @pytest.fixture(scope="session")
 def images(engine: None) -> dict[str, float]:
-    """The size of each backend's image in GB; made first where need be, which takes minutes."""
+    """The size of each backend's image in GiB; made first where need be, which takes minutes."""
     done = subprocess.run([HERE / "images.sh"], capture_output=True, text=True, cwd=PROJECT_DIRECTORY)
     assert done.returncode == 0, done.stdout + done.stderr
-    # "ddp: 0 s, 1.52 GB"
-    lines = [line.split() for line in done.stdout.splitlines() if line.endswith(" GB")]
+    # "ddp: 0 s, 1.42 GiB"
+    lines = [line.split() for line in done.stdout.splitlines() if line.endswith(" GiB")]
     return {words[0].rstrip(":"): float(words[-2]) for words in lines}

@@ -15,5 +15,5 @@ for backend in $(images); do
   SECONDS=0
   ensure_image "$backend" "lockstep/$backend:$version"
   size=$(docker image inspect --format '{{.Size}}' "lockstep/$backend:$version")
-  awk -v name="$backend" -v seconds=$SECONDS -v size="$size" 'BEGIN { printf "%s: %d s, %.2f GB\n", name, seconds, size / 1e9 }'
+  awk -v name="$backend" -v seconds=$SECONDS -v size="$size" 'BEGIN { printf "%s: %d s, %.2f GiB\n", name, seconds, size / 2^30 }'
 done

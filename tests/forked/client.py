@@ -19,7 +19,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from backends.interface import Signs
+from backends.capabilities import Signs
 from compare.race import run as race
 from launch.engines.interface import PROJECT_DIRECTORY, Engine, Ranks
 from launch.engines.registry import ENGINES

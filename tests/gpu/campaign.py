@@ -25,8 +25,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from backends.capabilities import PRECISIONS
 from backends.devices import count_gpus
-from backends.interface import PRECISIONS
 from backends.registry import BACKENDS
 from contract.check import all_checks
 from launch.engines.environment import EXACT_FLOAT32

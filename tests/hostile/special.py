@@ -123,7 +123,7 @@ def checkpoints_that_choose(victim: Victim) -> None:
 
 def records_that_swell(victim: Victim) -> None:
     """Nesting without end, and a file larger than any record."""
-    for content in ("[" * 200_000, '{"schema_version": 2, "x": ' * 20_000, json.dumps({"schema_version": "9" * 10**6})):
+    for content in ("[" * 200_000, '{"schema_version": 3, "x": ' * 20_000, json.dumps({"schema_version": "9" * 10**6})):
         with victim.input("record.json", content) as path:
             victim.attack("special", "report", str(path), "--output-dir", "out")
     with victim.input("record.json", b"{") as path:

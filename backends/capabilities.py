@@ -1,0 +1,117 @@
+"""What a backend declares of itself: what it supports, its own options, the signs by which its ranks are watched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pydantic import BaseModel, ConfigDict
+
+PRECISIONS = ("fp32", "bf16", "fp16")
+
+
+class UnsupportedError(ValueError):
+    """A backend does not support what was asked for; the message names the value and a remedy."""
+
+
+class BackendSettings(BaseModel):
+    """The options of one backend alone: each field is a command-line option of the same name. Most have none."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    @property
+    def implied_precision(self) -> str | None:
+        """The precision that these options imply when the user does not choose one, or None."""
+        return None
+
+    def check(self, *, precision: str, optimizer: str) -> None:
+        """Refuses options that contradict those that all backends share.
+
+        Args:
+            precision: The precision of the run, one of `PRECISIONS`.
+            optimizer: The name of the optimizer.
+
+        Raises:
+            UnsupportedError: Two options contradict each other; the message names the value and a remedy.
+        """
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a backend supports.
+
+    - A request that is not declared here is refused with a message that names the value, before any rank starts.
+
+    Attributes:
+        precisions: For each device type ("cpu", "cuda"), the precisions in which the backend really computes.
+        start_methods: The engines that can start the backend's ranks, the default first.
+        max_world_size: The largest number of ranks; None means that there is no limit.
+        ranks_may_share_gpu: Whether several ranks may use the same GPU.
+        unused_parameters: Whether the backend supports `find_unused_parameters`.
+        compiled_models: Whether the backend supports models compiled with torch.compile.
+        reasons: For a precision that is not supported, the reason, which the refusal quotes.
+    """
+
+    precisions: Mapping[str, tuple[str, ...]]
+    start_methods: tuple[str, ...]
+    max_world_size: int | None = None
+    ranks_may_share_gpu: bool = False
+    unused_parameters: bool = True
+    compiled_models: bool = True
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+    def check(
+        self, *, name: str, device: str, precision: str, world_size: int = 1, find_unused_parameters: bool = False
+    ) -> None:
+        """Refuses what the backend does not support.
+
+        Args:
+            name: The backend's name, for the message.
+            device: The device type, "cpu" or "cuda".
+            precision: The precision to compute in.
+            world_size: The number of ranks.
+            find_unused_parameters: Whether some parameters may get no gradient in a step.
+
+        Raises:
+            UnsupportedError: One of these is not supported; the message names it and a remedy.
+        """
+        if device not in self.precisions:
+            raise UnsupportedError(
+                f"{name} does not run on {device} (it runs on {', '.join(self.precisions)}); choose another backend"
+            )
+        if precision not in self.precisions[device]:
+            why = f" ({self.reasons[precision]})" if precision in self.reasons else ""
+            raise UnsupportedError(
+                f"--precision {precision}: {name} cannot compute in {precision} on {device}{why}; "
+                f"choose {' or '.join(self.precisions[device])}"
+            )
+        if self.max_world_size is not None and world_size > self.max_world_size:
+            raise UnsupportedError(
+                f"--num-processes {world_size}: {name} runs at most {self.max_world_size} process(es); "
+                "choose another backend for more"
+            )
+        if find_unused_parameters and not self.unused_parameters:
+            raise UnsupportedError(f"--find-unused-parameters: {name} cannot; freeze the parameters that are not used")
+
+
+@dataclass(frozen=True)
+class Signs:
+    """How the launcher recognises from outside that a rank waits for other ranks, or has lost one.
+
+    Attributes:
+        waiting: Folders in site-packages; a rank whose innermost Python frame is in one of them waits for other ranks.
+        lost_peer: Phrases of the errors that the library raises when another rank has ended or does not answer.
+    """
+
+    waiting: tuple[str, ...] = ()
+    lost_peer: tuple[str, ...] = ()
+
+
+# Of torch.distributed, which most adapters communicate through.
+TORCH_SIGNS = Signs(
+    waiting=("torch/distributed", "torch/nn/parallel"),
+    lost_peer=(
+        *("connectFullMesh failed", "remote process exited", "Watchdog caught collective operation timeout"),
+        *("DistNetworkError", "DistStoreError", "DistBackendError"),
+    ),
+)

@@ -1,0 +1,95 @@
+"""What is committed in docs/results: made by the commands that it names, and without a trace of the machine."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from compare.report.html import render_html
+from compare.report.markdown import render_markdown
+from compare.report.picture import render_picture
+from compare.results import Results, read_results
+from launch.engines.interface import PROJECT_DIRECTORY
+from tests.sample_results import HOSTILE, empty_results, sample_results
+
+PLACE = PROJECT_DIRECTORY / "docs" / "results"
+RACES = sorted(PLACE.glob("race-*/results.json"))
+# The beginning of a path on some machine, as in a command, a message or a log.
+_PATH_OF_A_MACHINE = re.compile(rb"""(?<![\w.:/<*)-])/(tmp|root|home|work|usr|var|opt|mnt|data|Users|private)/""")
+
+
+def test_no_file_has_a_path_of_a_machine() -> None:
+    listed = subprocess.run(["git", "ls-files", "-z", str(PLACE)], cwd=PROJECT_DIRECTORY, capture_output=True)
+    files = [PROJECT_DIRECTORY / name for name in listed.stdout.decode().split("\0") if name]
+    files = files or [path for path in PLACE.rglob("*") if path.is_file()]  # where there is no repository
+    assert len(files) > 5
+    found = {
+        f"{file.relative_to(PROJECT_DIRECTORY)}: {content[match.start() : match.start() + 60]!r}"
+        for file in files
+        if file.exists()
+        for content in [file.read_bytes()]
+        for match in _PATH_OF_A_MACHINE.finditer(content)
+    }
+    assert found == set()
+
+
+@pytest.mark.parametrize("text", ["--output-dir=/tmp/run", "in /root/x", '"/home/a/b"', "(/work/main/x)"])
+def test_paths_of_machines_are_recognised(text: str) -> None:
+    assert _PATH_OF_A_MACHINE.search(text.encode())
+
+
+@pytest.mark.parametrize("text", ["https://example.org/home/a", "docs/work/a", "runs/tmp/a", "</data/>"])
+def test_other_texts_are_no_paths_of_machines(text: str) -> None:
+    assert not _PATH_OF_A_MACHINE.search(text.encode())
+
+
+@pytest.mark.parametrize("file", RACES, ids=lambda file: file.parent.name)
+def test_a_committed_report_is_made_of_its_results(file: Path) -> None:
+    results = read_results(file)
+    page = render_html(results)
+    assert file.with_name("report.html").read_text(encoding="utf-8") == page
+    assert len(page.encode()) < 1.5e6
+    assert file.with_name("report.md").read_text(encoding="utf-8") == render_markdown(results)
+    assert file.with_name("race.svg").read_text(encoding="utf-8") == render_picture(results)
+    assert file.stat().st_size < 1e6
+
+
+def _picture(results: Results) -> ElementTree.Element:
+    text = render_picture(results)
+    assert len(text.encode()) < 60 * 1024
+    assert "prefers-color-scheme: dark" in text
+    return ElementTree.fromstring(text)
+
+
+@pytest.mark.parametrize("file", RACES, ids=lambda file: file.parent.name)
+def test_a_picture_shows_every_backend_beside_one_process(file: Path) -> None:
+    picture = _picture(read_results(file))
+    texts = [element.text for element in picture.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"fp32", "bf16", "ddp", "horovod", "accelerate", "515", "one process: 546", "samples/s"} <= set(texts)
+    assert "fp32: one process 546 samples/s, ddp on 2 ranks 515" in picture.attrib["aria-label"]
+    # A bar and an interval for each of three backends under two conditions, and a background.
+    assert len(list(picture.iter("{http://www.w3.org/2000/svg}rect"))) == 1 + 2 * 3
+    assert not {element.tag.rpartition("}")[2] for element in picture.iter()} - {"svg", "style", "rect", "line", "text"}
+
+
+def test_a_picture_takes_names_for_what_they_are() -> None:
+    results = sample_results()
+    results.groups[0].group.precision = "bf16"
+    results.groups[1].group.gradient_accumulation_steps = 1
+    texts = [element.text for element in _picture(results).iter("{http://www.w3.org/2000/svg}text")]
+    assert HOSTILE in texts
+
+
+def test_results_without_one_process_make_no_picture(tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text(empty_results().model_dump_json())
+    for file in ("results.json", "none.json"):
+        command = [sys.executable, "-m", "compare.report.picture", str(tmp_path / file)]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT_DIRECTORY)
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"lockstep: {tmp_path / file}: cannot be drawn")
+        assert len(done.stderr.splitlines()) == 1
