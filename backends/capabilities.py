@@ -96,11 +96,11 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class Signs:
-    """How a library shows, to whoever watches its ranks from outside, that one of them waits or has been left.
+    """How the launcher recognises from outside that a rank waits for other ranks, or has lost one.
 
     Attributes:
-        waiting: Folders below site-packages: a rank whose innermost Python frame lies in one waits for other ranks.
-        lost_peer: Phrases of the errors that the library raises where another rank has ended or does not answer.
+        waiting: Folders in site-packages; a rank whose innermost Python frame is in one of them waits for other ranks.
+        lost_peer: Phrases of the errors that the library raises when another rank has ended or does not answer.
     """
 
     waiting: tuple[str, ...] = ()

@@ -320,19 +320,22 @@ class Backend(ABC):
         """
 
     def collectives(self) -> Mapping[str, Prepare]:
-        """Returns the library's own collectives, for a benchmark: those of torch.distributed where it has a group.
+        """Returns the library's collectives for a benchmark; by default those of torch.distributed, if it has a group.
 
         Returns:
-            By operation ("all_reduce", "all_gather", "gather", "broadcast"), what prepares a call.
+            By operation ("all_reduce", "all_gather", "gather", "broadcast"), a function that prepares a call.
         """
         from backends.collectives import collectives_of_group, only_all_reduce
 
         return collectives_of_group() or only_all_reduce(self.all_reduce)
 
     def count_traffic(self, count: Callable[[str, int], None]) -> AbstractContextManager[Any]:
-        """Calls `count(operation, num_elements)` for every collective that this thread starts inside.
+        """Returns a context manager that counts every collective that this thread starts inside.
 
-        Those of torch.distributed are seen, from C++ too; an adapter of another library adds its own.
+        By default it sees those of torch.distributed, from C++, too; an adapter of another library adds its own.
+
+        Args:
+            count: Called with the operation and the number of elements of each collective.
         """
         from backends.traffic import count_torch_traffic
 
