@@ -19,9 +19,6 @@ from backends.capabilities import PRECISIONS, TORCH_SIGNS, BackendSettings, Capa
 from backends.devices import count_gpus
 from backends.interface import Backend, BackendOptions
 
-# The backend that all others are compared with.
-REFERENCE = "single"
-
 
 def _nothing() -> str | None:
     return None
@@ -91,6 +88,7 @@ class BackendRow:
         packages: The distributions whose versions a run record is to hold, besides torch's.
         signs: How its library shows that a rank waits for others, or has lost one.
         communicates_like: The backend whose collectives it uses, too; None where its library has its own.
+        variables: Beginnings of the environment variables that change what its library does, for the run record.
     """
 
     adapter: str
@@ -102,6 +100,7 @@ class BackendRow:
     packages: tuple[str, ...] = ()
     signs: Signs = TORCH_SIGNS
     communicates_like: str | None = None
+    variables: tuple[str, ...] = ()
 
     @cached_property
     def capabilities(self) -> Capabilities:
@@ -173,6 +172,7 @@ BACKENDS = {
         _horovod,
         _horovod_missing,
         packages=("horovod",),
+        variables=("HOROVOD_", "OMPI_MCA_"),
         signs=Signs(("horovod",), ("Horovod has been shut down", "HorovodInternalError")),
     ),
     "accelerate": BackendRow(
@@ -181,6 +181,7 @@ BACKENDS = {
         _accelerate,
         _accelerate_missing,
         packages=("accelerate",),
+        variables=("ACCELERATE_",),
         signs=Signs((*TORCH_SIGNS.waiting, "accelerate"), TORCH_SIGNS.lost_peer),
         communicates_like="ddp",
     ),

@@ -21,6 +21,7 @@ from launch.engines.environment import engine_environment
 from launch.engines.interface import PROJECT_DIRECTORY, Ranks
 from launch.engines.python import Python
 from launch.guardian import guarded
+from records.config import STARTED_AT_VARIABLE
 from records.names import RECORD_NAME
 
 # The command line of this installation.
@@ -143,7 +144,7 @@ def _world(world_size: int, device: str) -> tuple[Any, ...]:
 def _run(adapter: str, working_directory: Path, *arguments: Any, **variables: str) -> subprocess.CompletedProcess[str]:
     """Runs a command line to its end, or ends it when it takes too long."""
     command = [*LOCKSTEP, adapter, *map(str, arguments)]
-    environment = {name: value for name, value in os.environ.items() if name != "LOCKSTEP_STARTED_AT"} | variables
+    environment = {name: value for name, value in os.environ.items() if name != STARTED_AT_VARIABLE} | variables
     if "PYTHONPATH" in environment:
         paths = environment["PYTHONPATH"].split(os.pathsep)
         environment["PYTHONPATH"] = os.pathsep.join(str(Path(path).absolute()) for path in paths if path)

@@ -55,7 +55,7 @@ class Suite:
         directory: Receives the files of all groups and jobs.
         options: Which part of the contract to check, and where.
         on_phase: Called with the group or job that runs, and with its phase.
-        command: Composes the commands that start ranks.
+        compose: Composes the jobs that start ranks.
 
     Raises:
         UnsupportedError: There is no such adapter.

@@ -1,1 +1,1 @@
-"""From the command line to a run record: configuration, engines that start ranks, and the loop each rank runs."""
+"""Starts what the user asks for: the command line, its options, engines, supervision of ranks, and the display."""

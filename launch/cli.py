@@ -146,7 +146,3 @@ def _overview() -> str:
         "       launch/run.sh doctor               show which backends run on this machine\n\n"
         f"backends (or your own, as package.module:Class):\n{backends}"
     )
-
-
-if __name__ == "__main__":
-    main()

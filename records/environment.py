@@ -16,7 +16,7 @@ _PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy")
 
 _VARIABLE_PREFIXES = (
     *("OMP_", "MKL_", "KMP_", "ONEDNN_", "DNNL_", "ATEN_", "TORCH_", "PYTORCH_"),
-    *("CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_", "NCCL_", "GLOO_", "HOROVOD_", "ACCELERATE_", "OMPI_MCA_"),
+    *("CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_", "NCCL_", "GLOO_"),
 )
 
 _VARIABLES = ("TOKENIZERS_PARALLELISM", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES", "LD_PRELOAD")
@@ -34,10 +34,9 @@ def describe_environment(*, with_torch: bool) -> Environment:
             cuda = torch.version.cuda
             nccl = ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
             gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    beginnings = (*_VARIABLE_PREFIXES, *(name for row in BACKENDS.values() for name in row.variables))
     variables = {
-        name: value
-        for name, value in sorted(os.environ.items())
-        if name.startswith(_VARIABLE_PREFIXES) or name in _VARIABLES
+        name: value for name, value in sorted(os.environ.items()) if name.startswith(beginnings) or name in _VARIABLES
     }
     return Environment(
         git_commit=commit,

@@ -28,7 +28,7 @@ def main(directory: Path) -> int:
     """Races, or goes on with a race, and writes what it measured; returns the exit code."""
     backends = ",".join(ENTRANTS.values())
     command = ["launch/run.sh", "compare", f"--backends={backends}", *OPTIONS]
-    race = [sys.executable, "-m", "launch.cli", *command[1:], f"--output-dir={directory}"]
+    race = [sys.executable, "-m", "launch", *command[1:], f"--output-dir={directory}"]
     environment = {**os.environ, "PYTHONPATH": str(PROJECT_DIRECTORY)}
     done = subprocess.run(race, cwd=PROJECT_DIRECTORY, env=environment)
     if done.returncode:

@@ -58,3 +58,11 @@ def test_scripts_take_the_backends_from_their_files() -> None:
     for path in _tracked("launch/*.sh", "tests/run.sh"):
         code = re.sub(r"(?m)^\s*#.*$", "", path.read_text())
         assert not re.search(rf"\b({'|'.join(BACKENDS)})\b", code.replace("extras=(single", "extras=(")), path
+
+
+def test_every_package_is_installed() -> None:
+    """An editable installation would not miss one that pyproject.toml leaves out."""
+    text = (PROJECT_DIRECTORY / "pyproject.toml").read_text()
+    listed = re.findall(r'"([\w.]+)"', re.search(r"(?s)\[tool.setuptools\]\npackages = \[(.*?)\]", text)[1])  # type: ignore[index]
+    packages = {".".join(path.relative_to(PROJECT_DIRECTORY).parent.parts) for path in _tracked("*/__init__.py")}
+    assert set(listed) == {name for name in packages if not name.startswith("tests")}

@@ -24,9 +24,9 @@ def main(run_directory: str, rank_variable: str | None = None) -> None:
         config = RunConfig.model_validate_json((directory / CONFIG_NAME).read_bytes())
         # Collecting garbage among the objects that large imports create would take half a second of them.
         gc.disable()
-        from training.job import Job
+        from training.rank_work import RankWork
 
-        Job(config, directory, heartbeat).run()
+        RankWork(config, directory, heartbeat).run()
 
 
 if __name__ == "__main__":

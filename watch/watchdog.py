@@ -184,7 +184,7 @@ class Watchdog:
         return Hang(rank, message, positions[rank])
 
     def _busy(self, positions: dict[int, Position]) -> set[int]:
-        """Returns the ranks that compute, as seen from outside: they are mostly on a processor, and do not read data."""
+        """Returns the ranks that compute: those that are mostly on a processor, and do not read data."""
         at_work = Counter(rank for states in self._states for rank, state in states.items() if state == "R")
         return {
             rank

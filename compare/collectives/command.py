@@ -17,7 +17,7 @@ from backends.registry import BackendRow
 from compare.collectives.job import MeasuringJob, ranks_of
 from compare.collectives.measurement import ELEMENT_BYTES, CollectivesFile, Measurement
 from compare.collectives.options import CollectivesOptions, parse_sizes
-from compare.collectives.paths import measured_backends, say_what_is_left_out
+from compare.collectives.selection import measured_backends, say_what_is_left_out
 from compare.collectives.table import show
 from compare.numbers import format_size
 from compare.results import CollectiveSeries

@@ -109,7 +109,7 @@ def run_command(arguments: list[str]) -> subprocess.CompletedProcess[str]:
     environment.pop(STARTED_AT_VARIABLE, None)  # the time of a run begins with its own command
     with guarded() as mark:
         process = subprocess.Popen(
-            [sys.executable, "-m", "launch.cli", *arguments],
+            [sys.executable, "-m", "launch", *arguments],
             env={**environment, **mark},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

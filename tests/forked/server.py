@@ -32,7 +32,7 @@ _MODULES = (
     *("transformers.models.bert.modeling_bert", "transformers.models.auto.modeling_auto", "safetensors.torch"),
     *("torchmetrics.functional.classification", "pyarrow.csv", "pyarrow.parquet", "scipy.stats", "jinja2", "psutil"),
     *("tensorboard", "torch.utils.tensorboard"),
-    *("launch.cli", "launch.display", "training.rank", "training.job", "watch.watchdog"),
+    *("launch.cli", "launch.display", "training.rank", "training.rank_work", "watch.watchdog"),
     *("contract.worker", "contract.suite", "compare.race.command", "compare.report.command"),
     *("compare.collectives.command", "compare.collectives.rank", "tasks.text.classification", "tasks.tagger"),
     *("backends.single", "backends.ddp", "backends.accelerate", "backends.horovod"),

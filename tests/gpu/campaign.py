@@ -38,7 +38,7 @@ from tasks.text.grammar import generate
 from tests.gpu.contracts import ADAPTERS, NUM_PROCESSES, more_options, unavailable_reason
 from tests.gpu.report import render
 
-_LOCKSTEP = (sys.executable, "-m", "launch.cli")
+_LOCKSTEP = (sys.executable, "-m", "launch")
 _CORES = len(os.sched_getaffinity(0))
 # Sentences enough for any text to fill 128 tokens.
 _REVIEWS_PER_TEXT = 20

@@ -35,7 +35,7 @@ from training.world import broadcast_bytes, gather_facts, newest_of, prove_same_
 from watch.heartbeat import Heartbeat
 
 
-class Job:
+class RankWork:
     """What one rank does in a run."""
 
     def __init__(self, config: RunConfig, directory: Path, heartbeat: Heartbeat) -> None:
