@@ -192,5 +192,5 @@ class HorovodBackend(TorchAmpBackend):
 
 
 def _carried(buffer: torch.Tensor) -> torch.Tensor:
-    """The same memory in a dtype that Horovod carries, which truth values are not."""
+    """Returns a view of the same memory in a dtype that Horovod supports; it does not support bool."""
     return buffer.view(torch.uint8) if buffer.dtype == torch.bool else buffer

@@ -105,7 +105,7 @@ class BackendRow:
 
     @cached_property
     def capabilities(self) -> Capabilities:
-        """What it can do; found out when it is first asked for, since that may mean to look into a library."""
+        """What the backend supports; computed lazily, because it may require inspecting a library."""
         return self.declare()
 
     @property

@@ -124,7 +124,7 @@ def _dispatch(arguments: list[str]) -> int:
             command = importlib.import_module(COMMANDS[arguments[0]])
         except ModuleNotFoundError as error:
             raise UsageError(
-                f"{arguments[0]}: needs the package {error.name}; pip install 'lockstep[compare]', "
+                f"{arguments[0]}: needs the package {error.name}; run pip install '.[compare]' in the repository, "
                 "or use launch/run.sh, which does"
             ) from error
         return int(command.run(arguments[1:]))
