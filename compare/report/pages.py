@@ -25,7 +25,8 @@ def require_packages() -> None:
     for package in _PACKAGES:
         if find_spec(package) is None:
             raise UsageError(
-                f"{package} is missing; run pip install '.[compare]' in the repository, or use launch/run.sh, which does"
+                f"{package} is missing; run pip install '.[compare]' in the repository, "
+                "or use launch/run.sh, which does"
             )
 
 
