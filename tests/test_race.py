@@ -258,7 +258,7 @@ def test_what_a_race_knows_of_a_run_lies_beside_its_record(tmp_path: Path) -> No
     # Both may be named to a report; what a race wrote is of use only with its record.
     both = [kept[0], race_file(kept[0])]
     assert [run.race for run in read_inputs(both).runs] == [_facts(good)]
-    with pytest.raises(UsageError, match=r"name the record, too$"):
+    with pytest.raises(UsageError, match=r"also pass the record it belongs to$"):
         read_inputs([race_file(kept[0])])
 
 
@@ -324,8 +324,8 @@ def test_a_dry_run_shows_the_plan_and_creates_nothing(tmp_path: Path) -> None:
         (["--train-file", "none.csv", "--validation-file", "none.csv"], "none.csv"),
         (["--output-dir", "/proc/nothing/here"], "/proc/nothing/here"),
         (["--backends", "accelerate", "--precision", "fp16"], "accelerate cannot compute in fp16"),
-        (["--tracker", "tensorboard"], "a race keeps nothing of its runs but their records"),
-        (["--start-method", "spawn"], "by its own launcher"),
+        (["--tracker", "tensorboard"], "a race keeps only the records of its runs"),
+        (["--start-method", "spawn"], "by its own engine"),
         (["--train-file", "a" * 300, "--validation-file", "b"], "aaa"),
         (
             ["--repeats", "1000", "--num-processes", "1,2,4,8,16,32", "--precision", "fp32,bf16"],
