@@ -77,7 +77,8 @@ class Capabilities:
         """
         if device not in self.precisions:
             raise UnsupportedError(
-                f"{name} does not run on {device} (it runs on {', '.join(self.precisions)}); choose another backend"
+                f"--device {device}: {name} supports only {', '.join(self.precisions)}; "
+                "choose one of these or another backend"
             )
         if precision not in self.precisions[device]:
             why = f" ({self.reasons[precision]})" if precision in self.reasons else ""
@@ -91,7 +92,10 @@ class Capabilities:
                 "choose another backend for more"
             )
         if find_unused_parameters and not self.unused_parameters:
-            raise UnsupportedError(f"--find-unused-parameters: {name} cannot; freeze the parameters that are not used")
+            raise UnsupportedError(
+                f"--find-unused-parameters: {name} does not support it; "
+                "freeze unused parameters or choose another backend"
+            )
 
 
 @dataclass(frozen=True)

@@ -194,5 +194,5 @@ class HorovodBackend(TorchAmpBackend):
 
 
 def _carried(buffer: torch.Tensor) -> torch.Tensor:
-    """Returns a view of the buffer in a dtype that Horovod supports, which bool is not."""
+    """Returns a view of the same memory in a dtype that Horovod supports; it does not support bool."""
     return buffer.view(torch.uint8) if buffer.dtype == torch.bool else buffer

@@ -104,7 +104,7 @@ class BackendRow:
 
     @cached_property
     def capabilities(self) -> Capabilities:
-        """What it supports; computed on first use, since that may read a file of the library."""
+        """What the backend supports; computed lazily, because it may require inspecting a library."""
         return self.declare()
 
     @property
@@ -173,7 +173,11 @@ BACKENDS = {
         _horovod_missing,
         packages=("horovod",),
         variables=("HOROVOD_", "OMPI_MCA_"),
-        signs=Signs(("horovod",), ("Horovod has been shut down", "HorovodInternalError")),
+        signs=Signs(
+            ("horovod",),
+            # The last two are of gloo, which it communicates through.
+            ("Horovod has been shut down", "HorovodInternalError", "connectFullMesh failed", "remote process exited"),
+        ),
     ),
     "accelerate": BackendRow(
         "backends.accelerate:AccelerateBackend",

@@ -115,7 +115,7 @@ def _prove(adapter: str, directory: Path, options: ContractOptions, target: Path
 
         suite = Suite(adapter, directory, options, on_phase=follow)
         if not suite.instances:
-            raise UsageError("no check fits these --num-processes, --precision and --check together; ask for more")
+            raise UsageError("no clause matches --num-processes, --precision and --check together; relax one of them")
         rows = Rows(suite, terminal, is_whole=options.is_whole)
         for result in suite.results():
             rows.add(result)

@@ -12,16 +12,16 @@ _MAX_PROCESSES = 64
 
 
 def known_check(check_id: str) -> str:
-    """Returns the id of a check.
+    """Returns the number of a clause, such as C16, if a check holds backends to it.
 
     Raises:
-        ValueError: There is no such check.
+        ValueError: There is no such clause.
     """
     from contract.check import all_checks  # they import torch, which takes seconds
 
     ids = list(all_checks())
     if check_id not in ids:
-        raise ValueError(f"there is no such check; choose from {ids[0]} to {ids[-1]}")
+        raise ValueError(f"there is no such clause; choose from {ids[0]} to {ids[-1]}")
     return check_id
 
 
@@ -37,7 +37,7 @@ class ContractOptions(BaseModel):
         default_factory=list, description="precisions, by commas (default: all)"
     )
     check: list[Annotated[str, AfterValidator(known_check)]] = Field(
-        default_factory=list, description="ids of checks, by commas (default: all)"
+        default_factory=list, description="numbers of clauses to check, such as C16, by commas (default: all)"
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where to compute")
 
@@ -48,7 +48,7 @@ class ContractOptions(BaseModel):
             return value
         parts = [part.strip() for part in value.split(",")]
         if not all(parts):
-            raise ValueError("one of the values is empty; give values, by commas")
+            raise ValueError("a value is empty; separate values with single commas")
         return list(dict.fromkeys(parts))
 
     @field_validator("device")

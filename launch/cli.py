@@ -126,8 +126,8 @@ def _dispatch(arguments: list[str]) -> int:
             command = importlib.import_module(COMMANDS[arguments[0]])
         except ModuleNotFoundError as error:
             raise UsageError(
-                f"{arguments[0]} needs the package {error.name}, which is not installed; use launch/run.sh, "
-                "which installs it, or pip install 'lockstep[compare]'"
+                f"{arguments[0]}: needs the package {error.name}; run pip install '.[compare]' in the repository, "
+                "or use launch/run.sh, which does"
             ) from error
         return int(command.run(arguments[1:]))
     from launch.train_command import train

@@ -1,4 +1,7 @@
-"""The model and the sentences of the token-tagging task, apart from it because a launcher does without torch."""
+"""The model and the sentences of the token-tagging task.
+
+They are kept in a separate module because the launcher must not import torch.
+"""
 
 from __future__ import annotations
 

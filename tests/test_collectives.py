@@ -140,7 +140,9 @@ def test_an_adapter_of_ones_own_library_is_measured_through_the_adapter(tmp_path
         *("--output", tmp_path / "none.json"),
     )
     assert done.returncode == 2
-    assert done.stderr.startswith("lockstep: --operations gather,broadcast: none of the backends has these")
+    assert done.stderr.startswith(
+        "lockstep: --operations gather,broadcast: none of the chosen backends implements these"
+    )
     assert not (tmp_path / "none.json").exists()
 
 

@@ -70,7 +70,10 @@ REFUSED = {
     "--backends apex": ("--backends apex: cannot run here", "apex"),
     "--backends single": ("--num-processes 2: single runs at most 1", "choose another backend"),
     "--backends no.such:Thing": ("no.such:Thing", "PYTHONPATH"),
-    "--backends tests.test_collectives_options:PlacelessBackend": ("does not run on cpu", "choose another backend"),
+    "--backends tests.test_collectives_options:PlacelessBackend": (
+        "--device cpu: ",
+        "choose one of these or another backend",
+    ),
     "--num-processes 1": ("--num-processes 1", "choose 2 or more"),
     "--num-processes 2,1": ("--num-processes 1", "choose 2 or more"),
     "--num-processes 0": ("--num-processes 0", "greater than or equal to 1"),

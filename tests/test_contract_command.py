@@ -104,7 +104,7 @@ def test_explain() -> None:
         (("ddp", "--json", "/nowhere/at/all.json"), "/nowhere/at"),
         (("ddp", "--json", __file__), "exists already"),
         (("ddp", "--json", "/proc/out.json"), "--json /proc/out.json"),
-        (("ddp", "--check", "C24", "--num-processes", "1"), "no check fits"),
+        (("ddp", "--check", "C24", "--num-processes", "1"), "no clause matches"),
         (("ddp", "--wrong"), "--wrong"),
         (("ddp", "horovod"), "horovod"),
         (("--explain",), "--explain"),

@@ -258,7 +258,7 @@ def test_what_a_race_knows_of_a_run_lies_beside_its_record(tmp_path: Path) -> No
     # Both may be named to a report; what a race wrote is of use only with its record.
     both = [kept[0], race_file(kept[0])]
     assert [run.race for run in read_inputs(both).runs] == [_facts(good)]
-    with pytest.raises(UsageError, match=r"name the record, too$"):
+    with pytest.raises(UsageError, match=r"also pass the record it belongs to$"):
         read_inputs([race_file(kept[0])])
 
 
@@ -324,10 +324,13 @@ def test_a_dry_run_shows_the_plan_and_creates_nothing(tmp_path: Path) -> None:
         (["--train-file", "none.csv", "--validation-file", "none.csv"], "none.csv"),
         (["--output-dir", "/proc/nothing/here"], "/proc/nothing/here"),
         (["--backends", "accelerate", "--precision", "fp16"], "accelerate cannot compute in fp16"),
-        (["--tracker", "tensorboard"], "a race keeps nothing of its runs but their records"),
-        (["--start-method", "spawn"], "by its own launcher"),
+        (["--tracker", "tensorboard"], "a race keeps only the records of its runs"),
+        (["--start-method", "spawn"], "by its own engine"),
         (["--train-file", "a" * 300, "--validation-file", "b"], "aaa"),
-        (["--repeats", "1000", "--num-processes", "1,2,4,8,16,32", "--precision", "fp32,bf16"], "would take weeks"),
+        (
+            ["--repeats", "1000", "--num-processes", "1,2,4,8,16,32", "--precision", "fp32,bf16"],
+            "exceed the limit of 10000 runs",
+        ),
     ],
 )
 def test_bad_requests_end_with_one_line(arguments: list[str], complaint: str, tmp_path: Path) -> None:
@@ -343,7 +346,7 @@ def test_a_directory_with_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("precious")
     done = lockstep("compare", "--backends", "single", "--output-dir", tmp_path)
     assert done.returncode == 2
-    assert "is not empty and holds no race" in done.stderr
+    assert "is not empty and does not contain a race" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
@@ -356,4 +359,4 @@ def test_a_configuration_file_leaves_to_the_race_what_it_decides(tmp_path: Path)
     (tmp_path / "options.yaml").write_text("precision: bf16\n")
     done = lockstep("compare", "--backends", "single", "--config", tmp_path / "options.yaml", cwd=tmp_path)
     assert done.returncode == 2
-    assert "--precision: the race decides that" in done.stderr
+    assert "--precision: cannot be set in a race" in done.stderr

@@ -65,9 +65,9 @@ class Agreement:
         self._buffers_before = {}
         if changed:
             self._progress.warn(
-                f"{len(changed)} buffer(s) change in training ({_listed(changed)}): with such layers "
-                f"{self._backend.world_size} ranks do not compute what one process does; "
-                "those of rank 0 are evaluated with and saved"
+                f"{len(changed)} buffer(s) change in training ({_listed(changed)}): with such layers, "
+                f"the result of {self._backend.world_size} ranks differs from single-process training; "
+                "the buffers of rank 0 are used for evaluation and saved"
             )
 
     def check(self, model: torch.nn.Module, step: int, *, may_be_last: bool) -> None:

@@ -76,7 +76,7 @@ def run(arguments: list[str]) -> int:
         return 1
     if not series:
         asked = ",".join(options.operations)
-        raise UsageError(f"--operations {asked}: none of the backends has these; choose all_reduce")
+        raise UsageError(f"--operations {asked}: none of the chosen backends implements these; choose all_reduce")
     show(series, terminal)
     _write(series, command_line(["allreduce", *arguments], without="--output"), target)
     terminal.print(f"results in {target}")

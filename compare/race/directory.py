@@ -46,7 +46,9 @@ class RaceDirectory:
         """
         plan_file = self.path / _PLAN_NAME
         if self.path.exists() and not plan_file.exists() and any(self.path.iterdir()):
-            raise UsageError(f"--output-dir {self.path}: is not empty and holds no race; choose another directory")
+            raise UsageError(
+                f"--output-dir {self.path}: is not empty and does not contain a race; choose another directory"
+            )
         if plan_file.exists():
             begun = _read_plan(plan_file)
             if not begun.same_request(plan):

@@ -22,20 +22,22 @@ from records.config import RunConfig
 from records.environment import num_cpus
 from records.throughput import NUM_WARMUP_STEPS
 
-# Options of a run that a race decides itself, with what to say instead.
-_BY_THE_RACE = "give it to the race on the command line"
+# Options of a run that cannot be set in a race, with the reason or what to use instead.
+_BY_THE_RACE = "set it on the command line of the race itself"
 _DECIDED = {
     **dict.fromkeys(("num_processes", "precision", "global_batch_size", "output_dir"), _BY_THE_RACE),
-    "micro_batch_size": "use --accumulation",
-    "max_steps": "use --timed-steps",
-    "overwrite": "a race resumes where it was interrupted",
-    "diagnose": "a race makes diagnosis runs itself",
-    **dict.fromkeys(("save_every", "keep", "on_save_error", "metric_for_best_model"), "a race saves no checkpoints"),
-    **dict.fromkeys(("resume", "max_restarts"), "a race times whole runs"),
-    "early_stopping_patience": "a race times equal numbers of steps",
-    "tracker": "a race keeps nothing of its runs but their records",
-    "start_method": "each backend is started by its own launcher",
-    **dict.fromkeys(("num_nodes", "node_rank", "master_addr", "master_port"), "a race runs on one node"),
+    "micro_batch_size": "use --accumulation instead",
+    "max_steps": "use --timed-steps instead",
+    "overwrite": "a race resumes where it was interrupted; leave it out",
+    "diagnose": "a race makes diagnosis runs itself; leave it out",
+    **dict.fromkeys(
+        ("save_every", "keep", "on_save_error", "metric_for_best_model"), "a race saves no checkpoints; leave it out"
+    ),
+    **dict.fromkeys(("resume", "max_restarts"), "a race times whole runs; leave it out"),
+    "early_stopping_patience": "a race times equal numbers of steps; leave it out",
+    "tracker": "a race keeps only the records of its runs; leave it out",
+    "start_method": "each backend is started by its own engine; leave it out",
+    **dict.fromkeys(("num_nodes", "node_rank", "master_addr", "master_port"), "a race runs on one node; leave it out"),
 }
 
 
@@ -59,7 +61,7 @@ def read_run_options(arguments: list[str], config: Path | None) -> RunOptionsOfR
         config: The configuration file, if there is one.
 
     Raises:
-        UsageError: The race decides one of these options.
+        UsageError: One of these options cannot be set in a race.
     """
     from_file: dict[str, Any] = {}
     if config is not None:
@@ -73,7 +75,7 @@ def read_run_options(arguments: list[str], config: Path | None) -> RunOptionsOfR
     names = on_line | set(from_file)
     for name in sorted(names):
         if name in _DECIDED:
-            raise UsageError(f"--{name.replace('_', '-')}: the race decides that; {_DECIDED[name]}")
+            raise UsageError(f"--{name.replace('_', '-')}: cannot be set in a race: {_DECIDED[name]}")
     return RunOptionsOfRace(arguments, names)
 
 

@@ -45,7 +45,7 @@ class RaceOptions(BaseModel):
         cells = len(self.num_processes) * len(self.precision) * len(self.accumulation) * (1 + self.weak_scaling)
         if cells * self.repeats > _MAX_RUNS:
             raise ValueError(
-                f"--repeats {self.repeats}: {cells} combinations of options would take weeks; "
-                "ask for fewer repeats or combinations"
+                f"--repeats {self.repeats}: {self.repeats} repeats of {cells} combinations exceed the limit of "
+                f"{_MAX_RUNS} runs; ask for fewer"
             )
         return self

@@ -67,6 +67,8 @@ def run(arguments: list[str]) -> int:
     except NothingToReport as error:
         raise UsageError(f"{len(files)} file(s): {error}") from error
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        raise UsageError(f"these records do not fit together ({error!r}); leave out those edited by hand") from error
+        raise UsageError(
+            f"cannot compare these records ({error!r}); pass fewer files to find the inconsistent one"
+        ) from error
     write_pages(pages, results.verdict, options.output_dir, console())
     return 0

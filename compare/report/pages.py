@@ -24,7 +24,10 @@ def require_packages() -> None:
     """
     for package in _PACKAGES:
         if find_spec(package) is None:
-            raise UsageError(f"{package} is missing; pip install 'lockstep[compare]', or use launch/run.sh, which does")
+            raise UsageError(
+                f"{package} is missing; run pip install '.[compare]' in the repository, "
+                "or use launch/run.sh, which does"
+            )
 
 
 def require_room(directory: Path) -> None:

@@ -52,7 +52,7 @@ def read_inputs(paths: Sequence[Path]) -> Inputs:
     for path in paths:
         kind = _kind(path)
         if kind == "race" and path not in records:
-            raise UsageError(f"{path}: is what a race wrote beside the record of a run; name the record, too")
+            raise UsageError(f"{path}: is what a race keeps beside a record; also pass the record it belongs to")
         try:
             if kind == "collectives":
                 inputs.collectives.extend(read_collectives(path).series)

@@ -72,10 +72,10 @@ def micro_batches_before_the_last_stay_local(evidence: Evidence) -> None:
 
 
 @check(
-    "C27", PLAIN, traps="H8 P2 P4", world_sizes=SEVERAL, promises=["interface: Between two steps whose loss is logged"]
+    "C27", PLAIN, traps="H8 P2 P4", world_sizes=SEVERAL, promises=["interface: Between consecutive reports of the loss"]
 )
 def nothing_else_is_communicated(evidence: Evidence) -> None:
-    """Between two steps whose loss is logged, ranks exchange gradients and nothing else.
+    """Between consecutive reports of the loss, ranks exchange gradients and nothing else.
 
     Buffers, barriers and flags are not allowed: every small collective costs a latency, and a rank that runs a forward
     pass alone would wait for ever for the others to broadcast buffers. The first two steps are exempt, since libraries

@@ -126,7 +126,7 @@ def learning_rates_follow_the_schedule(evidence: Evidence) -> None:
 def float32_differs_by_rounding_only(evidence: Evidence) -> None:
     """In float32, weights stay within 1e-5 and gradients within 1e-4 of the float64 single process in every step.
 
-    The gradient of a last batch of one sample is small, so that the rounding of the weights shows in it.
+    The last batch has one sample and a small gradient, in which rounding errors of the weights are visible.
     """
     require_gradients(evidence, 10 * ROUNDING)
     require_weights(evidence, ROUNDING)

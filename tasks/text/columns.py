@@ -53,7 +53,7 @@ def checked_table(table: pa.Table, columns: tuple[str, str], source: str) -> pa.
         A table with the string columns "text" and "label", in which no value is missing.
 
     Raises:
-        TaskInputError: There are no rows, or a row lacks its text or label, or has a value that is none.
+        TaskInputError: There are no rows, or a row lacks its text or label, or contains an invalid value.
     """
     import pyarrow as pa
     import pyarrow.compute as pc

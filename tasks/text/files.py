@@ -147,7 +147,7 @@ def _name_bad_row(path: Path, delimiter: str, source: str) -> None:
                         lines, quote = f"lines {began} to {rows.line_num}", "; is a quote in it not closed?"
                     raise TaskInputError(
                         f"{source}: cannot be read as {FILE_TYPES[path.suffix]}: row {number} ({lines}) has "
-                        f"{len(row)} field(s), but the header has {len(header)}{quote}"
+                        f"{len(row)} field(s), but the header has {len(header)}{quote}; correct the row"
                     )
                 began = rows.line_num + 1
     except (csv.Error, UnicodeDecodeError):

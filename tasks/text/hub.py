@@ -39,7 +39,8 @@ def hub_tables(name: str, *, text_column: str, label_column: str) -> dict[Split,
         try:
             _check_directory(Path(path), f"--dataset {name}")
         except (pa.ArrowException, OSError) as error:
-            raise TaskInputError(f"--dataset {name}: cannot be read ({' '.join(str(error).split())[:300]})") from error
+            reason = " ".join(str(error).split())[:300]
+            raise TaskInputError(f"--dataset {name}: cannot be read ({reason}); check its files") from error
     try:
         splits: Any = datasets.load_dataset(path, config or None)
     except Exception as error:  # hub, cache and format errors share no base class
