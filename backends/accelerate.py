@@ -1,4 +1,4 @@
-"""Hugging Face Accelerate (https://huggingface.co/docs/accelerate), with the loop kept in our hands.
+"""Hugging Face Accelerate (https://huggingface.co/docs/accelerate), within Lockstep's own loop.
 
 Accelerate can own accumulation, the data loader and the schedule. Here it owns none of them:
 its accumulation divides every window by the configured length, also a short last one, a prepared
@@ -49,7 +49,7 @@ class AccelerateBackend(Backend):
             gradient_accumulation_steps=1,
             kwargs_handlers=[
                 InitProcessGroupKwargs(
-                    # "nccl" is the default, and means that Accelerate is to choose.
+                    # "nccl" is the default, and means that Accelerate chooses.
                     backend="gloo" if self._shares_gpu else "nccl",
                     timeout=timedelta(seconds=options.timeout_seconds),
                 ),
@@ -96,7 +96,7 @@ class AccelerateBackend(Backend):
 
     @override
     def step(self, max_grad_norm: float) -> StepResult:
-        # It unscales first; an infinite threshold only measures.
+        # This unscales the gradients first; an infinite threshold only measures their norm.
         grad_norm = self.accelerator.clip_grad_norm_(self.model.parameters(), max_grad_norm or math.inf)
         grad_norm = cast(torch.Tensor, grad_norm)
         skipped = self.accelerator.scaler is None and self.must_skip(grad_norm)
@@ -108,7 +108,7 @@ class AccelerateBackend(Backend):
 
     @override
     def all_reduce(self, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
-        # Accelerator.reduce knows no minimum or maximum, so this goes to the group it made.
+        # Accelerator.reduce has no minimum or maximum, so this uses the process group that it made.
         return all_reduce_in_group(tensor, op) if dist.is_initialized() else tensor
 
     @override

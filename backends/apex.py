@@ -27,7 +27,7 @@ from backends.registry import BACKENDS
 from backends.torch_amp import clip_gradients
 from backends.torch_group import TorchGroupBackend
 
-# amp's loss scaler doubles, halves and waits as torch's does; it has no names for these numbers.
+# amp's loss scaler has the same constants as torch's, but no names for them.
 _SCALER = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000}
 
 
@@ -66,7 +66,7 @@ class ApexBackend(TorchGroupBackend):
             model,
             optimizer,
             opt_level=self.opt_level,
-            # O0 would cast a float64 model, and turn outputs into plain dictionaries.
+            # O0 would cast a float64 model and turn outputs into plain dictionaries.
             cast_model_type=False if self.opt_level == "O0" else None,
             max_loss_scale=max(2.0**24, self.options.init_loss_scale),
             verbosity=0,
@@ -190,14 +190,14 @@ class ApexBackend(TorchGroupBackend):
 
 
 def _unpatch_torch() -> None:
-    """Takes back what O1 did to the functions of torch, for every later training in this process."""
+    """Restores the functions of torch that O1 replaced, for later trainings in this process."""
     handle = getattr(_amp_state, "handle", None)
     if handle is not None:
         handle._deactivate()
 
 
 def _fused_adam(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Replaces torch's AdamW; the state of one is of no use to the other."""
+    """Replaces torch's AdamW by Apex's FusedAdam, which cannot use the state of torch's."""
     from apex.optimizers import FusedAdam
 
     groups = [

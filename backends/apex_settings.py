@@ -1,4 +1,4 @@
-"""What a user may choose about Apex; apart from the adapter, so that it is known where Apex is not installed."""
+"""The options of Apex, in a file of their own that can be imported where Apex is not installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A library's collectives, ready to be called again and again on buffers that exist already."""
+"""The collectives of a library, prepared so that they can be called repeatedly on existing buffers."""
 
 from __future__ import annotations
 

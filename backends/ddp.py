@@ -19,8 +19,8 @@ from backends.registry import BACKENDS
 from backends.torch_amp import TorchAmpBackend
 from backends.torch_group import TorchGroupBackend
 
-# Parameters and buffers are made equal once. Buffers again in every forward, the default, costs
-# traffic and deadlocks as soon as one rank runs a forward alone. torch 2.13 renamed the option.
+# Parameters and buffers are made equal once. By default DDP broadcasts buffers again in every forward, which costs
+# traffic, and deadlocks if one rank runs a forward pass alone. torch 2.13 renamed the option.
 _OPTION = "forward_sync_buffers"
 if _OPTION not in inspect.signature(DistributedDataParallel).parameters:
     _OPTION = "broadcast_buffers"
@@ -35,7 +35,7 @@ class DDPBackend(TorchGroupBackend, TorchAmpBackend):
     def setup(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer
     ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-        for buffer in model.buffers():  # before torch 2.13 the wrapper, told so, leaves them alone at the start, too
+        for buffer in model.buffers():  # before torch 2.13, the option also stops the broadcast at the start
             dist.broadcast(buffer, src=0)
         wrapped = DistributedDataParallel(
             model,

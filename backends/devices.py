@@ -9,7 +9,7 @@ _DRIVER_DEVICES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 
 
 def count_gpus() -> int:
-    """Counts the CUDA devices torch can use; importing torch is spared where there is no driver."""
+    """Counts the CUDA devices that torch can use; without a driver, it does not import torch."""
     if not any(device.exists() for device in _DRIVER_DEVICES):
         return 0
     import torch

@@ -29,7 +29,7 @@ from backends.traffic import counted
 
 _REDUCE_OPS = {"sum": hvd.Sum, "min": hvd.Min, "max": hvd.Max}
 
-# All of Horovod's Python functions for tensors lead through these.
+# All of Horovod's Python functions for tensors call these.
 _OPERATIONS = {
     "_allreduce_async": "allreduce",
     "_grouped_allreduce_async": "allreduce",
@@ -79,7 +79,7 @@ class HorovodBackend(TorchAmpBackend):
     @override
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        # Two passes from here: this one, which stays local, and at least one more.
+        # Two backward passes from here: this one, which stays local, and at least one more.
         self.optimizer.set_backward_passes_per_step(2)
         yield
 
@@ -99,7 +99,7 @@ class HorovodBackend(TorchAmpBackend):
         return StepResult(grad_norm, skipped)
 
     def _parameters_unused_everywhere(self) -> list[torch.nn.Parameter]:
-        """Finds those without a gradient on any rank.
+        """Finds the parameters that have no gradient on any rank.
 
         Horovod reduces zeros for them, and weight decay and momentum would act on the zeros.
         """
@@ -109,8 +109,8 @@ class HorovodBackend(TorchAmpBackend):
 
     @override
     def all_reduce(self, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
-        # Named by hand: Horovod's own names count the reductions started so far, gradients
-        # included, and ranks that use different parameters would wait for each other for ever.
+        # With an explicit name: Horovod's own names count all reductions so far, including those of gradients, so
+        # ranks that use different parameters would wait for each other forever.
         self._num_reductions += 1
         name = f"lockstep.{self._num_reductions}"
         with self._deadline():
@@ -129,9 +129,8 @@ class HorovodBackend(TorchAmpBackend):
     def _deadline(self) -> Iterator[None]:
         """Turns a collective that some rank never enters into an error after the timeout.
 
-        Horovod waits for ever: its stall inspector does nothing with the Gloo controller, whose
-        background threads go on answering for a stuck rank. Shutting it down from beside makes
-        the waiting call fail.
+        Horovod waits forever: its stall inspector does nothing with the Gloo controller, whose background threads
+        keep answering for a stuck rank. Shutting Horovod down from another thread makes the waiting call fail.
         """
         expired = threading.Event()
 
@@ -143,7 +142,10 @@ class HorovodBackend(TorchAmpBackend):
         timer.start()
         try:
             yield
-        except (HorovodInternalError, ValueError) as error:  # it calls the handle it waited for unknown
+        except (
+            HorovodInternalError,
+            ValueError,
+        ) as error:  # ValueError: an unknown handle
             if expired.is_set():
                 raise TimeoutError(f"Timed out waiting {self.options.timeout_seconds:g} s for other ranks") from error
             raise
@@ -152,8 +154,8 @@ class HorovodBackend(TorchAmpBackend):
 
     @override
     def collectives(self) -> Mapping[str, Prepare]:
-        # Horovod has no gather. Each call of a size has the same name, as a parameter has in training:
-        # what Horovod has negotiated before under a name it need not negotiate again.
+        # Horovod has no gather. Each call of a size has the same name, as a parameter has in training: Horovod does
+        # not negotiate a name again.
         def name(operation: str, values: torch.Tensor) -> str:
             return f"lockstep.{operation}.{len(values)}"
 
@@ -177,7 +179,7 @@ class HorovodBackend(TorchAmpBackend):
     def effective_settings(self) -> dict[str, Any]:
         return {
             "transport": "nccl" if self.device.type == "cuda" else "mpi" if hvd.mpi_enabled() else "gloo",
-            # Horovod has no call that tells these: it reads the variables and has these defaults.
+            # Horovod has no function that returns these: it reads the variables and has these defaults.
             "fusion_threshold_bytes": int(os.environ.get("HOROVOD_FUSION_THRESHOLD", str(128 * 1024 * 1024))),
             "cycle_time_ms": float(os.environ.get("HOROVOD_CYCLE_TIME", "1.0")),
             "find_unused_parameters": self.options.find_unused_parameters,
@@ -191,5 +193,5 @@ class HorovodBackend(TorchAmpBackend):
 
 
 def _carried(buffer: torch.Tensor) -> torch.Tensor:
-    """The same memory in a dtype that Horovod carries, which truth values are not."""
+    """Returns a view of the buffer in a dtype that Horovod supports, which bool is not."""
     return buffer.view(torch.uint8) if buffer.dtype == torch.bool else buffer

@@ -133,7 +133,7 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class Signs:
-    """How a library shows, to whoever watches its ranks from outside, that one of them waits or has been left.
+    """How it shows from outside that a rank of a library waits for others, or has lost another rank.
 
     Attributes:
         waiting: Folders below site-packages: a rank whose innermost Python frame lies in one waits for other ranks.
@@ -144,7 +144,7 @@ class Signs:
     lost_peer: tuple[str, ...] = ()
 
 
-# Of torch.distributed, which most adapters communicate through.
+# The signs of torch.distributed, through which most adapters communicate.
 TORCH_SIGNS = Signs(
     waiting=("torch/distributed", "torch/nn/parallel"),
     lost_peer=(
@@ -156,7 +156,7 @@ TORCH_SIGNS = Signs(
 
 @dataclass(frozen=True)
 class BackendOptions:
-    """What the launcher tells an adapter, the same for every backend.
+    """What the launcher passes to an adapter, the same for every backend.
 
     Attributes:
         precision: "fp32" computes in the dtype of the parameters; "bf16" and "fp16" use autocast.

@@ -1,4 +1,4 @@
-"""The table of backends: where each adapter lives, what it can do, and whether it can run here.
+"""The table of backends: where each adapter lives, what it supports, and whether it can run here.
 
 Reading this table imports no library, so that a wrong request is refused before any work.
 A backend of your own needs no row: name it as ``package.module:Class``.
@@ -26,7 +26,7 @@ from backends.interface import (
     UnsupportedError,
 )
 
-# The backend that all others are held to.
+# The backend that all others are compared with.
 REFERENCE = "single"
 
 
@@ -45,7 +45,7 @@ def _horovod_missing() -> str | None:
 
 
 def _horovod_has_nccl() -> bool:
-    """Whether it was built with GPU operations; without them it refuses CUDA tensors."""
+    """Returns whether Horovod was built with GPU operations; without them it refuses CUDA tensors."""
     package = _package_directory("horovod")
     libraries = (package / "torch").glob("mpi_lib*.so") if package else ()
     return any(b"ncclAllReduce" in library.read_bytes() for library in libraries)
@@ -112,12 +112,12 @@ class BackendRow:
 
     @cached_property
     def capabilities(self) -> Capabilities:
-        """What it can do; found out when it is first asked for, since that may mean to look into a library."""
+        """What it supports; computed on first use, since that may read a file of the library."""
         return self.declare()
 
     @property
     def has_own_collectives(self) -> bool:
-        """Whether its ranks communicate, and in a way of their own."""
+        """Whether its ranks communicate through collectives of its own library."""
         return self.capabilities.max_world_size != 1 and self.communicates_like is None
 
 
@@ -136,7 +136,7 @@ def _apex() -> Capabilities:
         {"cuda": ("fp32", "fp16")},
         start_methods=("torchrun",),
         ranks_may_share_gpu=True,
-        # What Apex reduces is the gradients that exist, which must be the same ones on all ranks.
+        # Apex reduces the gradients that exist, which must be those of the same parameters on all ranks.
         unused_parameters=False,
         # amp replaces functions of torch while the model runs, which a compiled graph would not see.
         compiled_models=False,
@@ -193,7 +193,7 @@ BACKENDS = {
     ),
 }
 
-# The backend that all others are held to.
+# The backend that all others are compared with.
 REFERENCE = "single"
 
 
@@ -229,7 +229,7 @@ def load_backend(name: str) -> type[Backend]:
     path = BACKENDS[name].adapter if name in BACKENDS else name
     module_name, _, class_name = path.partition(":")
     try:
-        # What a library warns of while it is imported is no error, whatever the user's own filters say.
+        # Warnings during an import are not errors, even if the user's own filters make them errors.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             adapter = getattr(importlib.import_module(module_name), class_name)

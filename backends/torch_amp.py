@@ -30,7 +30,7 @@ def clip_gradients(parameters: Iterable[torch.Tensor], max_grad_norm: float) -> 
 
 
 class TorchAmpBackend(Backend):
-    """The part of an adapter that is about precision; subclasses add the communication."""
+    """The part of an adapter that handles precision; subclasses add the communication."""
 
     optimizer: Any  # Horovod's has methods of its own
 
@@ -73,7 +73,7 @@ class TorchAmpBackend(Backend):
         return self.scaler.get_scale() < scale
 
     def release(self) -> None:
-        """Drops the wrappers, which must not outlive the group they communicate through."""
+        """Drops the wrappers, which must not outlive the process group that they communicate through."""
         del self.model, self.optimizer, self.scaler
 
     @override

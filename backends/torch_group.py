@@ -15,7 +15,7 @@ _REDUCE_OPS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.R
 
 
 def transport_for(device: str) -> str:
-    """What carries the tensors: NCCL refuses two ranks on one GPU, gloo takes CUDA tensors too, slowly."""
+    """Returns the transport for tensors: NCCL refuses two ranks on one GPU; gloo accepts CUDA tensors, but is slow."""
     num_local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return "nccl" if device == "cuda" and num_local_ranks <= torch.cuda.device_count() else "gloo"
 
@@ -54,6 +54,6 @@ class TorchGroupBackend(Backend):
         dist.barrier()
 
     def leave_group(self) -> None:
-        """To be called once no wrapper is left: one that outlives its group aborts the process now and then."""
+        """Destroys the group; a wrapper that is still left then sometimes aborts the process."""
         dist.barrier()
         dist.destroy_process_group()

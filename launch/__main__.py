@@ -1,4 +1,4 @@
-"""What the `lockstep` command and `python -m launch` start: ready for signals before anything else is loaded."""
+"""What the `lockstep` command and `python -m launch` start: it is ready for signals before anything else is loaded."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import sys
 
 def main() -> None:
     """Entry point of the `lockstep` command, which launch/run.sh calls."""
-    # Nothing exists yet that would have to be put away: until the command line answers signals itself,
-    # one ends the process at once, instead of in a traceback of whatever was being imported.
+    # There is nothing to clean up yet. Until the command line handles signals itself, a signal ends the process at
+    # once, instead of with a traceback of whatever is being imported.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # which launch/run.sh has blocked
@@ -21,7 +21,7 @@ def main() -> None:
 
 
 def _open_missing_streams() -> None:
-    """Gives the process the standard streams that its caller has closed, or the next file would take their numbers."""
+    """Opens the standard streams that the caller has closed; otherwise the next file would take their numbers."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "w" if number else "r"))

@@ -1,4 +1,4 @@
-"""What the command lines of all commands have in common: one way to refuse, and one to read paths."""
+"""What the command lines of all commands share: how they refuse arguments, and how they read paths."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Parser(argparse.ArgumentParser):
 
     @override
     def print_help(self, file: Any = None) -> None:
-        print(self.format_help(), end="", file=file)  # argparse hides that it could not
+        print(self.format_help(), end="", file=file)  # argparse ignores errors of writing
 
     @override
     def error(self, message: str) -> NoReturn:
@@ -68,7 +68,7 @@ def command_line(arguments: Sequence[str], *, without: str) -> str:
 
     Args:
         arguments: The command's arguments.
-        without: The option, such as ``--output-dir``, to leave out: it says where the machine keeps the results.
+        without: The option, such as ``--output-dir``, to leave out: it names a path of one machine.
 
     Returns:
         The command line, quoted as a shell needs it.
@@ -83,7 +83,7 @@ def command_line(arguments: Sequence[str], *, without: str) -> str:
 
 
 def is_writable_text(text: str) -> bool:
-    """Whether it is text at all; the bytes of a command line that are not become halves of surrogate pairs."""
+    """Whether it can be written as UTF-8; other bytes of a command line are read as lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -94,4 +94,4 @@ def is_writable_text(text: str) -> bool:
 def from_home(text: str) -> str:
     """Replaces the ~ that a path, or the value of ``--option=PATH``, begins with, as a shell does for a path alone."""
     match = _FROM_HOME.fullmatch(text)
-    return text if match is None else f"{match[1] or ''}{os.path.expanduser(match[2])}"  # noqa: PTH111 (~ may be nobody's)
+    return text if match is None else f"{match[1] or ''}{os.path.expanduser(match[2])}"  # noqa: PTH111 (~ may name an unknown user)

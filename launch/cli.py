@@ -1,9 +1,9 @@
-"""The command line: ``BACKEND [options]`` trains, other words compare, prove, measure, or tell what runs here.
+"""The command line: ``BACKEND [options]`` trains; other commands compare, check, measure, or show what runs here.
 
-Everything is checked before anything is created. Bad input ends with one line and exit code 2,
-a failed run with 1, a trained one whose ranks came to differ with 3, one whose results had to go into another
-directory with 4, one that was asked to stop and saved its state with 75, one that was ended at once with 128 plus
-the signal's number. A run that has finished has nothing to resume: 0, or 3 where its ranks had come to differ.
+Everything is checked before anything is created. The exit code is 2 for bad input, after one line that says why;
+1 for a run that failed; 3 for a run whose ranks diverged; 4 for a run whose results had to go into another directory;
+75 for a run that was asked to stop and has saved a checkpoint; and 128 plus the number of the signal for a run that a
+signal ended at once. For --resume of a run that has finished, it is 0, or 3 if the ranks had diverged.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def main() -> None:
     """Entry point of the command line, which launch/__main__.py calls."""
     os.environ.update(EXACT_FLOAT32)  # the contract computes references in this process
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a path may have letters that the terminal lacks
+        sys.stdout.reconfigure(errors="backslashreplace")  # a path may have letters that the terminal cannot show
     sys.exit(_answer([from_home(argument) for argument in sys.argv[1:]]))
 
 
 def _answer(arguments: list[str]) -> int:
-    """Runs a command and returns the exit code; what ends it early is told in a line."""
+    """Runs a command and returns the exit code; an error ends it with one line."""
     code = 0
     try:
         with signals_raised(repeatedly=True):
@@ -60,7 +60,7 @@ def _answer(arguments: list[str]) -> int:
         tell(one_line(error))
         return 2
     except BaseException as error:
-        # A library that was interrupted while it was loaded may have made another error of it.
+        # A library that was interrupted while it was loaded may have raised another error in its place.
         interruption = _interruption_behind(error)
         if interruption is not None:
             tell(f"interrupted by {interruption}")
@@ -81,7 +81,7 @@ def _interruption_behind(error: BaseException | None) -> Interrupted | None:
 
 
 def _settle_environment() -> None:
-    """Makes LOCKSTEP_CACHE an absolute path, for all that is started in other directories.
+    """Makes LOCKSTEP_CACHE an absolute path, for processes that are started in other directories.
 
     Raises:
         UsageError: There is no working directory.
@@ -97,8 +97,8 @@ def _settle_environment() -> None:
 
 
 def _lost_output(error: OSError) -> OSError | None:
-    """Why what was printed cannot be written; None if it can be, and the error is another one."""
-    # Without a buffer (python -u) nothing is left to be tried again: there the kind of error must tell.
+    """Returns why the output cannot be written; None if it can, and the error has another cause."""
+    # Without a buffer (python -u), nothing is left to write again, so the kind of the error decides.
     is_unbuffered = getattr(sys.stdout, "write_through", False) and error.filename is None
     if isinstance(error, BrokenPipeError) or (is_unbuffered and error.errno in _ERRORS_OF_WRITING):
         return error
@@ -110,8 +110,8 @@ def _lost_output(error: OSError) -> OSError | None:
 
 
 def _give_up_output(error: OSError) -> None:
-    """Says that what was to be shown could not be written, unless nobody wanted to read it any more."""
-    # What is still in its buffer goes nowhere, instead of into an error at the end of the interpreter.
+    """Says that the output could not be written, unless the reader has closed the pipe."""
+    # What is left in the buffer is discarded; otherwise it would cause an error when the interpreter ends.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if not isinstance(error, BrokenPipeError):
         tell(f"the output cannot be written ({error.strerror})")

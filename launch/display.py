@@ -34,7 +34,7 @@ _ANY_WIDTH = 100_000
 
 
 class _Terminal(Console):
-    """A console that falls silent when nobody reads it any more, where rich would end the program."""
+    """A console that goes quiet when its reader is gone; rich would end the program."""
 
     def print(self, *objects: Any, **options: Any) -> None:
         try:
@@ -46,12 +46,12 @@ class _Terminal(Console):
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
-        # What is still in its buffer goes nowhere, instead of into an error at the end of the interpreter.
+        # What is left in the buffer is discarded; otherwise it would cause an error when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Lines(io.TextIOBase):
-    """Standard output where it is no terminal, without the blanks that fill the cells of a table."""
+    """Standard output that is not a terminal, without the spaces that fill the cells of a table."""
 
     def write(self, text: str) -> int:
         return sys.stdout.write(re.sub(r" +$", "", text, flags=re.MULTILINE))
@@ -61,7 +61,7 @@ class _Lines(io.TextIOBase):
 
 
 def console() -> Console:
-    """The terminal, or plain lines as long as they need to be where there is none."""
+    """Returns the terminal or, where there is none, a console that writes plain lines of any length."""
     # Without markup: paths and names may contain what looks like it.
     if sys.stdout.isatty():
         return _Terminal(highlight=False, markup=False)
@@ -70,7 +70,7 @@ def console() -> Console:
 
 
 class RunDisplay:
-    """Shows a run's news as they come: in a bar, or without a terminal in a line now and then."""
+    """Shows the news of a run as they arrive: in a progress bar or, without a terminal, as a line from time to time."""
 
     def __init__(self, config: RunConfig, terminal: Console, positive_label: str | None = None) -> None:
         self._config = config
@@ -104,11 +104,11 @@ class RunDisplay:
             self._bar.stop()
 
     def refresh(self) -> None:
-        """Shows what the run has reported since the last call, as long as anybody looks."""
+        """Shows what the run has reported since the last call, until the output is closed."""
         if self._is_watched:
             try:
                 self._show_news()
-            except OSError:  # the terminal, or the program at the other end of a pipe, has gone: the run goes on
+            except OSError:  # the terminal, or the program at the other end of a pipe, is gone; the run continues
                 self._is_watched = False
 
     def _show_news(self) -> None:
@@ -157,7 +157,7 @@ class RunDisplay:
 
 
 def show_start(config: RunConfig, start: Start | None, terminal: Console) -> None:
-    """Says in a line what is about to run, and where it begins."""
+    """Shows what is about to run, and from where."""
     terminal.print(f"{config.backend}: {_describe_world(config)}, started by {config.start_method}")
     kept = other_files(config.output_dir) if config.overwrite else []
     if kept:
@@ -208,7 +208,7 @@ class _Rows:
 
 
 def _filled(text: str, terminal: Console, indent: int) -> list[str]:
-    """Breaks a text where the terminal ends, after a word; if it has columns (two blanks), after a column."""
+    """Breaks a text where the terminal ends, after a word or, if it has columns (two spaces), after a column."""
     parts = re.findall(r" *\S+(?: \S+)*" if "  " in text.strip() else r" *\S+", text)
     lines = [""]
     for part in parts:
@@ -220,7 +220,7 @@ def _filled(text: str, terminal: Console, indent: int) -> list[str]:
 
 
 def _what_is_different(config: RunConfig, start: Start) -> Iterator[str]:
-    """What keeps a resumed run from ending with the bits, or with the model, of the unbroken one."""
+    """Yields the reasons why a resumed run may not end with the bits, or the model, of an uninterrupted one."""
     before = start.config
     if (config.backend, config.num_processes) == (before.backend, before.num_processes):
         for name in ("device", "threads_per_rank"):
@@ -233,7 +233,7 @@ def _what_is_different(config: RunConfig, start: Start) -> Iterator[str]:
 
 
 def show_summary(record: RunRecord, directory: Path, terminal: Console) -> None:
-    """Shows what was run, what was in force, how well and how fast it did, and where the results lie."""
+    """Shows what was run, with which settings, its quality and speed, and where the results are."""
     config = record.config
     table = _Rows()
     task = record.task
@@ -272,7 +272,7 @@ def show_summary(record: RunRecord, directory: Path, terminal: Console) -> None:
 
 
 def _add_result(table: _Rows, record: RunRecord, config: RunConfig) -> None:
-    """Says how good the saved model is, and how good a model is that always gives the same answer."""
+    """Adds the metrics of the saved model, and those of a model that always gives the same answer."""
     better = _lost_best(record, config.metric_for_best_model)
     kept = f" ({'' if better else 'the best, '}of step {record.best_step})" if record.best_step else ""
     positive_label, baseline = record.task.get("positive_label"), record.task.get("baseline")
@@ -289,7 +289,7 @@ def _add_result(table: _Rows, record: RunRecord, config: RunConfig) -> None:
 
 
 def _add_problems(table: _Rows, record: RunRecord) -> None:
-    """Says what was not as it should be."""
+    """Adds what went wrong or deserves attention."""
     for straggler in record.stragglers:
         who = f"rank {straggler.rank} ({straggler.hostname})"
         table.add_row(
@@ -309,7 +309,7 @@ def _add_problems(table: _Rows, record: RunRecord) -> None:
 
 
 def describe_diverged_model(record: RunRecord) -> str:
-    """Says which weights were saved of a run whose ranks came to differ."""
+    """Returns which weights were saved of a run whose ranks diverged."""
     agreed = record.disagreement.agreed_step if record.disagreement is not None else None
     if record.best_step is not None and agreed is not None and record.best_step <= agreed:
         return f"the model is that of step {record.best_step}, when all ranks still had equal weights"

@@ -1,10 +1,10 @@
 # shellcheck shell=bash disable=SC2154
 # Sourced by run.sh: runs a backend in its image instead of in this machine's Python, with the same options.
-# What options name on the command line is mounted at the same paths; what is made there belongs to the
-# caller. Paths inside a --config file are not seen from here.
+# Files that options name on the command line are mounted at the same paths; what the run writes belongs to the
+# caller. Paths inside a --config file are not known here.
 
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' "$root/pyproject.toml")
-# Of the user's environment, what a run may need: the hub and the way there.
+# Variables of the user's environment that a run may need: those of the hub and of proxies.
 passed_on=(HF_TOKEN HF_ENDPOINT HF_HUB_OFFLINE HTTP_PROXY HTTPS_PROXY NO_PROXY http_proxy https_proxy no_proxy)
 
 # run_in_docker BACKEND [OPTIONS]: does not return.
@@ -27,7 +27,7 @@ run_in_docker() {
         value=$1
         shift
         ;;
-      --resume) # it may stand alone
+      --resume) # its value may be missing
         value=latest
         if (($#)) && [[ $1 != -* ]]; then
           value=$1
@@ -44,7 +44,7 @@ run_in_docker() {
         [[ -n $value ]] || fail "--output-dir: name a directory"
         value=$(realpath -m -- "$value")
         parent=$(dirname "$value")
-        [[ $parent != / ]] || fail "--output-dir $value: cannot lie in / with --docker; choose a directory further down"
+        [[ $parent != / ]] || fail "--output-dir $value: cannot be in / with --docker; choose a directory further down"
         ;;
       --device) [[ $value != cuda ]] || variant=gpu ;;
       --num-nodes) settings+=(--network host) ;;
@@ -70,7 +70,7 @@ run_in_docker() {
   [[ $variant == "$(variants "$backend" | head -n 1)" ]] || image+=-$variant
   ensure_image "$backend" "$image" "$variant"
 
-  # Root's results belong to whoever has the directory that they go to.
+  # For root, the results belong to the owner of the directory that they are written to.
   local user cache
   cache=$(cache_directory)
   user=$(id -u):$(id -g)
@@ -95,7 +95,7 @@ dockerfile() {
   echo "$root/docker/$1/Dockerfile"
 }
 
-# images: the backends that have one.
+# images: the backends that have an image.
 images() {
   local name
   for name in $(backend_names); do
@@ -103,19 +103,19 @@ images() {
   done
 }
 
-# variants BACKEND: what its image can be made for, the default first: a line of its Dockerfile says so.
+# variants BACKEND: the variants of its image, the default first, from a line of its Dockerfile.
 variants() {
   sed -n 's/^# Variants: //p' "$(dockerfile "$1")" | tr ' ' '\n'
 }
 
-# mount_path PATH [,OPTIONS]: the same in the container as here.
+# mount_path PATH [,OPTIONS]: mounts it at the same path in the container.
 mount_path() {
   [[ $1 != *,* ]] || fail "$1: a path with a comma cannot be mounted; rename it, or drop --docker"
   settings+=(--mount "type=bind,source=$1,target=$1${2:-}")
 }
 
 user_name() {
-  id -un 2>/dev/null || true # a user without a name is told by its number
+  id -un 2>/dev/null || true # a user may have no name
 }
 
 check_engine() {
@@ -137,7 +137,7 @@ check_gpu_runtime() {
     fail "--docker: $1 on a GPU needs NVIDIA's runtime in Docker; install nvidia-container-toolkit, or drop --device cuda"
 }
 
-# Names and contents of all that an image is made from.
+# A checksum of the names and contents of all files that an image is made from.
 sources_key() {
   (cd "$root" && find .dockerignore backends compare contract docker launch records tasks training watch LICENSE README.md pyproject.toml \
     -type f -not -path '*/__pycache__/*' -print0 | LC_ALL=C sort -z | xargs -0 cksum | cksum | cut -d ' ' -f 1)
@@ -155,14 +155,14 @@ ensure_image() {
 
 build_image() {
   local backend=$1 image=$2 variant=$3 log base options=()
-  # The variable that names its base, where that is not the common one: a line of its Dockerfile, too.
+  # The variable that names its base image, if it has one of its own: also a line of its Dockerfile.
   base=$(sed -n 's/^# Base image: //p' "$(dockerfile "$backend")")
   base=${base:-LOCKSTEP_BASE_IMAGE}
   base=${!base:-}
   [[ -z $base ]] || options=(--build-arg "BASE_IMAGE=$base")
   log=$(mktemp "${TMPDIR:-/tmp}/lockstep-build.XXXXXX")
   echo "lockstep: building $image (minutes the first time; log: $log)" >&2
-  # Clients without buildx have the engine's own builder only.
+  # Without buildx, only the engine's own builder can be used.
   docker buildx version >/dev/null 2>&1 || export DOCKER_BUILDKIT=0
   if ! docker build --file "$(dockerfile "$backend")" --tag "$image" "${options[@]}" \
     --build-arg VARIANT="$variant" --build-arg SOURCES="$(sources_key)" \

@@ -1,4 +1,4 @@
-"""`launch/run.sh doctor`: which backends run on this machine, and what the others lack."""
+"""`launch/run.sh doctor`: which backends run on this machine, and what the others need."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def run(arguments: list[str]) -> int:
     """Prints a row for each backend; returns the exit code, 0 as long as one backend runs.
 
     Raises:
-        UsageError: There are options, and it has none.
+        UsageError: Options were given; the command has none.
     """
     parser = Parser("doctor", description="Shows which backends run on this machine, and what the others need.")
     parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""What ends a command with one line: how it is raised, and how the line is made."""
+"""Errors that end a command with one line, and how that line is written."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ _MAX_MESSAGE = 2000
 
 
 class UsageError(ValueError):
-    """A request that cannot be served; the text is one line naming the value and a remedy."""
+    """A request that cannot be carried out; the text is one line that names the value and a remedy."""
 
 
 def one_line(text: object) -> str:
-    """Makes one line of bounded length of a message that may quote anything, for a terminal."""
+    """Writes a message that may quote anything as one line of bounded length, for a terminal."""
     words = " ".join(str(text).split())
     visible = "".join(character if character.isprintable() else "?" for character in words)
     return visible if len(visible) <= _MAX_MESSAGE else f"{visible[:_MAX_MESSAGE]} ..."
 
 
 def refused_path(error: OSError) -> UsageError:
-    """What to tell a user whose options name a path that the system refuses."""
+    """Returns the error for an option that names a path that the system refuses."""
     return UsageError(f"{error.filename}: {error.strerror}; choose another path" if error.filename else str(error))
 
 
 def tell(text: str) -> None:
-    """Says something of a run on the terminal; whether anybody is there to read it changes nothing."""
+    """Prints a line about a run on standard error; a closed terminal is not an error."""
     try:
         print(f"lockstep: {text}", file=sys.stderr, flush=True)
     except OSError:
-        # What is still in its buffer would change the exit code at the end of the interpreter.
+        # What is left in the buffer would otherwise change the exit code when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())

@@ -1,7 +1,7 @@
-"""Ends what a process has started when that process is gone, even by SIGKILL.
+"""Ends what a process has started once that process has ended, even by SIGKILL.
 
 Whatever is started under `guarded` carries a mark in its environment, and so does what it starts in turn: ranks,
-their launchers, workers that load data. A guardian, one small process beside them, waits for the end of a pipe whose
+their engine, workers that load data. A guardian, one small process beside them, waits for the end of a pipe whose
 other end only the guarded process holds. When the system closes that end, the guardian kills everything that carries
 the mark. Only Linux shows the environment of a process (proc_pid_environ(5)), and only a process that clears its own
 on purpose is out of reach.
@@ -21,17 +21,17 @@ from pathlib import Path
 _MARK_VARIABLE = "LOCKSTEP_JOB"
 # A process that is replacing its program shows no environment for a moment: it is looked for again.
 _SECONDS_OF_PEACE = 1.0
-# What sleeps in a driver or on a dead network disk does not end, whoever asks.
+# A process that is blocked in a driver or on a dead network disk cannot be killed.
 _MOST_SECONDS = 30.0
 _SECONDS_BETWEEN_LOOKS = 0.05
 
 
 @contextlib.contextmanager
 def guarded() -> Iterator[dict[str, str]]:
-    """Yields the variables to start processes with that must not outlive this block, nor this process."""
+    """Yields the environment variables for processes that must not outlive this block or this process."""
     mark = f"{os.getpid()}-{time.time_ns()}"
     ours, theirs = os.pipe()  # closed in whatever this process executes
-    # The guardian has neither the terminal nor any file of the user's, and obeys no signal meant for the job.
+    # The guardian keeps neither the terminal nor any file of the user open, and ignores signals meant for the job.
     guardian = subprocess.Popen(
         [sys.executable, "-I", "-S", __file__, mark],
         env={name: value for name, value in os.environ.items() if name != _MARK_VARIABLE},
@@ -52,7 +52,7 @@ def guarded() -> Iterator[dict[str, str]]:
 
 
 def _sweep(mark: str, *, seconds_of_peace: float) -> None:
-    """Kills whatever carries the mark, until nothing has been found for so long."""
+    """Kills every process that carries the mark, until none has been found for `seconds_of_peace`."""
     started_at = found_at = time.monotonic()
     while True:
         now = time.monotonic()

@@ -1,4 +1,4 @@
-"""One job: the command that an engine starts, and what whoever supervises it must know."""
+"""One job: the command that starts its engine, and what the supervisor must know of it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Job:
         environment: Its environment.
         run_directory: Where its ranks leave their files.
         num_processes: How many of its ranks run on this machine.
-        launcher: What people call its launcher; None where the command starts the rank itself.
+        launcher: The name of its engine for messages; None where the command starts the rank itself.
         signs: How the ranks' library shows that a rank waits for others, or has lost one.
-        spans_nodes: Whether other machines run a part of it.
-        must_end_cleanly: Whether the launcher may not end with an error after all ranks have succeeded.
+        spans_nodes: Whether other nodes run a part of it.
+        must_end_cleanly: Whether an error of the engine fails the job even after all ranks have succeeded.
     """
 
     command: list[str]

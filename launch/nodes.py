@@ -1,4 +1,4 @@
-"""Several machines that run one job: each is given the same command but for its number."""
+"""Several nodes that run one job: each gets the same command, except for its number."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _SIOCGIFADDR = 0x8915  # netdevice(7)
 
 @dataclass(frozen=True)
 class Nodes:
-    """This machine's place among those of the job.
+    """The nodes of a job, and which of them this machine is.
 
     Attributes:
-        num_nodes: How many machines there are; each runs equally many ranks.
-        node_rank: This one's number, from 0.
-        master_addr: Where they meet: an address of node 0, resolved.
+        num_nodes: The number of nodes; each runs equally many ranks.
+        node_rank: The number of this node, from 0.
+        master_addr: Where the nodes meet: an address of node 0, resolved.
     """
 
     num_nodes: int = 1
@@ -34,10 +34,10 @@ ALONE = Nodes()
 
 
 def settle_nodes(num_nodes: int, node_rank: int, master_addr: str | None) -> Nodes:
-    """Checks what was asked for and resolves the address.
+    """Checks the options about nodes and resolves the address.
 
     Raises:
-        UsageError: Something is missing or does not fit.
+        UsageError: An option is missing or contradicts another.
     """
     if node_rank >= num_nodes:
         raise UsageError(
@@ -68,18 +68,18 @@ def settle_nodes(num_nodes: int, node_rank: int, master_addr: str | None) -> Nod
 
 
 def own_address(nodes: Nodes) -> str:
-    """The address by which the others reach this machine: that of the interface that leads to node 0."""
+    """Returns the address at which other nodes reach this one: that of the interface that leads to node 0."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((nodes.master_addr, DEFAULT_PORT))  # sends nothing
         return str(probe.getsockname()[0])
 
 
 def interface(nodes: Nodes) -> str:
-    """The name of that interface; loopback where there is one node only.
+    """Returns the name of the interface that leads to node 0; the loopback interface if there is one node only.
 
     Raises:
         OSError: No route leads to node 0.
-        UsageError: The interface has another address before this one.
+        UsageError: The address is not the first one of its interface.
     """
     if nodes.num_nodes == 1:
         return "lo"

@@ -36,13 +36,13 @@ _SHORT.maxlevel = 2
 
 
 class _RepeatedKeyError(ValueError):
-    """A mapping has a key twice, of which YAML would take the last."""
+    """A mapping has a key twice; YAML would use the last one."""
 
 
 class _OptionLoader(yaml.SafeLoader):
-    """Reads YAML whose numbers mean what they mean on the command line, and refuses a key that comes twice.
+    """Reads YAML whose numbers mean what they mean on the command line, and refuses a key that is given twice.
 
-    YAML 1.1 takes 010 for 8 and 1:30 for 90.
+    YAML 1.1 reads 010 as 8 and 1:30 as 90.
     """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -66,7 +66,7 @@ for _tag, _pattern in _NUMBERS.items():
 
 
 class Options(NamedTuple):
-    """What a user asked for: of the run, of the backend, and of the task; and where a resumed run begins."""
+    """The options of the run, of the backend and of the task, and where a resumed run begins."""
 
     run: RunOptions
     backend_settings: BackendSettings
@@ -78,7 +78,7 @@ class Options(NamedTuple):
 def read_options(backend: str, backend_settings: type[BackendSettings], arguments: list[str]) -> Options:
     """Reads the options of a training run, those of the command line before those of --config FILE.
 
-    A resumed run takes over what neither says from the run that saved the checkpoint.
+    A resumed run takes options that neither gives from the run that saved the checkpoint.
 
     Raises:
         UsageError, UnsupportedError, TaskInputError: Something in them cannot be used.
@@ -138,7 +138,7 @@ def read_options(backend: str, backend_settings: type[BackendSettings], argument
 
 
 def _task_of(start: Start, known: argparse.Namespace, from_file: Mapping[str, Any]) -> dict[str, str]:
-    """The task that a checkpoint names, if it is one of ours: importing another module would run its code."""
+    """Returns the task that a checkpoint names, if it is Lockstep's: importing another module would run its code."""
     name = start.config.task
     if name not in TASKS and known.task is None and "task" not in from_file:
         raise UsageError(
@@ -149,7 +149,7 @@ def _task_of(start: Start, known: argparse.Namespace, from_file: Mapping[str, An
 
 
 def _start(known: argparse.Namespace, from_file: Mapping[str, Any]) -> Start | None:
-    """Finds the checkpoint to go on from, if any was asked for."""
+    """Finds the checkpoint to resume from, if --resume is given."""
     resume = known.resume if known.resume is not None else from_file.get("resume")
     output_dir = known.output_dir if known.output_dir is not None else from_file.get("output_dir")
     if resume is None:
@@ -158,7 +158,7 @@ def _start(known: argparse.Namespace, from_file: Mapping[str, Any]) -> Start | N
 
 
 def option_parser(command: str, models: Mapping[str, type[BaseModel]]) -> argparse.ArgumentParser:
-    """Makes a parser of the fields of these models, by title; what is not given is not in its result."""
+    """Makes a parser for the fields of these models, by title; options that are not given are not in its result."""
     parser = Parser(command, argument_default=argparse.SUPPRESS)
     parser.add_argument(
         "--config",
@@ -175,7 +175,7 @@ def add_options(parser: argparse.ArgumentParser, models: Mapping[str, type[BaseM
     """Adds an option for each field of these models, in groups by title.
 
     Args:
-        parser: The parser, which leaves out of its result what is not given (`argument_default=SUPPRESS`).
+        parser: The parser; options that are not given must not be in its result (`argument_default=SUPPRESS`).
         models: The models by the title of their group.
     """
     for title, model in models.items():
@@ -186,7 +186,7 @@ def add_options(parser: argparse.ArgumentParser, models: Mapping[str, type[BaseM
             if field.annotation is bool:
                 group.add_argument(_option(name), action=argparse.BooleanOptionalAction, help=field.description)
             else:
-                # An option that may stand alone says what it then means.
+                # An option that may be given without a value declares the value that it then has.
                 extra: Any = field.json_schema_extra
                 alone = {"nargs": "?", "const": extra["alone"]} if extra else {}
                 group.add_argument(_option(name), metavar=_metavar(field), help=_help(field), **alone)
@@ -219,7 +219,7 @@ def read_option_file(file: Path) -> dict[str, Any]:
     """Reads a configuration file into option names, with underscores, and values; in paths, ~ is the home directory.
 
     Raises:
-        UsageError: It cannot be read, or is no mapping of names to values.
+        UsageError: It cannot be read, or is not a mapping of names to values.
     """
     try:
         if file.exists() and not file.is_file():
@@ -259,7 +259,7 @@ def validated(model: type[BaseModel], values: dict[str, Any]) -> Any:
     """
     values = {name: value for name, value in values.items() if name in model.model_fields}
     for name, value in values.items():
-        # YAML reads yes, no, on and off as booleans, which pydantic would take for the numbers 1 and 0.
+        # YAML reads yes, no, on and off as booleans, which pydantic would convert to the numbers 1 and 0.
         annotation = model.model_fields[name].annotation
         if isinstance(value, str) and not is_writable_text(value):
             raise UsageError(f"{_option(name)}: contains a null character, or bytes that are not UTF-8; remove them")
@@ -274,11 +274,11 @@ def validated(model: type[BaseModel], values: dict[str, Any]) -> Any:
     except ValidationError as error:
         first = error.errors()[0]
         reason = first["msg"].removeprefix("Value error, ").replace("Input should be", "should be")
-        if not first["loc"]:  # about options that do not go together
+        if not first["loc"]:  # about options that contradict each other
             raise UsageError(reason) from error
         raise UsageError(f"{_option(str(first['loc'][0]))} {_shown(first['input'])}: {reason}") from error
 
 
 def _shown(value: Any) -> str:
-    """A value for a message; a few lines of YAML with aliases may stand for gigabytes."""
+    """Shortens a value for a message; a few lines of YAML with aliases may expand to gigabytes."""
     return str(value) if isinstance(value, (str, int, float, Path)) else _SHORT.repr(value)

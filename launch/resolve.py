@@ -1,4 +1,4 @@
-"""Settling what the user left open, and refusing what cannot work, before anything is created."""
+"""Settles what the user left open and refuses what cannot work, before anything is created."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _settle_world(backend: str, row: BackendRow, options: RunOptions) -> _World:
 
 
 def _settle_engine(backend: str, row: BackendRow, start_method: str | None, nodes: Nodes) -> Engine:
-    """Settles what starts the ranks: what the user names, or the first engine of the backend that can."""
+    """Settles the engine: the one that the user names, or the first of the backend that can start the ranks."""
     engines = [find_engine(name) for name in row.capabilities.start_methods]
     if nodes.num_nodes > 1:
         engines = [engine for engine in engines if engine.spans_nodes]
@@ -149,13 +149,13 @@ def _settle_engine(backend: str, row: BackendRow, start_method: str | None, node
 
 
 def _check_task(task: Task, options: RunOptions, num_processes: int) -> None:
-    """Refuses what does not fit the data, now that they are known."""
+    """Refuses options that do not fit the data, now that they are known."""
     num_samples = task.num_samples("train")
     if num_processes > num_samples:
         raise UsageError(
             f"--num-processes {num_processes}: there are only {num_samples} training samples; use at most as many ranks"
         )
-    # The default may be larger than a small data set: each epoch is one step then.
+    # The default may be larger than a small dataset; each epoch is one step then.
     is_default = options.global_batch_size == RunOptions.model_fields["global_batch_size"].default
     if not is_default and options.global_batch_size > num_samples:
         raise UsageError(
@@ -192,7 +192,7 @@ def _settle_device(options: RunOptions, row: BackendRow) -> Literal["cpu", "cuda
     if options.device == "auto":
         return "cuda" if count_gpus() and "cuda" in row.capabilities.precisions else "cpu"
     if options.device == "cuda" and count_gpus() == 0:
-        raise UsageError("--device cuda: this machine has no visible GPU; use --device cpu, or check the driver")
+        raise UsageError("--device cuda: no GPU is visible here; use --device cpu, or check the driver")
     return options.device
 
 

@@ -1,4 +1,4 @@
-"""Where a run that is resumed begins, what it takes over, and what becomes of what its directory holds."""
+"""Resuming: the checkpoint that a run continues from, and the options that it takes over."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from watch.rank_files import started_ranks
 
 LATEST = "latest"
 
-# What is said of a run that has finished, by its status.
+# How a message describes a run that has finished, by its status.
 _ENDS = {
     "completed": "is complete",
     "diverged": "has finished, but its ranks diverged; the model of rank 0 was saved",
 }
 
-# What decides the trajectory: a resumed run must have the same.
+# Options that decide the trajectory; a resumed run must have the same.
 _BINDING = (
     *("task", "precision", "global_batch_size", "max_grad_norm", "optimizer", "momentum", "learning_rate"),
     *("lr_scheduler", "warmup_ratio", "weight_decay", "num_train_epochs", "max_steps", "on_nan", "seed"),
     *("metric_for_best_model", "torch_compile"),
 )
-# What it has from before unless told otherwise; the rest belongs to one start of a run, on one machine.
+# Options that it keeps unless they are given again; all others belong to one start of a run, on one machine.
 _INHERITED = (
     *("num_processes", "micro_batch_size", "eval_batch_size", "find_unused_parameters", "logging_steps"),
     *("save_every", "keep", "on_save_error", "early_stopping_patience", "hang_timeout", "max_restarts", "tracker"),
@@ -45,7 +45,7 @@ _INHERITED = (
 
 @dataclass(frozen=True)
 class Start:
-    """The checkpoint to go on from, and what was passed over to find it."""
+    """The checkpoint to resume from, and the damaged ones that were skipped."""
 
     path: Path
     state: CheckpointState
@@ -58,7 +58,7 @@ class Start:
 
     @property
     def best_path(self) -> Path | None:
-        """Where the best model so far should lie, if that is another checkpoint; it need not be there."""
+        """The path of the best model so far, if that is another checkpoint; the file may be missing."""
         best = self.state.best
         if best is None or best.step == self.state.step:
             return None
@@ -66,10 +66,10 @@ class Start:
 
 
 class Finished(Exception):
-    """The run to resume has come to its end; the text says so.
+    """The run to resume has finished; the text says so.
 
     Attributes:
-        has_diverged: Whether its ranks came to differ before.
+        has_diverged: Whether its ranks had diverged.
     """
 
     def __init__(self, text: str, *, has_diverged: bool) -> None:
@@ -78,7 +78,7 @@ class Finished(Exception):
 
 
 def find_start(resume: str, output_dir: Path | None) -> Start | None:
-    """Finds the checkpoint that --resume names; None if there is nothing yet to go on from.
+    """Finds the checkpoint that --resume names; None if there is none yet.
 
     Raises:
         Finished: Nothing is left to do.
@@ -111,7 +111,7 @@ def find_start(resume: str, output_dir: Path | None) -> Start | None:
 
 
 def latest_start(run_directory: Path) -> Start | None:
-    """Finds a run's newest checkpoint that is whole; None if it has none at all.
+    """Finds the newest checkpoint of a run that is not damaged; None if the run has no checkpoint.
 
     Raises:
         UsageError: All are damaged.
@@ -121,7 +121,7 @@ def latest_start(run_directory: Path) -> Start | None:
         try:
             return Start(path.absolute(), read_checkpoint(path).state, tuple(damaged))
         except CheckpointError as error:
-            if not path.exists():  # its run is going on, and has a newer one by now
+            if not path.exists():  # its run is still running, and has a newer one by now
                 return latest_start(run_directory)
             damaged.append(str(error))
     if damaged:
@@ -130,10 +130,10 @@ def latest_start(run_directory: Path) -> Start | None:
 
 
 def inherited_options(config: RunConfig, backend: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a resumed run under `backend` takes over from the configuration in its checkpoint, by option name.
+    """Returns the options that a resumed run under `backend` takes over from its checkpoint, by name.
 
     Raises:
-        UsageError: That would be more than a checkpoint may decide.
+        UsageError: The checkpoint asks for so many ranks that the user must confirm it.
     """
     names = [*_BINDING, *_INHERITED]
     if str(given.get("num_processes", config.num_processes)) != str(config.num_processes):
@@ -152,7 +152,7 @@ def inherited_options(config: RunConfig, backend: str, given: Mapping[str, Any])
 
 
 def check_same_trajectory(start: Start, options: RunOptions, task_settings: TaskSettings) -> None:
-    """Refuses options with which the run would not go on as it began; files may have moved, their digest is compared.
+    """Refuses options that would change the trajectory. Paths may differ: the digest of the data is compared instead.
 
     Raises:
         UsageError: The text names the option.
@@ -172,17 +172,17 @@ def check_same_trajectory(start: Start, options: RunOptions, task_settings: Task
 
 
 def goes_on_in(output_dir: Path, resume: str | None, start: Start | None) -> bool:
-    """Whether a run goes on in the directory of the run that it resumes, rather than in a new one."""
+    """Returns whether a run continues in the directory of the run that it resumes, rather than in a new one."""
     if start is None:
         return resume == LATEST
     return start.path.resolve() in [path.resolve() for path in list_checkpoints(output_dir)]
 
 
 def check_resumable(output_dir: Path) -> None:
-    """Refuses to go on in a directory whose run has finished, or is still going on.
+    """Refuses to resume in a directory whose run has finished or is still running.
 
     Raises:
-        UsageError: It says which.
+        UsageError: The text says which of the two.
     """
     running = [rank for rank in started_ranks(output_dir) if rank.running_pid() is not None]
     if running:
@@ -195,7 +195,7 @@ def check_resumable(output_dir: Path) -> None:
 
 
 def _final_status(output_dir: Path) -> str | None:
-    """How a run has finished; None if it has not."""
+    """Returns the status of a run that has finished; None if it has not finished."""
     place = record_directory(output_dir)
     try:
         status = read_record(place / RECORD_NAME).status if place is not None else None

@@ -24,7 +24,7 @@ case ${1:-} in
   compare | allreduce)
     extras=(compare)
     for name in $(backend_names); do
-      # Those that are named, or else all that can be had.
+      # The backends that are named, or else all that can be set up.
       if [[ " $* " == *" --backends"* ]]; then
         [[ " $* " != *"$name"* ]] || extras+=("$name")
       elif can_be_set_up "$name"; then
@@ -52,7 +52,7 @@ elif [[ " $* " == *" --docker "* ]]; then
 else
   set_up "${extras[@]}"
 fi
-# Ctrl-C waits until Python can answer it (launch/__main__.py): in its very start it would show a traceback.
+# Ctrl-C is blocked until Python can handle it (launch/__main__.py); before that, it would show a traceback.
 patiently=()
 if env --block-signal=INT true 2>/dev/null; then patiently=(env --block-signal=INT); fi
 exec "${patiently[@]}" "$environment/bin/lockstep" "$@"

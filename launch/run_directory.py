@@ -1,4 +1,4 @@
-"""The directory of a run: which one it is, whether it may be used, and who holds it."""
+"""The directory of a run: which one it is, whether it may be used, and which process has locked it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tasks.interface import Task, TaskSettings
 
 
 def default_output_dir(backend: str) -> Path:
-    """Names a directory under runs/ that does not exist yet, nor is about to in another process."""
+    """Names a directory under runs/ that does not exist yet, and that no other process will create."""
     stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     safe = "".join(character if character.isalnum() else "-" for character in backend)
     candidates = (Path("runs") / f"{safe}-{stamp}{suffix}" for suffix in ["", *(f"-{n}" for n in range(2, 1000))])
@@ -32,7 +32,7 @@ def default_output_dir(backend: str) -> Path:
 def settle_output_dir(
     options: RunOptions, backend: str, task_class: type[Task], settings: TaskSettings, start: Start | None
 ) -> Path:
-    """Returns the directory that the run is to have, as an absolute path.
+    """Returns the output directory of the run, as an absolute path.
 
     Raises:
         UsageError: It cannot be used; the text says why.
@@ -67,7 +67,7 @@ def settle_output_dir(
 
 
 def _check_inputs_survive(directory: Path, settings: TaskSettings, start: Start | None) -> None:
-    """Refuses to replace a run some of whose files the new run is to read; what no run wrote stays."""
+    """Refuses to replace a run if the new run reads some of its files. Files that no run wrote are kept."""
     removed = {path.resolve() for path in files_of_run(directory)}
     if start is not None and start.path.resolve() in removed:
         raise UsageError(
@@ -85,7 +85,7 @@ def _check_inputs_survive(directory: Path, settings: TaskSettings, start: Start 
 
 
 def refuse_collisions(config_name: str, directory: Path, patterns: tuple[str, ...]) -> None:
-    """Refuses a directory with files that no run wrote, and that a new run would write over.
+    """Refuses a directory with files that no run wrote and that a new run would overwrite.
 
     Args:
         config_name: The directory as the user named it.
@@ -104,7 +104,7 @@ def refuse_collisions(config_name: str, directory: Path, patterns: tuple[str, ..
 
 
 def refuse_links(config_name: str, directory: Path) -> None:
-    """Refuses to replace a run one of whose folders is a link: what lies behind it may be another run's.
+    """Refuses to replace a run one of whose folders is a link: the folder may belong to another run.
 
     Args:
         config_name: The directory as the user named it.
@@ -123,10 +123,10 @@ def refuse_links(config_name: str, directory: Path) -> None:
 
 @contextlib.contextmanager
 def locked(output_dir: Path) -> Iterator[None]:
-    """Holds a run's directory for this process; the system lets go of it when the process ends, however it does.
+    """Locks the directory of a run for this process; the system unlocks it when the process ends, in whatever way.
 
     Raises:
-        UsageError: Another process holds it.
+        UsageError: Another process has locked it.
     """
     output_dir.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(output_dir, os.O_RDONLY)
@@ -144,13 +144,13 @@ def locked(output_dir: Path) -> Iterator[None]:
 
 
 def prepare_directory(config: RunConfig, start: Start | None) -> RunConfig:
-    """Makes a run's directory ready for its ranks; returns the configuration that is in force.
+    """Makes the directory of a run ready for its ranks; returns the configuration that the run uses.
 
-    With --overwrite the files of the run that was there are removed. A run that goes on in it stays: what its
-    earlier starts left is set aside. Into a new directory the checkpoint is copied.
+    With --overwrite, the files of the previous run are removed. If a run is resumed in its own directory, what its
+    earlier starts left is moved to attempts/. If it is resumed in a new directory, the checkpoint is copied.
 
     Raises:
-        UsageError: Another run has been here since the directory was looked at.
+        UsageError: Another run has used the directory since it was checked.
     """
     directory = config.output_dir
     if config.overwrite:
@@ -161,7 +161,7 @@ def prepare_directory(config: RunConfig, start: Start | None) -> RunConfig:
         raise _taken(directory)
     elif start is not None:
         config = config.model_copy(update={"resume_from": checkpoint_path(directory, start.state.step)})
-    # Before anything else: whoever finds the directory then knows that a run of ours has it.
+    # This comes first, since it marks the directory as that of a run.
     write_atomically(directory / CONFIG_NAME, config.model_dump_json(indent=1))
     if start is not None and config.resume_from != start.path:
         _take_checkpoints(start, directory)
@@ -170,13 +170,13 @@ def prepare_directory(config: RunConfig, start: Start | None) -> RunConfig:
 
 
 def restarted(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
-    """Makes the directory ready to start once more after a failure.
+    """Makes the directory ready for a restart after a failure.
 
     Returns:
-        The configuration for it, and which damaged checkpoints were passed over.
+        The configuration of the restart, and the damaged checkpoints that were skipped.
 
     Raises:
-        UsageError: No checkpoint is whole.
+        UsageError: All checkpoints are damaged.
     """
     start = latest_start(config.output_dir)
     update = {"resume_from": start.path if start else None, "num_restarts": config.num_restarts + 1}
@@ -188,11 +188,11 @@ def restarted(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
 
 
 def _set_aside(config: RunConfig) -> None:
-    """Moves what an earlier start of this run left, but for the checkpoints to go on from, out of the way."""
+    """Moves what an earlier start of this run left, except the checkpoints to resume from, to attempts/."""
     directory = config.output_dir
     remove_unfinished(directory)
     left = [directory / name for name in (LOGS_NAME, PROGRESS_NAME, RECORD_NAME, config.tracker)]
-    # Those after the one to go on from belong to a future that will not be.
+    # Checkpoints after the one to resume from belong to an abandoned continuation.
     begin = checkpoint_step(config.resume_from) if config.resume_from else 0
     left = [path for path in left if path.exists()]
     left += [path for path in list_checkpoints(directory) if checkpoint_step(path) > begin]

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Sourced by run.sh and tests/run.sh: makes a virtual environment hold what some extras of
-# pyproject.toml need. A stamp of all that the set-up depends on makes the next call immediate.
+# Sourced by run.sh and tests/run.sh: installs extras of pyproject.toml into a virtual
+# environment. A stamp of everything that the set-up depends on lets the next call skip it.
 
 root=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." && pwd -P)
 
@@ -21,12 +21,12 @@ is_backend() {
   grep -qxF -- "$1" <<<"$(backend_names)"
 }
 
-# build_script BACKEND: what builds its package, where that can only be had as source.
+# build_script BACKEND: the script that builds its package, if that is only available as source.
 build_script() {
   echo "$root/backends/$1_build.sh"
 }
 
-# can_be_set_up BACKEND: not where its package must be built, and the tools for that are missing.
+# can_be_set_up BACKEND: fails if its package must be built and the tools for that are missing.
 can_be_set_up() {
   [[ ! -x $(build_script "$1") ]] || "$(build_script "$1")" --check
 }
@@ -53,7 +53,7 @@ set_up() {
   check_python
   mkdir -p "$environment/.lockstep" 2>/dev/null && [[ -w $environment/.lockstep ]] ||
     fail "$environment: cannot be written; set LOCKSTEP_VENV to another directory"
-  # One set-up at a time; the second finds the work of the first done.
+  # One set-up at a time; a second one then finds nothing left to do.
   local lock log=$environment/.lockstep/setup.log
   exec {lock}>"$environment/.lockstep/lock"
   if command -v flock >/dev/null && ! flock --nonblock "$lock"; then
@@ -85,10 +85,10 @@ find_missing() {
   done
 }
 
-# apart COMMAND...: runs it in a process group of its own, all of which a signal to this script ends.
+# apart COMMAND...: runs it in a process group of its own, which a signal to this script ends as a whole.
 apart() {
   local status=0
-  # Before it begins: a signal right after would end this script alone.
+  # Set before it starts: otherwise a signal right after the start would end this script only.
   trap 'interrupted 130' INT
   trap 'interrupted 143' TERM
   trap 'interrupted 129' HUP
@@ -104,12 +104,12 @@ interrupted() {
   trap '' INT TERM HUP
   kill -TERM -- "-${!:-}" 2>/dev/null || true
   wait "${!:-}" 2>/dev/null || true
-  # The output goes to the log here.
-  echo "lockstep: the set-up was interrupted; the same command goes on with it" >&"$terminal"
+  # Standard output goes to the log here.
+  echo "lockstep: the set-up was interrupted; the same command continues it" >&"$terminal"
   exit "$1"
 }
 
-# mark_installed EXTRA...: lets set_up find nothing to do for them.
+# mark_installed EXTRA...: notes that they are installed, so that set_up skips them.
 mark_installed() {
   local extra
   find_environment
@@ -143,12 +143,12 @@ cache_directory() {
   absolute "${LOCKSTEP_CACHE:-$shared/lockstep}"
 }
 
-# Of all that the result depends on.
+# A checksum of everything that the set-up depends on.
 setup_key() {
   cat "$root"/pyproject.toml "$root"/launch/{constraints.txt,setup.sh} "$root"/backends/*_build.sh <(echo "$root" && command -v mpicxx nvcc) | cksum
 }
 
-# Before anything is made: sets `python` to the environment's own, or else to the one that is to make it.
+# Sets `python` to the environment's own, or else to the one that will create it.
 check_python() {
   python=$environment/bin/python
   if [[ ! -x $python ]]; then
@@ -157,7 +157,7 @@ check_python() {
     fail "$environment has $("$python" -V), Lockstep needs 3.10 to 3.13; remove it or set LOCKSTEP_VENV"
   elif ! "$python" -c 'import pip' 2>/dev/null; then
     [[ ${LOCKSTEP_VENV:-} != active ]] || fail "$environment has no pip; install it (python -m ensurepip)"
-    python=$(find_python) # its making was interrupted
+    python=$(find_python) # its creation was interrupted
   fi
 }
 
@@ -181,7 +181,7 @@ find_python() {
   fail "no Python 3.10 to 3.13 on PATH (python3 is $(python3 -V 2>&1 || true)); name one with PYTHON=..."
 }
 
-# Its failures are passed on by hand: bash ignores `set -e` in a function called from a condition.
+# Failures are returned explicitly: bash ignores `set -e` in a function that is called from a condition.
 install() {
   if [[ $python != "$environment/bin/python" ]] && ! "$python" -m venv "$environment"; then
     echo "$python cannot make a virtual environment (Debian: install python3-venv)"
@@ -197,9 +197,9 @@ install() {
         "$environment/bin/python" -c 'import torch; print(f"torch=={torch.__version__}")'
     } >"$constraints" || return
   fi
-  # torch first and alone: whatever else asks for it must find the pinned build.
+  # torch first and alone, so that packages that depend on it find the pinned build.
   "${pip[@]}" -c "$constraints" "torch>=2.7.0a0" || return
-  # Some have no wheel to download.
+  # Some packages have no wheel to download.
   for extra in "$@"; do
     if [[ -x $(build_script "$extra") ]]; then
       wheels=$(LOCKSTEP_CACHE=$(cache_directory) "$(build_script "$extra")" "$environment/bin/python") || return

@@ -11,7 +11,7 @@ _INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(BaseException):
-    """The user, or the system, asked the job to end; like KeyboardInterrupt, no handler of errors may take it."""
+    """The user or the system asked the job to end; like KeyboardInterrupt, it passes by `except Exception`."""
 
     def __init__(self, signal_number: int) -> None:
         super().__init__(signal.Signals(signal_number).name)
@@ -22,10 +22,12 @@ class Interrupted(BaseException):
 def signals_raised(
     on_first: Callable[[signal.Signals], None] | None = None, *, repeatedly: bool = False
 ) -> Iterator[None]:
-    """Turns SIGINT, SIGTERM and SIGHUP into Interrupted, so that what was started is ended on the way out.
+    """Turns SIGINT, SIGTERM and SIGHUP into Interrupted, so that cleanup ends what was started.
 
-    With `on_first`, the first of them only calls it. With `repeatedly`, each raises, for where a library
-    that is being loaded may swallow the first; otherwise those after the raised one are ignored.
+    Args:
+        on_first: Is called for the first signal, which then does not raise.
+        repeatedly: Whether every signal raises, because a library that is being loaded may swallow the first one.
+            Otherwise signals after the one that raised are ignored.
     """
     is_first = on_first is not None
 
@@ -39,7 +41,7 @@ def signals_raised(
             signal.signal(number, signal.SIG_IGN)  # a second one must not stop us from ending the ranks
         raise Interrupted(signal_number)
 
-    # Under nohup(1), the end of a session is no reason to end.
+    # Under nohup(1), the end of a session does not end the run.
     numbers = [one for one in _INTERRUPTS if one != signal.SIGHUP or signal.getsignal(one) != signal.SIG_IGN]
     before = {number: signal.signal(number, stop) for number in numbers}
     try:

@@ -1,4 +1,4 @@
-"""Runs one job: starts the engine, passes on news while it works, ends it whole, and says what went wrong."""
+"""Runs one job: starts the engine, reports progress while it runs, ends all its processes, and says what went wrong."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from watch.rank_files import RankFiles, started_ranks
 from watch.watchdog import Hang, Watchdog
 
 _POLL_SECONDS = 0.1
-# How long a launcher may take to end the other ranks once one has failed, before we do it.
+# How long the engine may take to end the other ranks once one has failed, before we do it.
 _SECONDS_TO_END = 5.0
-# And how long it may take when it is asked to end itself.
+# How long the engine may take to end when it is asked to.
 _SECONDS_TO_TERMINATE = 3.0
 # A process that is killed takes a while to be gone, and its children may notice before its parent does.
 _SECONDS_TO_DIE = 1.0
@@ -42,14 +42,14 @@ def run_job(
     """Runs a job to its end and returns None, or why it failed.
 
     However it ends, and even if this process is killed, no process of the job is left on this machine. Its ranks are
-    known by the files that they write in its run directory. Where the launcher ends with an error although all ranks
-    have succeeded, this is printed, and a failure only if the job must end cleanly.
+    known by the files that they write in its run directory. If the engine ends with an error although all ranks
+    have succeeded, this is printed; it is a failure only if the job must end cleanly.
 
     Args:
         job: The job.
         on_poll: Is called ten times a second while the job runs, and once after its end.
         on_first_signal: Is called for the first SIGINT, SIGTERM or SIGHUP, instead of ending the job.
-        watchdog: Finds out that the ranks hang; without one they may.
+        watchdog: Notices that the ranks hang; without one, hanging is not noticed.
 
     Raises:
         Interrupted: SIGINT, SIGTERM or SIGHUP arrived, for the second time with `on_first_signal`; the job has been
@@ -95,12 +95,12 @@ def run_job(
 
 @dataclass
 class _Course:
-    """What is seen of a job while it runs.
+    """What is observed of a job while it runs.
 
     Attributes:
         run_directory: Where its ranks leave their files.
         engine: The engine's process.
-        watchdog: Finds out that the ranks hang.
+        watchdog: Notices that the ranks hang; None if nothing does.
         outlived: The ranks that were running when the first failure was seen.
         hang: Which rank hangs, if one does.
         killed_by: The signal that ended the engine before any rank had failed.
@@ -114,7 +114,7 @@ class _Course:
     killed_by: str | None = None
 
     def follow(self, on_poll: Callable[[], None]) -> None:
-        """Returns when the engine has ended, or is to be ended."""
+        """Returns when the engine has ended or must be ended."""
         failed_at: float | None = None
         while self.engine.poll() is None:
             time.sleep(_POLL_SECONDS)
@@ -145,7 +145,7 @@ class _Course:
 
 
 def _judge_launcher(job: Job, return_code: int, engine_log: Path) -> JobFailure | None:
-    """Judges the end of a launcher all of whose ranks have succeeded."""
+    """Judges how the engine ended after all ranks have succeeded."""
     if return_code == 0:
         return None
     message = f"all ranks have finished, but their engine ended with code {return_code}"
@@ -176,7 +176,7 @@ def _running(run_directory: Path) -> set[int]:
 
 
 def _end(engine: subprocess.Popen[bytes], run_directory: Path) -> set[int]:
-    """Ends the engine, politely first, then every rank that outlived it; returns the ranks that were still running."""
+    """Ends the engine, first with SIGTERM, and every rank that outlived it; returns the ranks that still ran."""
     running = _running(run_directory)
     if engine.poll() is None:
         engine.terminate()
@@ -187,7 +187,7 @@ def _end(engine: subprocess.Popen[bytes], run_directory: Path) -> set[int]:
     # Before the engine is waited for: ranks that spin while they wait may keep it from a processor for a minute.
     _kill_ranks(run_directory)
     engine.wait()
-    _kill_ranks(run_directory)  # a rank may have begun meanwhile
+    _kill_ranks(run_directory)  # a rank may have started meanwhile
     return running
 
 

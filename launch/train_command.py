@@ -1,4 +1,4 @@
-"""``launch/run.sh BACKEND``: trains, again from the newest checkpoint after a failure if that was asked for."""
+"""``launch/run.sh BACKEND``: trains, and restarts a failed run from its newest checkpoint if that is allowed."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
     from launch.display import RunDisplay
     from tasks.interface import Task
 
-# The exit code of a run that was asked to stop and has saved where it was: EX_TEMPFAIL of sysexits(3), try again.
+# Exit code of a run that was asked to stop and has saved a checkpoint: EX_TEMPFAIL of sysexits(3), try again.
 STOPPED = 75
 
-# That of a run whose model is that of rank 0, since the ranks' parameters differ.
+# Exit code of a run whose ranks diverged, so that the model is that of rank 0.
 DIVERGED = 3
 
-# That of a run whose directory had no room for its results.
+# Exit code of a run whose results did not fit into its directory and are in another one.
 RESCUED = 4
 
-# How far a clock may be set back, and on, between launch/run.sh and this process.
+# How far the clock may have been set back, or forward, between launch/run.sh and this process.
 _MOST_SECONDS_OFF = 60.0
 
 _MOST_SECONDS_AGO = 3600.0
@@ -71,7 +71,7 @@ def train(backend: str, arguments: list[str]) -> int:
 
 
 def _run_to_the_end(config: RunConfig, job: Job, start: Start | None, task: Task) -> int:
-    """Runs the job, again from the latest checkpoint after a failure, if that was asked for; returns the exit code."""
+    """Runs the job, and after a failure restarts it as often as --max-restarts allows; returns the exit code."""
     from launch.display import RunDisplay, console, show_overview, show_start
 
     terminal = console()
@@ -85,7 +85,7 @@ def _run_to_the_end(config: RunConfig, job: Job, start: Start | None, task: Task
             tell(f"interrupted by {interruption}; all ranks have been stopped")
             record_end(config, "interrupted", f"interrupted by {interruption}")
             return 128 + interruption.signal_number
-        except OSError as error:  # as where the system lets nobody start another process
+        except OSError as error:  # for example when the system allows no further process
             record_end(config, "failed", one_line(error))
             raise
         if failure is None:
@@ -100,7 +100,7 @@ def _run_to_the_end(config: RunConfig, job: Job, start: Start | None, task: Task
             _tell_refuge(config)
             return 1
         record_end(config, "failed", str(failure))
-        # What computed a loss that is not finite would compute it again.
+        # A restart would compute the same loss that is not finite.
         is_hopeless = failure.kind is FailureKind.NONFINITE
         next_config = None if was_asked_to_stop or is_hopeless else _start_again(config)
         if next_config is None:
@@ -110,7 +110,7 @@ def _run_to_the_end(config: RunConfig, job: Job, start: Start | None, task: Task
 
 
 def _start_again(config: RunConfig) -> RunConfig | None:
-    """Makes a failed run ready to start again, and says from where; returns None where it may not, or cannot."""
+    """Makes a failed run ready for a restart and says from where; returns None if it may not or cannot restart."""
     if config.num_restarts == config.max_restarts:
         return None
     try:
@@ -126,7 +126,7 @@ def _start_again(config: RunConfig) -> RunConfig | None:
 
 
 def _conclude(config: RunConfig, terminal: Console) -> int:
-    """Shows what came of a run without a failure, and returns its exit code; says why that is not 0."""
+    """Shows the result of a run that did not fail and returns its exit code, with the reason if it is not 0."""
     from launch.display import describe_diverged_model, show_summary
 
     if (place := record_directory(config.output_dir)) is not None:
@@ -148,7 +148,7 @@ def _conclude(config: RunConfig, terminal: Console) -> int:
 
 
 def _conclude_elsewhere(config: RunConfig) -> int:
-    """Says what came of a run whose directory somebody has moved or removed, and returns its exit code."""
+    """Reports the result of a run whose directory was moved or removed, and returns its exit code."""
     from training.keeping import find_rescued
 
     place = find_rescued(config.output_dir, config.started_at)
@@ -166,7 +166,7 @@ def _conclude_elsewhere(config: RunConfig) -> int:
 
 
 def _tell_refuge(config: RunConfig) -> bool:
-    """Says where results lie that could not be saved in the run's directory; whether there are any."""
+    """Says where results are that could not be saved in the run's directory; returns whether there are any."""
     refuge = read_notice(config.output_dir).refuge
     if refuge is not None:
         tell(f"not all results could be saved in {config.output_dir}; the rest are in {refuge}")
@@ -174,7 +174,7 @@ def _tell_refuge(config: RunConfig) -> bool:
 
 
 def _run_once(config: RunConfig, job: Job, display: RunDisplay) -> tuple[JobFailure | None, bool]:
-    """Runs the job once; returns why it failed, if it did, and whether somebody asked it to stop."""
+    """Runs the job once; returns why it failed, if it did, and whether it was asked to stop."""
     asked_to_stop: list[signal.Signals] = []
 
     def stop(number: signal.Signals) -> None:
@@ -191,7 +191,7 @@ def _run_once(config: RunConfig, job: Job, display: RunDisplay) -> tuple[JobFail
     watchdog = Watchdog(
         job.run_directory,
         num_ranks=job.num_processes,
-        # Long phases end before the libraries give up, which would name whoever waited.
+        # Shorter than the libraries' own timeouts, whose messages name a rank that waited, not the one that hangs.
         limits=Limits(config.hang_timeout, 0.9 * config.timeout, slow_computing=config.torch_compile),
         spans_nodes=job.spans_nodes,
         signs=job.signs,
@@ -210,7 +210,7 @@ def _started_at() -> float:
     """When the user's command began, in seconds since 1970: before launch/run.sh, if that started this process.
 
     Raises:
-        UsageError: It was not launch/run.sh that set the variable.
+        UsageError: The variable does not hold a recent time, so launch/run.sh did not set it.
     """
     text, now = os.environ.get(STARTED_AT_VARIABLE), time.time()
     if not text:

@@ -1,4 +1,4 @@
-"""The record of a run that did not complete, made of the news that it wrote."""
+"""The record of a run that did not complete, from the news that it wrote."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def record_end(config: RunConfig, status: Literal["failed", "interrupted"], erro
     )
     for news in ProgressReader(config.output_dir).news():
         _add_to_record(record, news)
-    with contextlib.suppress(OSError):  # on a full disk, what was said must do
+    with contextlib.suppress(OSError):  # on a full disk there is no record, only the message
         write_record(record, config.output_dir)
 
 

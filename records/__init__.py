@@ -1,1 +1,1 @@
-"""What a run leaves in its directory, and what it was asked to do."""
+"""The files that a run writes into its directory, and the options of a run."""

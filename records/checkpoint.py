@@ -1,11 +1,11 @@
-"""Checkpoints: one file each, of tensors and JSON only, that is there whole or not at all.
+"""Checkpoints: one file each, of tensors and JSON only, written completely or not at all.
 
 A checkpoint is a safetensors file (https://huggingface.co/docs/safetensors): the tensors of model,
 optimizer and history, and in its metadata a JSON text with everything else and a SHA-256 of all of
 it. Nothing in one is ever executed, and nothing in it depends on the backend or the world size.
 
-Random streams need no place in it: every one is seeded anew from (seed, purpose, rank, step,
-micro-step), so position and seed are the state of all of them, on any number of ranks.
+It holds no state of random number generators: each is seeded from (seed, purpose, rank, step, micro-step), so
+that the position and the seed are the state of all of them, on any number of ranks.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _STATE_KEY, _DIGEST_KEY = "lockstep", "sha256"
 
 
 class CheckpointError(ValueError):
-    """A file that is no whole checkpoint; the text names it and says why."""
+    """A file that is not a complete checkpoint; the text names it and says why."""
 
 
 class BestModel(BaseModel):
-    """The best evaluation so far, by the metric that was chosen."""
+    """The best evaluation so far, by --metric-for-best-model."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -68,37 +68,37 @@ class CheckpointState(BaseModel):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint in memory; tensors lie on the CPU and are named by what they belong to."""
+    """A checkpoint in memory; its tensors are on the CPU, and their names begin with what they belong to."""
 
     state: CheckpointState
     tensors: dict[str, torch.Tensor]
 
 
 def checkpoint_path(run_directory: Path, step: int) -> Path:
-    """Where a run keeps its checkpoint of this step."""
+    """Returns the path of the checkpoint that a run saves after this step."""
     return run_directory / CHECKPOINTS_NAME / f"step-{step:08d}.safetensors"
 
 
 def list_checkpoints(run_directory: Path) -> list[Path]:
-    """The checkpoints of a run, the newest first, unread."""
+    """Returns the paths of the checkpoints of a run, the newest first; it does not read them."""
     found = [path for path in (run_directory / CHECKPOINTS_NAME).glob("step-*") if _NAME.fullmatch(path.name)]
     return sorted(found, key=checkpoint_step, reverse=True)
 
 
 def checkpoint_step(path: Path) -> int:
-    """The step that a checkpoint's name tells."""
+    """Returns the step in the name of a checkpoint."""
     match = _NAME.fullmatch(path.name)
     assert match is not None, path
     return int(match[1])
 
 
 def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """Writes a checkpoint beside its place and moves it there once it is on the disk.
+    """Writes a checkpoint under another name and renames it once it is on the disk.
 
-    Whenever the process or the machine stops, the place holds what it held before, or all of the new file.
+    Whenever the process or the machine stops, `path` holds its previous content or the complete new file.
 
     Raises:
-        OSError: It cannot be written; nothing is left of it.
+        OSError: It cannot be written; no part of it is left.
     """
     from safetensors.torch import save
 
@@ -121,7 +121,7 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
 
 
 def read_checkpoint(source: Path | bytes, *, name: str | None = None) -> Checkpoint:
-    """Reads a checkpoint, from a file or from its bytes, and proves by its hash that it is whole.
+    """Reads a checkpoint, from a file or from its bytes, and checks its hash.
 
     Raises:
         CheckpointError: It cannot be read or is damaged.
@@ -139,7 +139,7 @@ def read_checkpoint(source: Path | bytes, *, name: str | None = None) -> Checkpo
         else:
             with safe_open(source, framework="pt") as file:
                 metadata = file.metadata() or {}
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (it is no mapping)
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (it is not a mapping)
     except OSError as error:
         raise CheckpointError(f"{name}: cannot be read ({error.strerror or error})") from error
     except (SafetensorError, ValueError, RuntimeError, KeyError, TypeError) as error:
@@ -157,12 +157,12 @@ def read_checkpoint(source: Path | bytes, *, name: str | None = None) -> Checkpo
             f"{name}: was written by an incompatible version of Lockstep ({where}: {first['msg']})"
         ) from error
     assert all(isinstance(tensor, torch.Tensor) for tensor in tensors.values())
-    # By name: safetensors hands them out in another order in each process, and an adapter may communicate in it.
+    # Sorted by name: their order differs between processes, and an adapter may communicate in this order.
     return Checkpoint(state, dict(sorted(tensors.items())))
 
 
 def remove_unfinished(run_directory: Path) -> None:
-    """Removes what writers that were killed left of their files."""
+    """Removes the unfinished files of writers that were killed."""
     for path in (run_directory / CHECKPOINTS_NAME).glob(".step-*"):
         path.unlink()
 
@@ -194,24 +194,24 @@ def unflatten_optimizer(
     for key, value in (*tensors.items(), *scalars.items()):
         number, _, name = key.partition(".")
         state.setdefault(int(number), {})[name] = value
-    # JSON knows no tuples, which Adam's betas are.
+    # JSON has no tuples; Adam's betas are one.
     groups = [{name: tuple(value) if name == "betas" else value for name, value in group.items()} for group in groups]
     return {"state": state, "param_groups": groups}
 
 
 def with_prefix(prefix: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Puts what these tensors belong to before their names."""
+    """Returns the tensors with `prefix` and a dot before their names."""
     return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
 
 
 def without_prefix(prefix: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the tensors that belong to it, by their own names."""
+    """Returns the tensors whose names begin with `prefix` and a dot, by the rest of their names."""
     start = f"{prefix}."
     return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
 
 
 def _metadata_of(content: bytes) -> dict[str, str]:
-    """The metadata in the header of a safetensors file: its length in eight bytes, then JSON."""
+    """Returns the metadata in the header of a safetensors file: its length in eight bytes, then JSON."""
     length = int.from_bytes(content[:8], "little")
     return dict(json.loads(content[8 : 8 + length]).get("__metadata__", {}))
 
@@ -228,7 +228,7 @@ def _digest(text: str, tensors: Mapping[str, torch.Tensor]) -> str:
 
 
 def _check_file(path: Path) -> None:
-    """Refuses what cannot be read to its end: pipes, devices, files larger than the memory."""
+    """Refuses files that cannot be read to the end: pipes, devices, and files larger than the memory."""
     try:
         facts = path.stat()
     except OSError as error:
@@ -244,7 +244,7 @@ def _memory_bytes() -> int:
 
 
 def _sync(path: Path) -> None:
-    """Has the system write the names in a directory to the disk."""
+    """Makes the system write the names in a directory to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

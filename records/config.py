@@ -1,6 +1,6 @@
-"""What a user may ask for, and what a run is made of once every open choice has been settled.
+"""The options of a run, and the configuration of a run in which no option is left open.
 
-Option names are those of the Hugging Face Trainer where it has one.
+Options have the names of the Hugging Face Trainer where it has the same option.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from backends.interface import BackendOptions, BackendSettings
 
 DEFAULT_CPU_PROCESSES = 2
-# How launch/run.sh tells when the user called it.
+# The variable in which launch/run.sh notes when the user called it.
 STARTED_AT_VARIABLE = "LOCKSTEP_STARTED_AT"
 
-# Upper bounds turn a slip of the keyboard into a message, not into a machine that no longer answers.
+# Upper bounds turn a typing error into a message instead of an overloaded machine.
 _MAX_PROCESSES = 1024
 _MAX_COUNT = 10**9
 _MAX_TIMEOUT = 10**6
@@ -41,7 +41,7 @@ class SaveInterval(NamedTuple):
 
 
 class RunOptions(BaseModel):
-    """The options all backends and tasks share. None means: settled when the run is resolved."""
+    """The options that all backends and tasks share. None means that the value is chosen when the run is resolved."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -199,7 +199,7 @@ def _parse_interval(text: str) -> SaveInterval | None:
 
 
 class RunConfig(RunOptions):
-    """A run with nothing left open: what every rank reads and what the run record repeats."""
+    """A run in which no option is left open: every rank reads it, and the record repeats it."""
 
     backend: str
     backend_settings: dict[str, Any] = {}
@@ -218,11 +218,11 @@ class RunConfig(RunOptions):
 
     @property
     def gradient_accumulation_steps(self) -> int:
-        """Follows from the sizes; a short batch takes fewer."""
+        """The micro-steps of a step, from the batch sizes; a short global batch takes fewer."""
         return self.global_batch_size // (self.micro_batch_size * self.num_processes)
 
     def backend_options(self, settings: type[BackendSettings]) -> BackendOptions:
-        """What the launcher tells an adapter whose own options are of the type `settings`."""
+        """Returns what the launcher passes to an adapter whose own options are of the type `settings`."""
         return BackendOptions(
             precision=self.precision,
             device=self.device,

@@ -23,7 +23,7 @@ _VARIABLES = ("TOKENIZERS_PARALLELISM", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES", "L
 
 
 def describe_environment(*, with_torch: bool) -> Environment:
-    """Describes this machine; CUDA and GPUs only where torch is loaded anyway."""
+    """Describes this machine; with CUDA and GPUs only where torch is loaded anyway."""
     commit, dirty = _git_state(Path(__file__).parent)
     cuda = nccl = None
     gpus: list[str] = []
@@ -86,5 +86,5 @@ def _git_state(directory: Path) -> tuple[str | None, bool | None]:
 
 
 def num_cpus() -> int:
-    """How many CPU cores this process may use."""
+    """Returns the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

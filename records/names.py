@@ -1,4 +1,4 @@
-"""The names of what a run keeps in its directory."""
+"""The names of the files and folders in the directory of a run."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Warned(_Item):
 
 
 class Disagreed(_Item):
-    """The parameters of the ranks have come to differ."""
+    """The parameters of the ranks have diverged."""
 
     event: Literal["disagreed"] = "disagreed"
     disagreement: Disagreement
@@ -79,7 +79,7 @@ class SaveFailed(_Item):
 
 
 class Resumed(_Item):
-    """The run goes on from a checkpoint, with these steps and evaluations behind it."""
+    """The run continues from a checkpoint, after these steps and evaluations."""
 
     event: Literal["resumed"] = "resumed"
     origin: Resumption
@@ -124,7 +124,7 @@ class _Line(RootModel[News]):
 
 
 def parse_news(line: bytes) -> News | None:
-    """Reads a line; None if a full disk has cut it, or if it is of a kind that is not known."""
+    """Reads a line; returns None if a full disk has cut it, or if its kind is not known."""
     try:
         return _Line.model_validate_json(line).root
     except ValidationError:

@@ -1,4 +1,4 @@
-"""A word of rank 0 to its launcher that needs no room on the disk: a file of a fixed size, written in place."""
+"""A message from rank 0 to its launcher that needs no free disk space: a file of fixed size, written in place."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _MAX_CHARACTERS = 1500
 
 
 class Notice(NamedTuple):
-    """What rank 0 has to say, and in which directory results lie that found no room in the run's own."""
+    """A text of rank 0, and the directory of results that did not fit into the run's own directory."""
 
     text: str = ""
     refuge: Path | None = None
 
 
 def prepare_notice(run_directory: Path) -> None:
-    """Takes the room while there is some."""
+    """Reserves the space while there is some."""
     _path(run_directory).write_bytes(b" " * _NUM_BYTES)
 
 
 def give_notice(run_directory: Path, notice: Notice) -> None:
-    """Tells the launcher, also on a full disk; where the run's directory has gone or cannot be written to, nobody."""
+    """Sends a notice to the launcher, also on a full disk; if the run's directory is gone or read-only, it is lost."""
     refuge = str(notice.refuge) if notice.refuge is not None else None
     content = json.dumps({"text": notice.text[:_MAX_CHARACTERS], "refuge": refuge}).encode()
     with contextlib.suppress(OSError), _path(run_directory).open("r+b") as file:
@@ -34,7 +34,7 @@ def give_notice(run_directory: Path, notice: Notice) -> None:
 
 
 def read_notice(run_directory: Path) -> Notice:
-    """What rank 0 said last; an empty notice if nothing."""
+    """Returns the last notice of rank 0; an empty one if there is none."""
     try:
         content = json.loads(_path(run_directory).read_bytes())
         return Notice(str(content["text"]), Path(content["refuge"]) if content["refuge"] else None)
@@ -43,7 +43,7 @@ def read_notice(run_directory: Path) -> Notice:
 
 
 def record_directory(run_directory: Path) -> Path | None:
-    """Where the record of a run is: in its own directory, or where rank 0 found room; None if there is none."""
+    """Returns the directory of a run's record: the run's own or the one with free space; None if there is no record."""
     places = (run_directory, read_notice(run_directory).refuge)
     return next((place for place in places if place is not None and (place / RECORD_NAME).exists()), None)
 

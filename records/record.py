@@ -1,4 +1,4 @@
-"""The run record: one JSON file a run, raw counts and seconds only, written once and atomically.
+"""The run record: one JSON file for each run, with raw counts and seconds only, written once and atomically.
 
 Throughput and other ratios are derived when records are compared, never stored.
 """
@@ -48,18 +48,18 @@ class EvaluationRecord(_Strict):
 
 
 def metric_sign(name: str) -> int:
-    """Which way a metric improves: what is called a loss does by falling, as in the Trainer of transformers."""
+    """Returns -1 for a loss, whose smaller value is better, and 1 for other metrics, as transformers' Trainer does."""
     return -1 if name.endswith("loss") else 1
 
 
 def by_merit(evaluations: Iterable[EvaluationRecord], metric: str) -> list[EvaluationRecord]:
-    """The evaluations that have a value of the metric, the best first, of equal ones the earliest."""
+    """Returns the evaluations that have a value of the metric, the best first; equal ones in the order of time."""
     rated = [(value, one) for one in evaluations if (value := one.metrics.get(metric)) is not None]
     return [one for _, one in sorted(rated, key=lambda pair: -metric_sign(metric) * pair[0])]
 
 
 class DiagnosisRecord(_Strict):
-    """What one rank saw of its own steps, watched (`--diagnose`); lists have one entry for each step."""
+    """What one rank measured of its own steps with `--diagnose`; lists have one entry for each step."""
 
     whole_seconds: list[Seconds] = Field(description="the step itself, begun by all ranks together")
     data_seconds: list[Seconds] = Field(description="within that, waiting for batches")
@@ -85,7 +85,7 @@ class DiagnosisRecord(_Strict):
     )
 
     def covers(self, num_steps: int, rank: int) -> bool:
-        """Whether the lists fit each other and so many steps."""
+        """Returns whether the lists have the lengths that belong to so many steps."""
         seconds = [self.whole_seconds, self.data_seconds, *self.alone_seconds.values()]
         moments = num_steps + 1 if rank == 0 else 0
         return (
@@ -146,16 +146,16 @@ class Environment(_Strict):
 
 
 class Resumption(_Strict):
-    """Where a run went on from."""
+    """The checkpoint that a run was resumed from."""
 
     checkpoint: str
     step: int = Field(ge=1)
-    backend: str = Field(description="the one that saved it")
+    backend: str = Field(description="the backend that saved it")
     num_processes: int
 
 
 class Straggler(_Strict):
-    """A rank that computes slower than the others, which have to wait for it."""
+    """A rank that computes more slowly than the others, which wait for it."""
 
     rank: int
     hostname: str
@@ -175,7 +175,7 @@ class Disagreement(_Strict):
 
 
 class RunRecord(_Strict):
-    """Everything about one run; what happened before it was resumed belongs to it, but for the times."""
+    """Everything about one run, including what happened before it was resumed, except the times of that part."""
 
     schema_version: Literal[3] = 3
     status: Literal["completed", "diverged", "failed", "interrupted"] = Field(
@@ -193,17 +193,19 @@ class RunRecord(_Strict):
     quality: dict[str, float | None] = Field(description="metrics of the model that was saved")
     ranks: list[RankRecord]
     resumed_from: Resumption | None = None
-    restarts: int = Field(default=0, ge=0, description="how often a failure made it start again by itself")
-    best_step: int | None = Field(default=None, description="whose weights were saved; null: those of the last step")
+    restarts: int = Field(default=0, ge=0, description="how often it was restarted after a failure")
+    best_step: int | None = Field(
+        default=None, description="the step whose weights were saved; null: those of the last step"
+    )
     failed_saves: list[int] = Field(default=[], description="steps whose checkpoint could not be written")
     stragglers: list[Straggler] = []
-    warnings: list[str] = Field(default=[], description="what the user was warned of")
+    warnings: list[str] = Field(default=[], description="warnings that the user was shown")
     disagreement: Disagreement | None = None
     differing_buffers: list[str] = Field(
         default=[], description="buffers that differed between ranks; those of rank 0 were evaluated with and saved"
     )
     model_directory: str | None = Field(
-        default=None, description="where the model was saved; null: in the output directory, as this record"
+        default=None, description="where the model was saved; null: in the output directory, like this record"
     )
 
     @model_validator(mode="after")
@@ -227,10 +229,10 @@ class RunRecord(_Strict):
 
 
 def write_record(record: RunRecord, directory: Path) -> None:
-    """Writes the record so that it is there whole or not at all.
+    """Writes the record completely or not at all.
 
     Raises:
-        FileExistsError: There is one already.
+        FileExistsError: The directory already has a record.
     """
     target = directory / RECORD_NAME
     if target.exists():
@@ -242,7 +244,7 @@ def read_record(path: Path) -> RunRecord:
     """Reads and validates a record.
 
     Raises:
-        OSError, ValueError: It cannot be read, or is no record of this schema.
+        OSError, ValueError: It cannot be read, or is not a record of this schema.
     """
     return RunRecord.model_validate_json(path.read_bytes())
 

@@ -1,4 +1,4 @@
-"""Which files of a directory a run of ours has written, so that replacing the run removes these and no others."""
+"""Which files of a directory a run has written, so that replacing the run removes these and no others."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _FILES = (CONFIG_NAME, RECORD_NAME, PROGRESS_NAME, MODEL_FILES_NAME)
 _CHECKPOINT = r"step-\d{8,}\.safetensors"
 _RANK_FILE = r"rank\d+\.(log|pid|error\.json|done|heartbeat|stacks|sigterm)"
 _UNFINISHED_MODEL = r"\.model\.[a-z0-9_]{8}"
-# What is in the directory of a run, by folder; a name with a number behind a dot is one that was never finished.
+# The files in the directory of a run, by folder; an unfinished file has a dot and a number after its name.
 _NAMES = {
     "": "|".join(re.escape(name) for name in _FILES),
     LOGS_NAME: rf"{_RANK_FILE}|engine\.log|stop|stopped|stop-agreed|notice|save-to",
@@ -41,23 +41,23 @@ _TORCHRUN_FILE = r"(stdout|stderr)\.log|error\.json"
 
 
 def model_files(directory: Path) -> set[str]:
-    """The names of the files of the model that a run has saved here, relative to the directory."""
+    """Returns the names of the model's files that a run has saved here, relative to the directory."""
     try:
         names = json.loads((directory / MODEL_FILES_NAME).read_bytes())
     except (OSError, ValueError):
         return _model_files_of_old_run(directory)
     paths = [PurePosixPath(name) for name in names if isinstance(name, str)] if isinstance(names, list) else []
-    # Whoever wrote the list, nothing outside of the directory is meant.
+    # The list may be damaged or forged: names outside the directory are ignored.
     return {str(path) for path in paths if not path.is_absolute() and ".." not in path.parts}
 
 
 def note_model_files(directory: Path, names: list[str]) -> None:
-    """Adds to the names of the model's files."""
+    """Adds names to the list of the model's files."""
     write_atomically(directory / MODEL_FILES_NAME, json.dumps(sorted({*names, *model_files(directory)})))
 
 
 def _model_files_of_old_run(directory: Path) -> set[str]:
-    """Those of a run that wrote down no names: if it is complete, its task has written what it declares."""
+    """Returns the model's files of a run without such a list: if it is complete, those that its task declares."""
     try:
         record = read_record(directory / RECORD_NAME)
     except (OSError, ValueError):
@@ -72,7 +72,7 @@ def _matching(directory: Path, patterns: tuple[str, ...]) -> list[str]:
 
 
 def files_of_run(directory: Path) -> Iterator[Path]:
-    """Finds every file in a run's directory that a run wrote; what is behind a link to a folder is not looked at."""
+    """Yields every file in a run's directory that a run wrote; it does not follow links to folders."""
     yield from _files_of_attempt(directory)
     attempts = [] if (directory / ATTEMPTS_NAME).is_symlink() else _entries(directory / ATTEMPTS_NAME, r"\d+")
     for attempt in (path for path in attempts if not path.is_symlink()):
@@ -99,21 +99,21 @@ def _files_of_attempt(directory: Path) -> Iterator[Path]:
 
 
 def _entries(directory: Path, pattern: str) -> list[Path]:
-    """What has such a name in a directory, which need not be there."""
+    """Returns the paths in a directory whose names match; none if there is no such directory."""
     with contextlib.suppress(OSError):
         return sorted(path for path in directory.iterdir() if re.fullmatch(pattern, path.name))
     return []
 
 
 def remove_run(directory: Path) -> None:
-    """Removes what a run wrote, and folders that this leaves empty."""
+    """Removes the files that a run wrote, and the folders that are empty then."""
     written = list(files_of_run(directory))
     folders = {folder for path in written for folder in path.parents if directory in folder.parents}
     made = [LOGS_NAME, CHECKPOINTS_NAME, ATTEMPTS_NAME, *TRACKERS]
     folders |= {directory / name for name in made}
     folders |= {path for path in (directory / LOGS_NAME / "torchrun").rglob("*") if path.is_dir()}
     folders |= {directory / LOGS_NAME / "torchrun", *_entries(directory, _UNFINISHED_MODEL)}
-    # What tells that a run was here goes last, so that a removal that was interrupted can be repeated.
+    # The files that mark the directory as that of a run go last, so that an interrupted removal can be repeated.
     last = [directory / MODEL_FILES_NAME, directory / CONFIG_NAME]
     for path in sorted(written, key=lambda path: last.index(path) + 1 if path in last else 0):
         path.unlink(missing_ok=True)
@@ -123,14 +123,14 @@ def remove_run(directory: Path) -> None:
 
 
 def other_files(directory: Path) -> list[str]:
-    """The names of the files in a run's directory that no run wrote, relative to it."""
+    """Returns the names of the files in a run's directory that no run wrote, relative to it."""
     written = set(files_of_run(directory))
     found = (path for path in sorted(directory.rglob("*")) if path.is_symlink() or not path.is_dir())
     return [str(path.relative_to(directory)) for path in found if path not in written]
 
 
 def names_in_the_way(directory: Path, patterns: tuple[str, ...]) -> list[str]:
-    """The names of what no run wrote into a directory and a new run would write over.
+    """Returns the names of files in a directory that no run wrote and that a new run would overwrite.
 
     Args:
         directory: The directory.
@@ -145,12 +145,12 @@ def names_in_the_way(directory: Path, patterns: tuple[str, ...]) -> list[str]:
 
 
 def linked_folders(directory: Path) -> list[str]:
-    """The names of a run's folders that are links to folders elsewhere."""
+    """Returns the names of a run's folders that are links."""
     return [name for name in (ATTEMPTS_NAME, *filter(None, _NAMES)) if (directory / name).is_symlink()]
 
 
 def holds_run(directory: Path) -> bool:
-    """Whether a run of ours wrote this directory; others, too, call a file run.json."""
+    """Returns whether a run wrote this directory; other programs may also have a file run.json."""
     try:
         RunConfig.model_validate_json((directory / CONFIG_NAME).read_bytes())
     except (OSError, ValueError):

@@ -8,14 +8,17 @@ NUM_WARMUP_STEPS = 5
 
 
 def samples_per_second(record: RunRecord) -> float | None:
-    """Samples of all ranks over the slowest rank's training time, warm-up left out; None if nothing is left."""
+    """Returns the samples of all ranks, divided by the training time of the slowest rank, in samples per second.
+
+    Warm-up steps are left out; the result is None if no step is left.
+    """
     samples = sum(sum(rank.samples[NUM_WARMUP_STEPS:]) for rank in record.ranks)
     seconds = training_seconds(record)
     return samples / seconds if seconds > 0 else None
 
 
 def training_seconds(record: RunRecord) -> float:
-    """Training time of the slowest rank, warm-up left out.
+    """Returns the training time of the slowest rank in seconds, without warm-up steps.
 
     Evaluation is not training time. Step times of one rank are summed before ranks are compared,
     since single steps end at different times on different ranks.
@@ -24,5 +27,5 @@ def training_seconds(record: RunRecord) -> float:
 
 
 def slowest_rank(record: RunRecord) -> RankRecord:
-    """The rank whose training took longest, warm-up left out."""
+    """Returns the rank whose training took longest, without warm-up steps."""
     return max(record.ranks, key=lambda rank: sum(rank.step_seconds[NUM_WARMUP_STEPS:]))

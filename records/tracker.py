@@ -13,7 +13,7 @@ class TensorBoard:
     def __init__(self, directory: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # Each report is written to the disk at once, so that a run that is killed has lost nothing of its curves.
+        # Each report is written to the disk at once, so that a run that is killed loses no part of its curves.
         self._writer = SummaryWriter(str(directory), max_queue=1)
 
     def write(self, news: News) -> None:

@@ -191,7 +191,7 @@ def test_an_interrupted_set_up_leaves_no_process_and_goes_on(place: Path, number
         code, errors = _interrupted_set_up(place, number)
         assert not processes_with(place)
     assert code == 128 + number
-    assert errors.splitlines()[-1] == "lockstep: the set-up was interrupted; the same command goes on with it"
+    assert errors.splitlines()[-1] == "lockstep: the set-up was interrupted; the same command continues it"
     assert len(errors.splitlines()) == 2  # the other one is its announcement
     done = run(place, RUN_SH, "single")  # does not wait for a lock that somebody still holds
     assert done.stdout.startswith("lockstep: single;"), done.stderr

@@ -1,1 +1,1 @@
-"""Notices what goes wrong with ranks: who is slow, who hangs, who failed and why."""
+"""Watches ranks: which of them is slow, hangs, or has failed, and why."""

@@ -1,4 +1,4 @@
-"""Says why a job failed, from the files that its ranks and its launcher have left."""
+"""Says why a job failed, from the files that its ranks and its engine have left."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class EndedJob:
     """A job that has ended without the success of all its ranks.
 
     Attributes:
-        ranks: The ranks that have begun on this machine.
+        ranks: The ranks that have started on this machine.
         num_processes: How many ranks this machine was to start.
-        spans_nodes: Whether other machines ran a part of it.
+        spans_nodes: Whether other nodes ran a part of it.
         signs: How the ranks' library shows that a rank has lost another.
-        launcher: What people call its launcher; None where the command started the rank itself.
-        killed_by: The signal that ended the launcher before anything else failed, by name.
-        return_code: The launcher's exit code.
+        launcher: The name of its engine for messages; None where the command started the rank itself.
+        killed_by: The signal that ended the engine before anything else failed, by name.
+        return_code: The engine's exit code.
         outlived: The ranks that were still running when the first failure was seen.
-        ended_by_us: The ranks that we have ended.
-        engine_log: What the launcher has printed.
+        ended_by_us: The ranks that the launcher ended.
+        engine_log: What the engine has printed.
     """
 
     ranks: list[RankFiles]
@@ -43,27 +43,27 @@ class EndedJob:
 
     @property
     def silent(self) -> RankFiles | None:
-        """The rank that ended without a message; the one that went first, if several did.
+        """The rank that ended without a message; if several did, the first one.
 
-        A launcher, too, may have killed a rank that did not heed it.
+        A rank may also end without a message because the engine killed it, after it did not react to SIGTERM.
         """
         silent = [rank for rank in self.ranks if rank.ended_silently() and rank.rank not in self.ended_by_us]
         return min(silent, key=lambda rank: rank.rank in self.outlived, default=None)
 
     @property
     def missing(self) -> list[int]:
-        """The ranks that have not begun; other machines' are not known."""
+        """The ranks that have not started; none if there are several nodes, whose ranks are not known here."""
         return [] if self.spans_nodes else sorted(set(range(self.num_processes)) - {rank.rank for rank in self.ranks})
 
     def printed(self) -> str:
-        """What the launcher has printed; nothing if somebody has moved the run's directory away."""
+        """Returns what the engine has printed; nothing if the run's directory was moved away."""
         with contextlib.suppress(OSError):
             return self.engine_log.read_text(errors="replace")
         return ""
 
 
 def explain_hang(hang: Hang, ranks: list[RankFiles], engine_log: Path) -> JobFailure:
-    """Says which rank hangs, and where its stacks are."""
+    """Returns the failure of the rank that hangs, with the path of its stacks."""
     culprit = next((rank for rank in ranks if rank.rank == hang.rank), None)
     if culprit is None:
         return JobFailure(FailureKind.HANG, hang.rank, hang.message, ranks[0].stacks if ranks else engine_log)
@@ -71,7 +71,7 @@ def explain_hang(hang: Hang, ranks: list[RankFiles], engine_log: Path) -> JobFai
 
 
 def explain(job: EndedJob) -> JobFailure:
-    """Finds the failure that all others follow from, and says what may be done about it."""
+    """Finds the failure that caused all others, and adds advice if there is any."""
     if job.killed_by is not None and job.launcher is not None:
         message = f"the engine ({job.launcher}) was killed ({job.killed_by})"
         return JobFailure(FailureKind.LAUNCHER, None, message, job.engine_log)
@@ -84,8 +84,8 @@ def explain(job: EndedJob) -> JobFailure:
 def _first_cause(job: EndedJob) -> JobFailure:
     """Finds the first cause.
 
-    An error that a rank reported comes first, unless it only tells that another rank has gone or does not
-    answer: then the rank to name is the one that ended without a message, or else the one that never complained.
+    An error that a rank reported comes first, unless it only says that another rank has ended or does not answer.
+    Then the cause is the rank that ended without a message, or else the one that reported no error.
     """
     failed = sorted(
         ((failure, rank) for rank in job.ranks if (failure := rank.failure())), key=lambda pair: pair[0].time
@@ -99,7 +99,7 @@ def _first_cause(job: EndedJob) -> JobFailure:
         how = f"crashed ({crash})" if crash else "ended without a message: it was killed, crashed or ran out of memory"
         return _failure_of(silent, FailureKind.SILENT, how + others, silent.log)
     if failed and job.spans_nodes:
-        # Whoever went first is not here: a rank that says nothing was ended by its launcher.
+        # The rank that failed first is on another node: a rank without a message was ended by its engine.
         failure, rank = failed[0]
         return _failure_of(rank, failure.kind, f"{failure.message} (the cause may lie on another node)", rank.log)
     if failed:
@@ -111,7 +111,7 @@ def _first_cause(job: EndedJob) -> JobFailure:
 
 
 def _awaited(failure: RankFailure, rank: RankFiles, job: EndedJob) -> JobFailure:
-    """Finds the rank that the first one to complain has waited for."""
+    """Finds the rank that the first one to report an error has waited for."""
     waited = f"rank {rank.rank} waited for it without success ({failure.message[:120]})"
     if job.missing:
         return JobFailure(FailureKind.MISSING, job.missing[0], f"did not start: {waited}", job.engine_log)

@@ -1,4 +1,4 @@
-"""How a rank, or a whole job, fails: of which kind a failure is, and what is known about it."""
+"""How a rank or a whole job fails: the kind of a failure, and what is known about it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from backends.interface import Signs
 from watch.heartbeat import Position
 
-# How any library may put it that a connection to another rank has broken.
+# How libraries report that a connection to another rank has broken.
 _LOST_CONNECTION = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -26,17 +26,17 @@ class FailureKind(str, Enum):
     ERROR = "error"  # a rank raised an error
     NONFINITE = "nonfinite"  # a loss or gradient is not finite, and would be so again
     SILENT = "silent"  # a rank ended without a message: it was killed, or it crashed
-    HANG = "hang"  # the ranks are there and do not go on
-    STUCK = "stuck"  # other ranks waited for this one in vain
-    MISSING = "missing"  # a rank has not begun
-    LAUNCHER = "launcher"  # what starts the ranks failed
+    HANG = "hang"  # the ranks are running and make no progress
+    STUCK = "stuck"  # other ranks waited for this one without success
+    MISSING = "missing"  # a rank did not start
+    LAUNCHER = "launcher"  # the engine failed
 
 
 class PeerStopped(RuntimeError):
-    """Another rank ends the run, as all have agreed, and tells why.
+    """This rank stops because all ranks have agreed to stop; another rank reports the cause.
 
     Attributes:
-        kind: Of which kind that rank's failure is.
+        kind: The kind of that rank's failure.
     """
 
     def __init__(self, why: str, kind: FailureKind = FailureKind.ERROR) -> None:
@@ -63,7 +63,7 @@ class RankFailure:
     time: float
 
     def is_consequence(self, signs: Signs) -> bool:
-        """Whether this is how another rank's end shows on this rank."""
+        """Returns whether this error is only the consequence of the end of another rank."""
         return self.peer_stopped or any(phrase in self.message for phrase in (*_LOST_CONNECTION, *signs.lost_peer))
 
 
@@ -80,7 +80,7 @@ class JobFailure:
 
     Attributes:
         kind: What went wrong.
-        rank: The rank that failed first; None where it was the launcher, or a rank of another node.
+        rank: The rank that failed first; None where the engine failed, or a rank of another node.
         message: What is known, in one line.
         log: The file in which to read more.
         position: What the rank was doing.

@@ -1,8 +1,8 @@
 """Where each rank is: written into a few bytes of shared memory by the rank, read by the launcher.
 
-It costs a rank a clock reading and a copy of 24 bytes each time it enters a phase, and a look at how long its thread
-has waited for a processor where a phase of its own begins or ends; no lock, no message. A rank that is stopped, stuck
-or dead simply ceases to write.
+Each time a rank enters a phase, it reads the clock and copies 24 bytes; where one of its own phases begins or ends, it
+also reads how long its thread has waited for a processor. There is no lock and no message. A rank that is stopped,
+stuck or dead does not write any more.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PHASES = ("start", "data", "forward", "backward", "update", "evaluation", "saving", "end")
-# In these a rank may have to wait for others; in the rest nobody can delay it.
+# Phases in which no other rank can delay this one; in the others it may have to wait.
 OWN_PHASES = ("data", "forward")
 _LAYOUT = struct.Struct("<dqq")  # monotonic seconds, step, phase
 
@@ -33,7 +33,7 @@ class Position:
 
 
 class Heartbeat:
-    """One rank's own; without a path nobody reads it."""
+    """The heartbeat of one rank; without a path, it is not shared."""
 
     def __init__(self, path: Path | None = None) -> None:
         if path is None:
@@ -48,7 +48,7 @@ class Heartbeat:
         self.enter("start")
 
     def enter(self, phase: str, step: int | None = None) -> None:
-        """Notes that a phase begins, and adds up how long the one before it took, if that is one of its own."""
+        """Notes that a phase begins, and adds up the duration of the previous one if it is one of `OWN_PHASES`."""
         now = time.monotonic()
         if self._phase in OWN_PHASES or phase in OWN_PHASES:
             queued = self._queue.seconds()
@@ -62,15 +62,15 @@ class Heartbeat:
 
     @property
     def own_seconds(self) -> float:
-        """Time spent so far in phases in which no other rank can delay this one, nor another program.
+        """Seconds spent so far in phases in which no other rank can delay this one.
 
-        Less what the calling thread waited for a processor, that is; its helpers' waiting is not seen.
+        Time in which the calling thread waited for a processor is not included; that of other threads is not known.
         """
         return self._own_seconds
 
 
 class _RunQueue:
-    """How long the thread that makes this has waited for a processor, as far as the system counts that."""
+    """How long the thread that creates this has waited for a processor, if the system counts that."""
 
     def __init__(self) -> None:
         try:
@@ -79,14 +79,14 @@ class _RunQueue:
             self._file = -1
 
     def seconds(self) -> float:
-        """Since the thread began; always 0 where nobody counts."""
+        """Returns the seconds since the thread began; always 0 where the system does not count them."""
         if self._file < 0:
             return 0.0
         return int(os.pread(self._file, 64, 0).split()[1]) / 1e9
 
 
 def read_position(path: Path) -> Position | None:
-    """Reads where a rank was; None before it has written."""
+    """Reads the last position of a rank; returns None before the first."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:

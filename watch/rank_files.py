@@ -1,4 +1,4 @@
-"""The files through which ranks and launcher know of each other, in logs/ of the run directory."""
+"""The files through which ranks report to the launcher, in logs/ of the run directory."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class RankFiles:
         self.sigterm = directory / f"rank{rank}.sigterm"
 
     def redirect_output(self) -> None:
-        """Sends everything this process prints, from C++ too, to its log."""
+        """Sends everything that this process prints to its log, also from C++."""
         log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -53,10 +53,10 @@ class RankFiles:
         os.close(log)
 
     def announce(self) -> None:
-        """Leaves this process's number, and its stacks should a SIGTERM end it or the launcher ask for them.
+        """Writes the number of this process, and arranges that SIGTERM and STACKS_SIGNAL make it write its stacks.
 
-        The stacks are written from C, so also while it is stuck in a collective. They tell a rank
-        that its launcher ended from one that ended by itself.
+        The stacks are written from C, so also while it is stuck in a collective. They distinguish a rank that its
+        engine ended from one that ended by itself.
         """
         self._stacks_files = self.sigterm.open("w"), self.stacks.open("w")
         faulthandler.register(signal.SIGTERM, file=self._stacks_files[0], chain=True)
@@ -64,7 +64,7 @@ class RankFiles:
         write_atomically(self._announcement, f"{os.getpid()} {_start_time(os.getpid())}")
 
     def report_error(self, error: BaseException) -> None:
-        """Tells the launcher with which error this rank ends."""
+        """Reports the error with which this rank ends."""
         text = " ".join(str(error).split())
         facts = {
             "kind": kind_of(error),
@@ -75,19 +75,19 @@ class RankFiles:
         write_atomically(self._error, json.dumps(facts))
 
     def report_success(self) -> None:
-        """Tells the launcher that this rank has done all its work."""
+        """Reports that this rank has finished its work."""
         write_atomically(self._success, "")
 
     def position(self) -> Position | None:
-        """Where this rank was when it last wrote; None if it never did."""
+        """Returns the last position of this rank; None before the first."""
         return read_position(self.heartbeat)
 
     def started(self) -> bool:
-        """Whether this rank has announced itself."""
+        """Returns whether this rank has announced itself."""
         return self._announcement.exists()
 
     def running_pid(self) -> int | None:
-        """The process of this rank; None before it started and once it has ended."""
+        """Returns the process number of this rank; None before it has started and after it has ended."""
         if not self.started():
             return None
         pid, _, start_time = self._announcement.read_text(errors="replace").partition(" ")
@@ -97,15 +97,15 @@ class RankFiles:
         return int(pid) if _start_time(int(pid)) == start_time else None
 
     def state(self) -> str:
-        """What its main thread is doing: R on a processor or waiting for one, S asleep, T stopped.
+        """Returns the state of its main thread: R on a processor or waiting for one, S asleep, T stopped.
 
-        As proc_pid_stat(5) has it; empty where there is no process.
+        The letters are those of proc_pid_stat(5); the text is empty where there is no process.
         """
         pid = self.running_pid()
         return (_process_state(pid) or [""])[0].upper() if pid is not None else ""
 
     def queued_seconds(self) -> dict[str, float]:
-        """How long each of its threads has waited for a processor so far; empty where the system does not count."""
+        """Returns how long each of its threads has waited for a processor, in seconds; empty if not counted."""
         found = {}
         for thread in Path(f"/proc/{self.running_pid()}/task").glob("*/schedstat"):
             with contextlib.suppress(OSError):
@@ -113,23 +113,23 @@ class RankFiles:
         return found
 
     def succeeded(self) -> bool:
-        """Whether this rank has done all its work."""
+        """Returns whether this rank has finished its work."""
         return self._success.exists()
 
     def ended_silently(self) -> bool:
-        """Whether it started but left neither success, nor error, nor the trace of a SIGTERM."""
+        """Returns whether it started, but reported neither success nor error and was not ended by SIGTERM."""
         terminated = self.sigterm.exists() and self.sigterm.stat().st_size > 0
         return self.started() and not (self.succeeded() or self._error.exists() or terminated)
 
     def crash(self) -> str | None:
-        """What the interpreter wrote when a signal such as SIGBUS or SIGSEGV ended it: its name for that."""
+        """Returns the name that the interpreter wrote for a signal such as SIGBUS or SIGSEGV that ended this rank."""
         if not self.log.exists():
             return None
         found: list[str] = _CRASH.findall(self.log.read_text(errors="replace"))
         return found[-1] if found else None
 
     def failure(self) -> RankFailure | None:
-        """The error this rank reported, if any."""
+        """Returns the error that this rank reported, if any."""
         if not self._error.exists():
             return None
         facts = json.loads(self._error.read_text())
@@ -137,19 +137,21 @@ class RankFiles:
 
 
 def started_ranks(run_directory: Path) -> list[RankFiles]:
-    """The ranks that have announced themselves on this machine, in order."""
+    """Returns the ranks that have announced themselves on this machine, in order."""
     names = [re.fullmatch(r"rank(\d+)\.pid", path.name) for path in (run_directory / LOGS_NAME).glob("rank*.pid")]
     return [RankFiles(run_directory, number) for number in sorted(int(name[1]) for name in names if name)]
 
 
 @contextlib.contextmanager
 def reporting(run_directory: Path, rank_variable: str | None) -> Iterator[int]:
-    """What every rank does around its work: gives the rank, and lets the launcher know how the work ended.
-
-    The launcher has told this process its rank in the environment variable `rank_variable`; without one it is rank 0.
+    """Yields the rank of this process, and reports to the launcher how the work inside ends.
 
     Everything printed goes to the rank's log. The process ends at once when the work is over, with
     code 0, or with code 1 after an error.
+
+    Args:
+        run_directory: The directory of the run.
+        rank_variable: The environment variable in which the engine passes the rank; None for rank 0.
     """
     rank = int(os.environ[rank_variable]) if rank_variable is not None else 0
     files = RankFiles(run_directory, rank)
@@ -161,19 +163,19 @@ def reporting(run_directory: Path, rank_variable: str | None) -> Iterator[int]:
         files.report_success()
         sys.stdout.flush()
         sys.stderr.flush()
-        # All is done, and what torch and gloo leave to the end of the interpreter aborts it now and then.
+        # The work is done, and cleanup of torch and gloo at the end of the interpreter sometimes aborts it.
         os._exit(0)
     except BaseException as error:
         try:
             with contextlib.suppress(OSError):  # the log may lie on a full disk
                 traceback.print_exc()
             files.report_error(error)
-            # First of all the error must be known: a launcher ends this rank as soon as it misses another one.
+            # The error is written first: the engine ends this rank as soon as another one has ended.
             _wait_for_writers()
             sys.stdout.flush()
             sys.stderr.flush()
         finally:
-            # Not a normal exit: with peers gone, tearing a process group down can wait for ever.
+            # Not a normal exit: once other ranks are gone, destroying a process group may never return.
             os._exit(1)
 
 
@@ -185,13 +187,13 @@ def _wait_for_writers() -> None:
 
 
 def _start_time(pid: int) -> str | None:
-    """When a process started, in clock ticks since boot. None if it has ended."""
+    """Returns when a process started, in clock ticks since boot; None if it has ended."""
     fields = _process_state(pid)
     return None if fields is None or fields[0] == "Z" else fields[19]
 
 
 def _process_state(pid: int) -> list[str] | None:
-    """What the system knows of a process, from its state on: proc_pid_stat(5)."""
+    """Returns the fields of proc_pid_stat(5) from the state on; None if there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -7,16 +7,16 @@ import shutil
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
-# How libraries put it. A page that the system cannot provide ends in a bus error, without any words.
+# How libraries report it. A page that the system cannot provide causes a bus error, without a message.
 _SURELY = re.compile("bus error|SIGBUS|/dev/shm", re.IGNORECASE)
-# Open MPI only says that its processes cannot reach each other. Triton means the memory of a GPU's processor.
+# Open MPI only says that its processes cannot reach each other. Triton's message is about the memory of a GPU.
 _PERHAPS = re.compile(
     r"(?<!out of resource: )shared memory|No space left on device|Errno 28|ENOSPC|Out of resource"
     r"|unable to reach each other"
 )
-# Containers come with 64 MiB. What the failed job held has been given back by the time that somebody looks.
+# Containers come with 64 MiB. When this is checked, the memory of the failed job is free again.
 _SMALL_BYTES = 256 * 2**20
-# Open MPI asks for 4 MiB for each process. Where this is missing, a process may die before anybody can say why.
+# Open MPI asks for 4 MiB for each process. With less, a process may die before it can report an error.
 _TINY_BYTES = 16 * 2**20
 
 
@@ -24,8 +24,8 @@ def advice(message: str, engine_log: str, *, ended_silently: bool) -> str:
     """Returns what to add to the message of a failure that a full /dev/shm explains, else nothing.
 
     Args:
-        message: How the failed rank, or the launcher, puts it.
-        engine_log: What the launcher has written.
+        message: The error of the failed rank, or of the engine.
+        engine_log: What the engine has printed.
         ended_silently: Whether the rank ended without any message.
     """
     try:

@@ -13,18 +13,18 @@ from pathlib import Path
 from backends.interface import Signs
 from watch.rank_files import STACKS_SIGNAL, RankFiles
 
-# Where many ranks share few cores, it takes a while until each has its turn.
+# Where many ranks share few cores, some of them wait for a core first.
 _SECONDS_TO_WRITE = 10.0
 
-# In the autograd engine it computes, or waits in a hook.
+# In the autograd engine, a rank computes or waits in a hook.
 _IN_BACKWARD = re.compile(r"/(?:site|dist)-packages/torch/autograd/")
 
 
 def take_stacks(ranks: Iterable[RankFiles]) -> dict[int, str]:
-    """Has these ranks write their stacks and returns the texts; empty for one that does not answer.
+    """Makes these ranks write their stacks and returns the texts by rank; empty for one that does not answer.
 
-    A rank answers from C, in a signal handler, even from inside a collective. One that is stopped is
-    woken up for it, and stopped again.
+    A rank answers from C, in a signal handler, even from inside a collective. A rank that is
+    stopped is continued for that and stopped again.
     """
     asked = [(rank, pid, rank.state() == "T", _size(rank.stacks)) for rank in ranks if (pid := rank.running_pid())]
     for _, pid, was_stopped, _ in asked:
@@ -44,7 +44,7 @@ def take_stacks(ranks: Iterable[RankFiles]) -> dict[int, str]:
 
 
 def innermost_frame(text: str) -> str:
-    """Names the innermost frame that is neither Python's nor an installed library's."""
+    """Names the innermost frame that belongs neither to Python nor to an installed library."""
     frames = _main_frames(text)
     own = [frame for frame in frames if "/lib/python" not in frame[0] and not frame[0].startswith("<")]
     if not (own or frames):
@@ -54,14 +54,14 @@ def innermost_frame(text: str) -> str:
 
 
 def waits_for_others(text: str, signs: Signs) -> bool:
-    """Whether the main thread's innermost frame is one in which the library waits for other ranks."""
+    """Returns whether the main thread's innermost frame is one in which the library waits for other ranks."""
     frames = _main_frames(text)
     waiting = "|".join(map(re.escape, signs.waiting))
     return bool(frames and waiting) and bool(re.search(rf"/(?:site|dist)-packages/(?:{waiting})/", frames[0][0]))
 
 
 def is_in_backward(text: str) -> bool:
-    """Whether the main thread's innermost frame is that of the autograd engine, below which Python sees nothing."""
+    """Returns whether the main thread's innermost Python frame is in the autograd engine."""
     frames = _main_frames(text)
     return bool(frames) and bool(_IN_BACKWARD.search(frames[0][0]))
 

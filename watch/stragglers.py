@@ -1,4 +1,4 @@
-"""Ranks that are slower than the rest: every step of all waits for them."""
+"""Ranks that are slower than the others, which wait for them in every step."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from statistics import median
 
 from records.record import RankRecord, Straggler
 
-# What makes a rank a straggler, how many steps must show it, and how many first ones do not count.
+# How much slower a straggler is, how many steps must show it, and how many first steps do not count.
 _TIMES_SLOWER = 1.5
 _FEWEST_STEPS = 5
 _NUM_WARMUP_STEPS = 2
 
 
 def find_stragglers(ranks: Sequence[RankRecord]) -> list[Straggler]:
-    """Compares each rank's median step with that of all other ranks together, where nobody waits for others.
+    """Compares each rank's median step with that of all other ranks together, without the time of waiting for others.
 
-    Whole steps would not tell: in them the fast ranks wait until the slow one has caught up.
+    Whole steps take equally long on all ranks, since the fast ranks wait for the slow one.
     """
     seconds = [rank.own_seconds[_NUM_WARMUP_STEPS:] for rank in ranks]
     if len(ranks) < 2 or min(map(len, seconds)) < _FEWEST_STEPS:

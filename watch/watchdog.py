@@ -1,10 +1,10 @@
-"""Finds out, on each machine, that its ranks hang, and which of them is the one.
+"""Notices, on each node, that its ranks hang, and finds the rank that causes it.
 
-Libraries do not: Horovod's stall check does nothing over Gloo, and the usual timeouts of torch are
-minutes long and name whoever waited. Here every rank leaves a sign of life at each phase of a step
-(watch/heartbeat.py). When all are silent for too long, their positions and stacks tell the rank
-that the others wait for. Time in which a rank could have gone on, but waited for a processor, is no silence:
-where many ranks share few cores, or other programs take them, all limits are longer.
+Libraries do not: Horovod's stall check does nothing over Gloo, and the usual timeouts of torch are minutes long and
+name a rank that waited. Here every rank writes a heartbeat at each phase of a step (watch/heartbeat.py). If all ranks
+are silent for too long, their positions and stacks show which rank the others wait for. Time in which a rank waited for
+a processor does not count as silence: where many ranks share few cores, or other programs use them, all limits are
+longer.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from watch.rank_files import RankFiles, started_ranks
 from watch.stacks import innermost_frame, is_in_backward, take_stacks, waits_for_others
 
 _SECONDS_BETWEEN_LOOKS = 0.5
-# The launcher was not running itself for so long: the machine slept, or a container was paused.
+# If the launcher itself did not run for so long, the machine slept or a container was paused.
 _SECONDS_ASLEEP = 5.0
-# Launchers load torch before they start ranks; from a cold network disk that takes minutes.
+# Engines load torch before they start ranks; from a cold network disk that takes minutes.
 _SECONDS_TO_START = 300.0
-# Phases that may take long without a sign: imports and meeting the others, a slow disk.
+# Phases that may take long without a heartbeat: imports, the rendezvous, a slow disk.
 _LONG_PHASES = ("start", "saving", "end")
-# And those that may as long as the main thread is mostly at work: a large model. Who waits in gloo mostly sleeps.
+# Phases that may take long while the main thread mostly computes, as with a large model; waiting in gloo, it sleeps.
 _COMPUTING_PHASES = ("forward", "backward", "update", "evaluation")
 _BUSY_SHARE = 0.5
-# The node that has the culprit is to be the first to say so, even if it is so busy that its own limit is longer.
+# The node of the rank that hangs should report it first, even if it is so busy that its own limit is longer.
 _TIMES_AS_LONG_FOR_OTHER_NODES = 3
 
 
 @dataclass(frozen=True)
 class Hang:
-    """Which rank hangs (None: none of this machine) and where, and how that shows."""
+    """A hang: the rank that causes it (None: none of this node), its position, and the message."""
 
     rank: int | None
     message: str
@@ -45,13 +45,13 @@ class Hang:
 
 
 class Limits(NamedTuple):
-    """How long all ranks of a machine may be silent before they hang.
+    """How long all ranks of a node may be silent before they count as hanging.
 
     Attributes:
-        seconds: Within a step or an evaluation; 0: for ever.
-        long_seconds: At the start, while saving and at the end, and while a rank keeps its processor busy computing,
+        seconds: The limit within a step or an evaluation; 0 means that there is none.
+        long_seconds: The limit at the start, while saving and at the end, and while a rank keeps its processor busy
             or waits for a processor.
-        slow_computing: Whether computing may always take `long_seconds`, as where a model is compiled.
+        slow_computing: Whether computing may always take `long_seconds`, for example because a model is compiled.
     """
 
     seconds: float
@@ -60,13 +60,13 @@ class Limits(NamedTuple):
 
 
 class Watchdog:
-    """Watches the ranks of this machine.
+    """Watches the ranks of this node.
 
     Args:
-        run_directory: Where the ranks leave their files.
-        num_ranks: How many ranks this machine has.
+        run_directory: Where the ranks write their files.
+        num_ranks: The number of ranks of this node.
         limits: How long they may be silent.
-        spans_nodes: Whether other machines have ranks, too.
+        spans_nodes: Whether other nodes have ranks, too.
         signs: How the ranks' library shows that a rank waits for others.
     """
 
@@ -89,7 +89,7 @@ class Watchdog:
         self._looked_at = self._awake_since = self._judged_at = time.monotonic()
 
     def look(self) -> Hang | None:
-        """Says who hangs, if anybody; to be called often."""
+        """Returns the hang if there is one; to be called several times a second."""
         now = time.monotonic()
         if self._seconds == 0 or now - self._looked_at < _SECONDS_BETWEEN_LOOKS:
             return None
@@ -122,7 +122,7 @@ class Watchdog:
         return self._judge(ranks, positions, silence)
 
     def _queued_share(self, ranks: list[RankFiles], now: float) -> float:
-        """For how much of the last time the thread that was hindered most has waited for a processor."""
+        """Returns for what share of the silence some thread has waited for a processor, at most."""
         waits = [
             seconds - self._queued[rank.rank][thread]
             for rank in ranks
@@ -132,11 +132,11 @@ class Watchdog:
         return min(1.0, max(waits, default=0.0) / max(now - self._counted_since, _SECONDS_BETWEEN_LOOKS))
 
     def _judge_start(self, begun: set[int], seconds: float) -> Hang | None:
-        """Says which rank has not begun; launchers that wait for other nodes have a limit of their own for that."""
+        """Returns the rank that did not start; engines that wait for other nodes have a limit of their own."""
         if self._spans_nodes or seconds < max(self.long_seconds, _SECONDS_TO_START):
             return None
         if not (self._run_directory / LOGS_NAME).exists():
-            return None  # somebody has moved it away, and the job may end well all the same
+            return None  # it was moved away, and the job may succeed nevertheless
         missing = min(set(range(self._num_ranks)) - begun)
         return Hang(missing, f"did not start within {seconds:.0f} s; {len(begun)} of {self._num_ranks} ranks did")
 
@@ -144,7 +144,7 @@ class Watchdog:
         stopped = {rank for rank, state in self._states[-1].items() if state == "T"}
         stacks = take_stacks(ranks)
         self._looked_at = time.monotonic()  # this may have taken long
-        # A rank that went on after all, or has ended meanwhile, is a matter for others.
+        # If a rank has made progress or ended meanwhile, there is no hang to report.
         went_on = any(rank.position() != positions[rank.rank] for rank in ranks)
         if set(stacks) != set(positions) or (went_on and not stopped):
             return None
@@ -167,14 +167,14 @@ class Watchdog:
         return self._judge_waiting(positions, silence, where)
 
     def _judge_waiting(self, positions: dict[int, Position], silence: float, where: str) -> Hang | None:
-        """Says who it is where every rank waits for others."""
+        """Returns the hang if every rank waits for others."""
         seconds = f"{silence:.0f} s"
         places = Counter(_order(position) for position in positions.values())
         if self._spans_nodes and len(places) == 1:
             if silence < _TIMES_AS_LONG_FOR_OTHER_NODES * self._seconds:
                 return None
             return Hang(None, f"all ranks of this node have waited for another node for {seconds} ({where})")
-        # Who reads data or computes should not have to wait for anybody.
+        # A rank that reads data or computes does not have to wait for others.
         out_of_turn = {rank: position for rank, position in positions.items() if position.phase in OWN_PHASES}
         if len(places) == 1 and not out_of_turn:
             message = f"all ranks have waited for each other for {seconds}, in the same phase of the same step"
@@ -184,7 +184,7 @@ class Watchdog:
         return Hang(rank, message, positions[rank])
 
     def _busy(self, positions: dict[int, Position]) -> set[int]:
-        """The ranks that are at work, as far as can be told from outside: in no loop over data, on a processor."""
+        """Returns the ranks that compute, as seen from outside: mostly on a processor, and not reading data."""
         at_work = Counter(rank for states in self._states for rank, state in states.items() if state == "R")
         return {
             rank
@@ -198,9 +198,9 @@ def _least_advanced(positions: dict[int, Position]) -> int:
 
 
 def _odd_one_out(positions: dict[int, Position]) -> int:
-    """Of ranks that wait for each other, the one that is where fewest are; of equally few, the furthest.
+    """Returns, of ranks that wait for each other, that with the rarest position; of several, the furthest.
 
-    Who is ahead has left out the collective in which the others wait.
+    The rank that is ahead has left out the collective in which the others wait.
     """
     places = Counter(_order(position) for position in positions.values())
     return min(positions, key=lambda rank: (places[_order(positions[rank])], *(-n for n in _order(positions[rank]))))

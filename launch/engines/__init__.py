@@ -1,1 +1,1 @@
-"""Engines: what starts ranks. Each is one file that tells one launcher what to start, in that launcher's words."""
+"""Engines, the programs that start ranks: one file for each, which composes its command line."""

@@ -15,7 +15,7 @@ _CONFIG = Path(__file__).with_name("accelerate_config.yaml")
 
 
 class AccelerateLaunch(Engine):
-    """``accelerate launch``, by the module that it is."""
+    """``accelerate launch``, started as a Python module."""
 
     name = "accelerate"
     launcher = "accelerate launch"
@@ -25,8 +25,8 @@ class AccelerateLaunch(Engine):
 
     @override
     def command(self, ranks: Ranks) -> list[str]:
-        # Also on CPU, where --cpu would start one process whatever --num_processes says, and
-        # ACCELERATE_USE_CPU keeps the ranks off the GPUs that --multi_gpu speaks of.
+        # --multi_gpu also on CPUs: --cpu would start one process whatever --num_processes is, and ACCELERATE_USE_CPU
+        # keeps the ranks off the GPUs.
         command = [*launcher_module(ranks, "accelerate.commands.launch"), f"--config_file={_CONFIG}"]
         if ranks.num_processes > 1:
             command += ["--multi_gpu"]

@@ -1,4 +1,4 @@
-"""The environment that ranks are started in: the user's, less what would change a run unseen."""
+"""The environment that ranks are started in: the user's, without variables that would change a run unnoticed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from launch.engines.interface import PROJECT_DIRECTORY, Engine, Ranks
 from launch.engines.registry import ENGINES
 from launch.nodes import interface
 
-# fp32 is to mean fp32: NVIDIA's images turn on TF32, which has ten bits of mantissa.
+# fp32 must mean fp32: NVIDIA's images turn on TF32, whose mantissa has ten bits.
 EXACT_FLOAT32 = {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "0", "NVIDIA_TF32_OVERRIDE": "0"}
 
-# Variables of Python that would change a rank unseen.
+# Variables of Python that would change a rank unnoticed.
 _PYTHON_VARIABLES = ("PYTHONWARNINGS", "PYTHONSTARTUP", "PYTHONINSPECT")
 
 
@@ -21,7 +21,7 @@ def engine_environment(engine: Engine, ranks: Ranks) -> dict[str, str]:
     environment = {
         name: value for name, value in os.environ.items() if not (describes_ranks(name) or name in _PYTHON_VARIABLES)
     }
-    # Ranks work in the project's directory; the user's relative paths are meant from here. The project comes first,
+    # Ranks run in the project's directory; the user's relative paths start from this one. The project comes first,
     # so that no module of the user's, such as a training.py, takes the place of one of ours.
     paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     paths = [str(PROJECT_DIRECTORY), *(str(Path(path).absolute()) for path in paths)]
@@ -30,11 +30,11 @@ def engine_environment(engine: Engine, ranks: Ranks) -> dict[str, str]:
         **EXACT_FLOAT32,
         "OMP_NUM_THREADS": str(ranks.num_threads),
         "TOKENIZERS_PARALLELISM": "false",
-        # No file in the working directory can pose as a library.
+        # A file in the working directory cannot take the place of a library.
         "PYTHONSAFEPATH": "1",
         "PYTHONUNBUFFERED": "1",
-        # One machine's ranks meet on the loopback interface, wherever its name resolves to, those of
-        # several on the one that leads to node 0.
+        # The ranks of one node meet on the loopback interface, whatever address its host name has; those of several
+        # nodes meet on the interface that leads to node 0.
         "GLOO_SOCKET_IFNAME": interface(ranks.nodes),
         # Rank 0 may still save after another rank is lost; torchrun would end it after half a minute.
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(max(30, round(ranks.timeout_seconds))),
@@ -46,12 +46,12 @@ def engine_environment(engine: Engine, ranks: Ranks) -> dict[str, str]:
 
 
 def describes_ranks(name: str) -> bool:
-    """Whether an environment variable of this name is one by which some launcher describes its ranks."""
+    """Whether an environment variable of this name is one by which some engine describes its ranks."""
     variables = [variable for engine in ENGINES.values() for variable in engine.variables]
     return name in variables or name.startswith(tuple(variable for variable in variables if variable.endswith("_")))
 
 
 def rank_of_process() -> int:
-    """Returns the rank that a launcher has given this process, 0 if none has: for tasks that act on one rank alone."""
+    """Returns the rank that an engine has given this process, 0 if none has: for tasks that act on one rank only."""
     variables = [engine.rank_variable for engine in ENGINES.values() if engine.rank_variable is not None]
     return next((int(os.environ[name]) for name in variables if name in os.environ), 0)

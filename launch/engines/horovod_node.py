@@ -1,4 +1,4 @@
-"""One machine's ranks of a Horovod job; the other machines start theirs with the same command."""
+"""The ranks of one node of a Horovod job; the other nodes start theirs with the same command."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class HorovodNode(Engine):
     @override
     def command(self, ranks: Ranks) -> list[str]:
         nodes = ranks.nodes
-        # Where all ranks are on one machine, any free port will do.
+        # With all ranks on one node, any free port works.
         port = ranks.port if nodes.num_nodes > 1 else ranks.master_port or 0
         return [
             *(sys.executable, "-m", "launch.engines.horovod_ranks", f"--num-processes={ranks.num_processes}"),

@@ -1,7 +1,7 @@
-"""Starts one machine's ranks of a Horovod job: ``python -m launch.engines.horovod_ranks OPTIONS MODULE ARGUMENTS``.
+"""Starts the ranks of one node of a Horovod job: ``python -m launch.engines.horovod_ranks OPTIONS MODULE ARGUMENTS``.
 
-horovodrun reaches other machines through ssh. Here each machine starts its own ranks instead, and
-they meet at Horovod's rendezvous server, which node 0 keeps, on the one port that everybody knows.
+horovodrun reaches other nodes through ssh. Here each node starts its own ranks instead, and they meet at Horovod's
+rendezvous server, which node 0 runs on the port that all nodes were given.
 The variables are those that horovodrun sets (horovod/runner/gloo_run.py).
 """
 
@@ -23,7 +23,7 @@ from horovod.runner.common.util.hosts import SlotInfo
 from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
-# Until the ranks of other nodes have taken their leave, too; nothing depends on it any more.
+# How long node 0 waits for the other nodes to leave; nothing depends on it any more.
 _SECONDS_TO_LINGER = 10.0
 _LEFT = "left"
 
@@ -69,20 +69,20 @@ def _leave(signal_number: int, frame: FrameType | None) -> None:
 
 
 def _meet(options: argparse.Namespace, slots: list[SlotInfo]) -> RendezvousHTTPServer | None:
-    """Opens the server on node 0, or waits for it elsewhere."""
+    """Opens the server on node 0; on other nodes, waits for it."""
     where = options.master_addr, options.master_port
     if options.node_rank > 0:
         _wait_for(where, options.timeout)
         return None
     server = RendezvousHTTPServer(where, RendezvousHandler, False)
-    options.master_port = server.server_address[1]  # 0 asked for any free one
+    options.master_port = server.server_address[1]  # port 0 means any free one
     server.init(slots)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return server
 
 
 def _take_leave(options: argparse.Namespace, server: RendezvousHTTPServer | None) -> None:
-    """Has node 0 wait for the others, whose ranks tell the server, too, that they leave."""
+    """Makes node 0 wait for the other nodes, which tell its server that they leave."""
     if server is None:
         address = f"http://{options.master_addr}:{options.master_port}/{_LEFT}/{options.node_rank}"
         with contextlib.suppress(OSError):  # node 0 may have waited long enough

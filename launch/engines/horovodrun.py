@@ -10,7 +10,7 @@ from launch.engines.interface import Engine, Ranks, launcher_module
 
 
 class Horovodrun(Engine):
-    """``horovodrun --gloo``, by the module that it is."""
+    """``horovodrun --gloo``, started as a Python module."""
 
     name = "horovodrun"
     launcher = "horovodrun"

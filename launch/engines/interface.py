@@ -19,14 +19,14 @@ class Ranks:
     """The ranks to start.
 
     Attributes:
-        num_processes: How many there are, on all nodes.
+        num_processes: The number of ranks on all nodes.
         module: The module that each rank runs, and its arguments.
         device: "cpu" or "cuda".
         num_threads: CPU threads of each rank.
         master_port: The port that they meet on; None for any free one.
         timeout_seconds: How long a collective may wait.
-        log_directory: Where a launcher may leave files of its own.
-        nodes: The machines that the ranks are spread over.
+        log_directory: Where the engine may write files of its own.
+        nodes: The nodes that the ranks are spread over.
     """
 
     num_processes: int
@@ -40,7 +40,7 @@ class Ranks:
 
     @property
     def num_local_processes(self) -> int:
-        """How many ranks this machine starts."""
+        """The number of ranks that this node starts."""
         return self.num_processes // self.nodes.num_nodes
 
     @property
@@ -50,20 +50,20 @@ class Ranks:
 
 
 class Engine(ABC):
-    """One way of starting ranks: a launcher, and how it is told what to start.
+    """An engine: a program that starts ranks, and how its command line is composed.
 
     Whatever the engine, each rank runs ``python -m MODULE ARGUMENTS`` in the project's directory, with the same
     number of threads. The last argument is the name of the environment variable that holds its rank.
 
     Attributes:
-        name: What --start-method calls it.
-        launcher: What people call the launcher; None where the command starts the rank itself.
-        rank_variable: The environment variable that tells a rank its number; None where there is one rank only.
-        variables: The environment variables by which the launcher describes its ranks, or that change how it starts
-            them; a name that ends with an underscore stands for all that begin so. Those of the user's shell reach
-            no rank.
+        name: Its name for --start-method.
+        launcher: The name of the program for messages; None where the command starts the rank itself.
+        rank_variable: The environment variable that holds the number of a rank; None where there is one rank only.
+        variables: The environment variables by which the engine describes its ranks, or that change how it starts
+            them; a name that ends with an underscore stands for all names that begin with it. Ranks do not inherit
+            them from the user's shell.
         takes_port: Whether it can be given the port on which ranks meet.
-        spans_nodes: Whether each of several machines can start its share of the ranks.
+        spans_nodes: Whether each of several nodes can start its share of the ranks.
     """
 
     name: ClassVar[str]
@@ -77,27 +77,25 @@ class Engine(ABC):
         """Refuses what the engine cannot start here, before any work is done.
 
         Raises:
-            UsageError: The launcher is not installed, or cannot be given a port.
+            UsageError: The engine is not installed, or cannot be given a port.
         """
         if ranks.master_port is not None and not self.takes_port:
-            raise UsageError(
-                f"--master-port {ranks.master_port}: {self.name} chooses its port itself; leave the option out"
-            )
+            raise UsageError(f"--master-port {ranks.master_port}: {self.name} cannot be given a port; leave it out")
 
     @abstractmethod
     def command(self, ranks: Ranks) -> list[str]:
         """Composes the command that starts these ranks on this machine."""
 
     def environment(self, ranks: Ranks) -> dict[str, str]:
-        """Returns the variables that the launcher or its ranks need besides those of every engine."""
+        """Returns the variables that the engine or its ranks need besides those of every engine."""
         return {}
 
     def program(self, ranks: Ranks) -> list[str]:
-        """Returns what each rank runs: the module, its arguments, and where it finds its rank."""
+        """Returns what each rank runs: the module, its arguments, and the variable that holds the rank."""
         return [*ranks.module, *([self.rank_variable] if self.rank_variable is not None else [])]
 
 
 def launcher_module(ranks: Ranks, module: str) -> list[str]:
-    """Starts a launcher that is a Python module; where all ranks are on this machine, it listens for nobody else."""
+    """Returns the command of an engine that is a Python module; on one node, it listens on loopback only."""
     confined = ["launch.engines.loopback"] if ranks.nodes.num_nodes == 1 else []
     return [sys.executable, "-m", *confined, module]

@@ -1,7 +1,7 @@
-"""Runs a launcher so that it listens on the loopback interface only: ``python -m launch.engines.loopback MODULE ...``.
+"""Runs an engine so that it listens on the loopback interface only: ``python -m launch.engines.loopback MODULE ...``.
 
-Where all ranks are on one machine, nobody else has business with them. torch's store and Horovod's
-rendezvous server listen on every interface all the same, and offer no option for it.
+With all ranks on one node, no other machine needs to reach them. torch's store and Horovod's rendezvous server
+listen on every interface nevertheless, and have no option to change that.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _EVERYWHERE = ("", "0.0.0.0", "::")
 
 
 def listen_on_loopback() -> None:
-    """From here on, what this process opens on all interfaces it opens on the loopback interface."""
+    """From now on, this process listens on the loopback interface wherever it would listen on all interfaces."""
     _confine_sockets()
     with contextlib.suppress(ImportError):
         _confine_stores()
@@ -36,7 +36,7 @@ def _confine_sockets() -> None:
 
 
 def _confine_stores() -> None:
-    """Torch's store is not, but takes a socket that listens already."""
+    """Confines the store of torch, which is not written in Python, but accepts a socket that is already listening."""
     import torch.distributed
 
     class LoopbackStore(torch.distributed.TCPStore):  # type: ignore[misc,name-defined]

@@ -15,7 +15,7 @@ from launch.errors import UsageError
 
 
 class Mpirun(Engine):
-    """``mpirun``, all of whose ranks are on this machine."""
+    """``mpirun``, with all ranks on this machine."""
 
     name = "mpirun"
     launcher = "mpirun"
@@ -33,13 +33,13 @@ class Mpirun(Engine):
         command = [_find_mpirun(), "-np", str(ranks.num_processes), "--oversubscribe", "--bind-to", "none"]
         if os.geteuid() == 0:
             command += ["--allow-run-as-root"]
-        # All ranks are here: shared memory carries everything, and nothing needs to listen on other interfaces.
+        # All ranks are on this machine: shared memory suffices, and nothing needs to listen on other interfaces.
         command += ["--mca", "btl", "self,vader", "--mca", "oob_tcp_if_include", "lo"]
         return [*command, sys.executable, "-m", *self.program(ranks)]
 
 
 def _find_mpirun() -> str:
-    """Finds the command beside this interpreter, else on PATH."""
+    """Finds the command next to this interpreter, or else on PATH."""
     beside = Path(sysconfig.get_path("scripts")) / "mpirun"
     found = str(beside) if beside.exists() else shutil.which("mpirun")
     if found is None:

@@ -1,4 +1,4 @@
-"""Starts the one rank there is, without a launcher."""
+"""Starts a single rank with Python itself."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Starts ranks with torch.multiprocessing: ``python -m launch.engines.spawn_ranks --num-processes=N MODULE ARGUMENTS``.
 
-The parent keeps the rendezvous store, on a port that the system chose, as torchrun's agent does.
+The parent runs the rendezvous store, on a port that the system chooses, as torchrun's agent does.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from launch.nodes import own_address
 
 
 class Torchrun(Engine):
-    """``torchrun``, by the module that it is."""
+    """``torchrun``, started as a Python module."""
 
     name = "torchrun"
     launcher = "torchrun"
@@ -39,6 +39,6 @@ class Torchrun(Engine):
 
 
 def rendezvous(ranks: Ranks) -> str:
-    """Configures the meeting of several nodes: node 0 is the host, and all wait as long as a collective may."""
+    """Configures the rendezvous of several nodes: node 0 is the host, and all wait as long as a collective may."""
     seconds = max(1, round(ranks.timeout_seconds))
     return f"is_host={int(ranks.nodes.node_rank == 0)},join_timeout={seconds},read_timeout={seconds}"

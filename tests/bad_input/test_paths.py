@@ -13,7 +13,7 @@ from tests.bad_input.place import Outcome, Place
 # id -> (arguments of lockstep, what the message must contain...).
 PATH_CASES: dict[str, tuple[str, ...]] = {
     "output-holds-run": ("ddp --output-dir run", "--output-dir run", "already holds a run", "--overwrite"),
-    "output-holds-files-named-alike": ("ddp --output-dir not-ours --overwrite", "not-ours", "is no run"),
+    "output-holds-files-named-alike": ("ddp --output-dir not-ours --overwrite", "not-ours", "holds no run"),
     "output-holds-other-files": ("ddp --output-dir foreign", "--output-dir foreign", "no run; choose another"),
     "output-holds-other-files-overwrite": ("ddp --output-dir foreign --overwrite", "foreign", "choose another"),
     "output-is-working-directory": ("ddp --output-dir . --overwrite", "--output-dir .", "choose another directory"),
