@@ -82,7 +82,7 @@ def _run_to_the_end(config: RunConfig, job: Job, start: Start | None, task: Task
         try:
             failure, was_asked_to_stop = _run_once(config, job, RunDisplay(config, terminal, positive_label))
         except Interrupted as interruption:
-            tell(f"interrupted by {interruption}; all ranks have been stopped")
+            tell(f"interrupted by {interruption}; all ranks have been ended")
             record_end(config, "interrupted", f"interrupted by {interruption}")
             return 128 + interruption.signal_number
         except OSError as error:  # for example when the system allows no further process

@@ -25,5 +25,5 @@ def find_engine(name: str) -> Engine:
         UsageError: There is no such engine.
     """
     if name not in ENGINES:
-        raise UsageError(f"--start-method {name}: there is no such engine; choose {', '.join(ENGINES)}")
+        raise UsageError(f"start method {name!r}: there is no such engine; choose {', '.join(ENGINES)}")
     return ENGINES[name]
