@@ -127,7 +127,7 @@ def test_a_failed_run_is_a_marked_row(records: dict[str, Path]) -> None:
         (b'{"schema_version": "<script>"}', "schema version <script>"),
         (b'{"schema_version": 3}', "is not a valid record file"),
         (b'{"kind": "collectives", "schema_version": 1}', "is not a valid collectives file"),
-        (b'{"kind": "race", "schema_version": 1}', "name the record, too"),
+        (b'{"kind": "race", "schema_version": 1}', "also pass the record it belongs to"),
     ],
 )
 def test_a_file_that_is_no_record_is_named(content: bytes, complaint: str, tmp_path: Path) -> None:

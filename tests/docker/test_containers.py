@@ -232,7 +232,7 @@ def test_no_permission_on_the_socket(engine: None) -> None:
     other = ("setpriv", "--reuid", str(CALLER), "--regid", str(CALLER), "--clear-groups")
     with tempfile.TemporaryDirectory() as place:  # one that others may enter, as they may not enter pytest's
         Path(place).chmod(0o755)
-        for name in ("launch", "docker"):
+        for name in ("launch", "docker", "backends"):
             shutil.copytree(PROJECT_DIRECTORY / name, Path(place) / name)
         shutil.copy(PROJECT_DIRECTORY / "pyproject.toml", place)
         done = run(*other, "bash", f"{place}/launch/run.sh", "ddp", "--docker", HOME="/tmp")

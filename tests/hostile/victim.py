@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from launch import cli
+from launch import cli, train_command
 from records.checkpoint import checkpoint_path
 from tests.launching import train
 
@@ -97,7 +97,7 @@ class Victim:
     def _call(self, arguments: tuple[str, ...]) -> tuple[Any, str, str]:
         """What is usable stops where the ranks would start: their work is the subject of other tests."""
         stdout, stderr = io.StringIO(), io.StringIO()
-        started = mock.patch.object(cli, "_run_to_the_end", return_value=0)
+        started = mock.patch.object(train_command, "_run_to_the_end", return_value=0)
         argv = mock.patch.object(sys, "argv", ["lockstep", *arguments])
         with started, argv, _in(self.root), contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
             try:
