@@ -35,7 +35,9 @@ FAULT_TIMEOUT = 10.0
 # Nothing simpler finds a process that has left its group and its parent; the launcher's own mark is of no use here,
 # since the launcher itself ends every process that still carries it.
 MARK_VARIABLE = "LOCKSTEP_CONTRACT_RUN"
-_IMPOSTORS = ("torch", "numpy", "horovod", "accelerate", "transformers", "datasets", "launch", "tasks", "backends")
+# Ours are among the names that a file in the working directory may have by chance.
+_OWN_PACKAGES = ("launch", "tasks", "backends", "records", "watch", "training")
+_IMPOSTORS = ("torch", "numpy", "horovod", "accelerate", "transformers", "datasets", *_OWN_PACKAGES)
 
 
 def refusals(adapter: str, world_size: int, case: Case, directory: Path, device: str) -> list[dict[str, Any]]:

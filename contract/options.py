@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
 from backends.devices import count_gpus
+from launch.comma_lists import CommaList
 
 _MAX_PROCESSES = 64
 
@@ -30,26 +31,16 @@ class ContractOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    num_processes: list[Annotated[int, Field(ge=1, le=_MAX_PROCESSES)]] = Field(
+    num_processes: CommaList[Annotated[int, Field(ge=1, le=_MAX_PROCESSES)]] = Field(
         default_factory=list, description="numbers of ranks, by commas (default: 1, 2 and 4, as each check needs)"
     )
-    precision: list[Literal["fp32", "bf16", "fp16"]] = Field(
+    precision: CommaList[Literal["fp32", "bf16", "fp16"]] = Field(
         default_factory=list, description="precisions, by commas (default: all)"
     )
-    check: list[Annotated[str, AfterValidator(known_check)]] = Field(
+    check: CommaList[Annotated[str, AfterValidator(known_check)]] = Field(
         default_factory=list, description="numbers of clauses to check, such as C16, by commas (default: all)"
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where to compute")
-
-    @field_validator("num_processes", "precision", "check", mode="before")
-    @classmethod
-    def _by_commas(cls, value: object) -> object:
-        if not isinstance(value, str):
-            return value
-        parts = [part.strip() for part in value.split(",")]
-        if not all(parts):
-            raise ValueError("a value is empty; separate values with single commas")
-        return list(dict.fromkeys(parts))
 
     @field_validator("device")
     @classmethod

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import sysconfig
+from pathlib import Path
 
 
 def main() -> None:
@@ -15,9 +17,17 @@ def main() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # which launch/run.sh has blocked
     _open_missing_streams()
+    _find_own_modules_first()
     from launch.cli import main as command_line
 
     command_line()
+
+
+def _find_own_modules_first() -> None:
+    """Lets no module on the user's PYTHONPATH, such as a training.py, take the place of one of Lockstep's."""
+    project = str(Path(__file__).resolve().parents[1])
+    if project != sysconfig.get_path("purelib"):  # an editable installation
+        sys.path.insert(0, project)
 
 
 def _open_missing_streams() -> None:

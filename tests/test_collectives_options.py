@@ -66,7 +66,7 @@ class PlacelessBackend(DDPBackend):
 
 REFUSED = {
     "--backends pytorch": ("there is no backend 'pytorch'", "ddp"),
-    "--backends ddp,": ("--backends : a name is empty", "separated by commas"),
+    "--backends ddp,": ("--backends ddp,: a value is empty", "separate values with single commas"),
     "--backends apex": ("--backends apex: cannot run here", "apex"),
     "--backends single": ("--num-processes 2: single runs at most 1", "choose another backend"),
     "--backends no.such:Thing": ("no.such:Thing", "PYTHONPATH"),
@@ -85,7 +85,7 @@ REFUSED = {
     "--sizes 4MB..1MB": ("4MB..1MB", "1MB..4MB"),
     "--sizes 4": ("--sizes 4: 4 B", "8 bytes or more"),
     "--operations all_to_all": ("--operations all_to_all", "all_gather"),
-    "--operations all_reduce,": ("--operations : should be", "all_gather"),
+    "--operations all_reduce,": ("--operations all_reduce,: a value is empty", "separate values with single commas"),
     "--device tpu": ("--device tpu", "'auto', 'cpu' or 'cuda'"),
     "--device cuda": ("--device cuda: no GPU", "use --device cpu"),
     "--start-method ssh": ("--start-method ssh", "torchrun or spawn"),

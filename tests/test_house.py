@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,8 @@ from launch.engines.interface import PROJECT_DIRECTORY
 
 _MAX_LINES_OF_A_FILE = 400
 _MAX_LINES_OF_A_FUNCTION = 60
+_PACKAGES = ("tasks", "records", "watch", "training", "launch", "compare", "contract")
+_FOLDERS = ("backends", *_PACKAGES, "docker", "docs", "tests")
 # What it is about is a backend itself: the reference, and the launcher that has the name of one.
 _MAY_NAME_A_BACKEND = {
     "contract/jobs.py": {"horovod", "accelerate"},  # names of modules that a hostile directory holds
@@ -21,14 +22,15 @@ _MAY_NAME_A_BACKEND = {
 }
 
 
-def _tracked(*patterns: str) -> list[Path]:
-    listing = subprocess.run(
-        ["git", "ls-files", *patterns], cwd=PROJECT_DIRECTORY, capture_output=True, text=True, check=True
-    )
-    return [PROJECT_DIRECTORY / name for name in listing.stdout.splitlines()]
+def _found(*patterns: str) -> list[Path]:
+    """The files below the project's own folders that match; there need not be a repository."""
+    found = {
+        path for folder in _FOLDERS for pattern in patterns for path in (PROJECT_DIRECTORY / folder).rglob(pattern)
+    }
+    return sorted(found)
 
 
-@pytest.mark.parametrize("path", _tracked("*.py", "*.sh"), ids=lambda path: str(path.relative_to(PROJECT_DIRECTORY)))
+@pytest.mark.parametrize("path", _found("*.py", "*.sh"), ids=lambda path: str(path.relative_to(PROJECT_DIRECTORY)))
 def test_a_file_is_short_and_so_are_its_functions(path: Path) -> None:
     text = path.read_text()
     assert len(text.splitlines()) <= _MAX_LINES_OF_A_FILE
@@ -40,7 +42,7 @@ def test_a_file_is_short_and_so_are_its_functions(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    _tracked(*(f"{name}/*.py" for name in ("tasks", "records", "watch", "training", "launch", "compare", "contract"))),
+    [path for path in _found("*.py") if path.relative_to(PROJECT_DIRECTORY).parts[0] in _PACKAGES],
     ids=lambda path: str(path.relative_to(PROJECT_DIRECTORY)),
 )
 def test_no_code_outside_backends_names_one(path: Path) -> None:
@@ -55,7 +57,7 @@ def test_no_code_outside_backends_names_one(path: Path) -> None:
 
 def test_scripts_take_the_backends_from_their_files() -> None:
     """launch/run.sh, and what it sources, know no backend by its name."""
-    for path in _tracked("launch/*.sh", "tests/run.sh"):
+    for path in [*(PROJECT_DIRECTORY / "launch").glob("*.sh"), PROJECT_DIRECTORY / "tests" / "run.sh"]:
         code = re.sub(r"(?m)^\s*#.*$", "", path.read_text())
         assert not re.search(rf"\b({'|'.join(BACKENDS)})\b", code.replace("extras=(single", "extras=(")), path
 
@@ -64,5 +66,5 @@ def test_every_package_is_installed() -> None:
     """An editable installation would not miss one that pyproject.toml leaves out."""
     text = (PROJECT_DIRECTORY / "pyproject.toml").read_text()
     listed = re.findall(r'"([\w.]+)"', re.search(r"(?s)\[tool.setuptools\]\npackages = \[(.*?)\]", text)[1])  # type: ignore[index]
-    packages = {".".join(path.relative_to(PROJECT_DIRECTORY).parent.parts) for path in _tracked("*/__init__.py")}
+    packages = {".".join(path.relative_to(PROJECT_DIRECTORY).parent.parts) for path in _found("__init__.py")}
     assert set(listed) == {name for name in packages if not name.startswith("tests")}

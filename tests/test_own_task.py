@@ -48,5 +48,15 @@ def test_its_options_are_options_of_the_command_line(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
+def test_modules_of_the_user_take_no_place_of_ours(tmp_path: Path) -> None:
+    """A training.py beside one's own task is common."""
+    for name in ("training", "records", "watch", "tasks", "backends"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('this is not the project')\n")
+    options = ("--task", "spirals:SpiralsTask", "--max-steps", "1", "--output-dir", tmp_path / "run")
+    done = lockstep("ddp", *options, env={"PYTHONPATH": f"{tmp_path}:{EXAMPLES}"})
+    assert done.returncode == 0, done.stderr
+
+
 def test_it_is_short() -> None:
     assert len((EXAMPLES / "spirals.py").read_text().splitlines()) < 90

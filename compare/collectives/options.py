@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 
 from compare.collectives.measurement import ELEMENT_BYTES, OPERATIONS, Operation
 from compare.numbers import format_size
-from compare.options import CommaList, Names, Numbers
+from launch.comma_lists import CommaList, Names, Numbers
 from records.config import ThreadCount
 
 _UNITS = {"": 1, "B": 1, "KB": 2**10, "KIB": 2**10, "MB": 2**20, "MIB": 2**20, "GB": 2**30, "GIB": 2**30}

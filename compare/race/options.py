@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from backends.devices import count_gpus
-from compare.options import CommaList, Names, Numbers
+from launch.comma_lists import CommaList, Names, Numbers
 from records.config import DEFAULT_CPU_PROCESSES, BatchSize, Precision, ProcessCount
 
 _MAX_RUNS = 10_000

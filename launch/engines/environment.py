@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sysconfig
 from pathlib import Path
 
 from launch.engines.interface import PROJECT_DIRECTORY, Engine, Ranks
@@ -24,7 +25,8 @@ def engine_environment(engine: Engine, ranks: Ranks) -> dict[str, str]:
     # Ranks run in the project's directory; the user's relative paths start from this one. The project comes first,
     # so that no module of the user's, such as a training.py, takes the place of one of ours.
     paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
-    paths = [str(PROJECT_DIRECTORY), *(str(Path(path).absolute()) for path in paths)]
+    is_editable = str(PROJECT_DIRECTORY) != sysconfig.get_path("purelib")
+    paths = [*([str(PROJECT_DIRECTORY)] if is_editable else []), *(str(Path(path).absolute()) for path in paths)]
     environment["PYTHONPATH"] = os.pathsep.join(paths)
     environment |= {
         **EXACT_FLOAT32,

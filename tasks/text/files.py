@@ -77,7 +77,7 @@ def check_file(path: Path, *, option: str) -> None:
         TaskInputError: There is no such file, or it is empty, too large, or of another kind.
     """
     if not path.exists():
-        raise TaskInputError(f"{option} {path}: there is no such file")
+        raise TaskInputError(f"{option} {path}: there is no such file; name one that exists")
     if not path.is_file():
         raise TaskInputError(f"{option} {path}: this is not a file; name a file ({', '.join(FILE_TYPES)})")
     if path.suffix not in FILE_TYPES:

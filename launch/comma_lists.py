@@ -10,7 +10,12 @@ _T = TypeVar("_T")
 
 
 def _split(value: Any) -> Any:
-    return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    parts = [part.strip() for part in value.split(",")]
+    if not all(parts):
+        raise ValueError("a value is empty; separate values with single commas")
+    return parts
 
 
 def _without_repetition(values: list[_T]) -> list[_T]:
