@@ -9,6 +9,7 @@ from pathlib import Path
 from backends.capabilities import Signs
 from launch.engines.environment import engine_environment
 from launch.engines.interface import Engine, Ranks
+from launch.nodes import ALONE, DEFAULT_PORT, Nodes
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,8 @@ class Job:
         num_processes: How many of its ranks run on this machine.
         launcher: The name of its engine for messages; None where the command starts the rank itself.
         signs: How the ranks' library shows that a rank waits for others, or has lost one.
-        spans_nodes: Whether other nodes run a part of it.
+        nodes: The nodes that run it, and which of them this machine is.
+        port: The port of node 0 on which several nodes meet.
         must_end_cleanly: Whether an error of the engine fails the job even after all ranks have succeeded.
     """
 
@@ -32,8 +34,14 @@ class Job:
     num_processes: int
     launcher: str | None
     signs: Signs
-    spans_nodes: bool = False
+    nodes: Nodes = ALONE
+    port: int = DEFAULT_PORT
     must_end_cleanly: bool = False
+
+    @property
+    def spans_nodes(self) -> bool:
+        """Whether other nodes run a part of the job."""
+        return self.nodes.num_nodes > 1
 
 
 def compose_job(engine: Engine, ranks: Ranks, run_directory: Path, signs: Signs) -> Job:
@@ -50,5 +58,6 @@ def compose_job(engine: Engine, ranks: Ranks, run_directory: Path, signs: Signs)
         num_processes=ranks.num_local_processes,
         launcher=engine.launcher,
         signs=signs,
-        spans_nodes=ranks.nodes.num_nodes > 1,
+        nodes=ranks.nodes,
+        port=ranks.port,
     )

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 from backends.registry import find_backend
 from launch.errors import UsageError, one_line, refused_path, tell
 from launch.job import Job
+from launch.meeting import MeetingFailed, meet
 from launch.options import read_options
 from launch.resolve import resolve
 from launch.resume import Finished, Start
 from launch.run_directory import locked, prepare_directory, restarted
-from launch.signals import Interrupted
+from launch.signals import Interrupted, signals_raised
 from launch.supervisor import run_job
 from launch.unfinished import record_end
 from records.checkpoint import checkpoint_step, list_checkpoints, remove_unfinished
@@ -85,7 +86,7 @@ def _run_to_the_end(config: RunConfig, job: Job, start: Start | None, task: Task
             tell(f"interrupted by {interruption}; all ranks have been ended")
             record_end(config, "interrupted", f"interrupted by {interruption}")
             return 128 + interruption.signal_number
-        except OSError as error:  # for example when the system allows no further process
+        except (OSError, UsageError) as error:  # the system allows no further process; another node refuses this one
             record_end(config, "failed", one_line(error))
             raise
         if failure is None:
@@ -94,7 +95,7 @@ def _run_to_the_end(config: RunConfig, job: Job, start: Start | None, task: Task
             return _conclude_elsewhere(config)
         if config.node_rank == 0:  # where rank 0 was, whose thread may have been ended while it wrote a checkpoint
             remove_unfinished(config.output_dir)
-        tell(f"{config.backend} failed: {one_line(failure)}\n  more in {failure.log}")
+        tell(f"{config.backend} failed: {one_line(failure)}{failure.where_to_read_more}")
         if record_directory(config.output_dir) is not None:
             tell("the training had ended before, and rank 0 saved the model and the record")
             _tell_refuge(config)
@@ -175,6 +176,18 @@ def _tell_refuge(config: RunConfig) -> bool:
 
 def _run_once(config: RunConfig, job: Job, display: RunDisplay) -> tuple[JobFailure | None, bool]:
     """Runs the job once; returns why it failed, if it did, and whether it was asked to stop."""
+    if job.spans_nodes:
+        try:
+            with signals_raised():
+                meet(
+                    job.nodes,
+                    job.port,
+                    backend=config.backend,
+                    num_processes=config.num_processes,
+                    seconds=config.timeout,
+                )
+        except MeetingFailed as error:
+            return JobFailure(FailureKind.MISSING, None, str(error), None), False
     asked_to_stop: list[signal.Signals] = []
 
     def stop(number: signal.Signals) -> None:

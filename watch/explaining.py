@@ -106,7 +106,8 @@ def _first_cause(job: EndedJob) -> JobFailure:
         return _awaited(*failed[0], job)
     lines = job.printed().strip().splitlines()
     reason = f": {lines[-1].strip()[:300]}" if lines else ""
-    message = f"the engine ended with code {job.return_code}{reason}"
+    elsewhere = " (the cause may lie on another node)" if job.spans_nodes else ""
+    message = f"the engine ended with code {job.return_code}{reason}{elsewhere}"
     return JobFailure(FailureKind.LAUNCHER, None, message, job.engine_log)
 
 

@@ -82,14 +82,14 @@ class JobFailure:
         kind: What went wrong.
         rank: The rank that failed first; None where the engine failed, or a rank of another node.
         message: What is known, in one line.
-        log: The file in which to read more.
+        log: The file in which to read more, if there is one.
         position: What the rank was doing.
     """
 
     kind: FailureKind
     rank: int | None
     message: str
-    log: Path
+    log: Path | None
     position: Position | None = None
 
     def __str__(self) -> str:
@@ -97,3 +97,8 @@ class JobFailure:
             return self.message
         where = f" ({socket.gethostname()}, {self.position})" if self.position else ""
         return f"rank {self.rank}{where}: {self.message}"
+
+    @property
+    def where_to_read_more(self) -> str:
+        """A second line for the message on a terminal; empty if there is no file."""
+        return f"\n  more in {self.log}" if self.log is not None else ""

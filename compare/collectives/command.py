@@ -72,7 +72,7 @@ def run(arguments: list[str]) -> int:
             shutil.rmtree(directory, ignore_errors=True)
     if failure is not None:
         where = f"{measurement.backend} with {measurement.num_processes} ranks"
-        print(f"lockstep: {where} failed: {failure}\n  more in {failure.log}", file=sys.stderr)
+        print(f"lockstep: {where} failed: {failure}{failure.where_to_read_more}", file=sys.stderr)
         return 1
     if not series:
         asked = ",".join(options.operations)
