@@ -13,6 +13,7 @@ import importlib
 import io
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from backends.capabilities import UnsupportedError
@@ -39,20 +40,21 @@ COMMANDS = {
 
 def main() -> None:
     """Entry point of the command line, which launch/__main__.py calls."""
+    arguments = [from_home(argument) for argument in sys.argv[1:]]
+    sys.exit(answer(lambda: _dispatch(arguments)))
+
+
+def answer(command: Callable[[], int]) -> int:
+    """Runs a command and returns the exit code; an error ends it with one line."""
     os.environ.update(EXACT_FLOAT32)  # the contract computes references in this process
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a path may have letters that the terminal cannot show
-    sys.exit(_answer([from_home(argument) for argument in sys.argv[1:]]))
-
-
-def _answer(arguments: list[str]) -> int:
-    """Runs a command and returns the exit code; an error ends it with one line."""
     code = 0
     try:
         with signals_raised(repeatedly=True):
             _settle_environment()
             try:
-                code = _dispatch(arguments)
+                code = command()
             finally:
                 sys.stdout.flush()
         return code

@@ -24,6 +24,9 @@ from records.environment import num_cpus
 from records.names import LOGS_NAME
 from tasks.interface import Task
 
+# What each rank of a run is.
+RANK_PROGRAM = ("training.rank",)
+
 
 class Resolved(NamedTuple):
     """A run that can start: its configuration, its task, prepared, and the job that starts its ranks."""
@@ -46,8 +49,22 @@ class _World(NamedTuple):
         return self.num_processes // self.nodes.num_nodes
 
 
-def resolve(backend: str, row: BackendRow, asked: Options, *, started_at: float) -> Resolved:
+def resolve(
+    backend: str,
+    row: BackendRow,
+    asked: Options,
+    *,
+    started_at: float,
+    rank_program: tuple[str, ...] = RANK_PROGRAM,
+) -> Resolved:
     """Turns options into a run that can start.
+
+    Args:
+        backend: The backend.
+        row: Its row in the registry.
+        asked: The options.
+        started_at: When the user's command began, in seconds since 1970.
+        rank_program: The module that each rank runs, and its first arguments; the run's directory follows them.
 
     Raises:
         UsageError, UnsupportedError, TaskInputError: It cannot; the text says why and what to do.
@@ -66,7 +83,7 @@ def resolve(backend: str, row: BackendRow, asked: Options, *, started_at: float)
     output_dir = settle_output_dir(options, backend, task_class, settings, start)
     ranks = Ranks(
         num_processes=world.num_processes,
-        module=("training.rank", str(output_dir)),
+        module=(*rank_program, str(output_dir)),
         device=world.device,
         num_threads=options.threads_per_rank or max(1, num_cpus() // world.num_local_processes),
         master_port=options.master_port,

@@ -15,7 +15,7 @@ from launch.errors import UsageError, one_line, refused_path, tell
 from launch.job import Job
 from launch.meeting import MeetingFailed, meet
 from launch.options import read_options
-from launch.resolve import resolve
+from launch.resolve import RANK_PROGRAM, resolve
 from launch.resume import Finished, Start
 from launch.run_directory import locked, prepare_directory, restarted
 from launch.signals import Interrupted, signals_raised
@@ -51,8 +51,17 @@ _MOST_SECONDS_OFF = 60.0
 _MOST_SECONDS_AGO = 3600.0
 
 
-def train(backend: str, arguments: list[str]) -> int:
-    """Runs one training job from the command line; returns the exit code."""
+def train(backend: str, arguments: list[str], *, rank_program: tuple[str, ...] = RANK_PROGRAM) -> int:
+    """Runs one training job from the command line.
+
+    Args:
+        backend: The backend.
+        arguments: The options.
+        rank_program: The module that each rank runs, and its first arguments; the run's directory follows them.
+
+    Returns:
+        The exit code.
+    """
     started_at = _started_at()
     try:
         row = find_backend(backend)
@@ -61,7 +70,7 @@ def train(backend: str, arguments: list[str]) -> int:
         except Finished as finished:
             print(finished)
             return DIVERGED if finished.has_diverged else 0
-        resolved = resolve(backend, row, asked, started_at=started_at)
+        resolved = resolve(backend, row, asked, started_at=started_at, rank_program=rank_program)
         lock = contextlib.ExitStack()
         lock.enter_context(locked(resolved.config.output_dir))
         config = prepare_directory(resolved.config, asked.start)

@@ -56,6 +56,15 @@ class Measurements(Hooks):
             self._tokens += batch.num_tokens
             self._positions += batch.num_positions
 
+    def rest_begins(self) -> None:
+        """The rank waits for something outside of the training, which is no time of a step."""
+        self._heartbeat.enter("rest")
+
+    def rest_ends(self) -> None:
+        """The rank goes on after a rest."""
+        self._heartbeat.enter("start")
+        self._step_began = time.perf_counter()
+
     @override
     def on_step_end(self, step: int) -> None:
         if self.first_step_at is None:

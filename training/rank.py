@@ -9,15 +9,30 @@ from __future__ import annotations
 import gc
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from records.config import RunConfig
 from records.names import CONFIG_NAME
 from watch.heartbeat import Heartbeat
 from watch.rank_files import RankFiles, reporting
 
+if TYPE_CHECKING:
+    from training.rank_work import MakeObserver
+
 
 def main(run_directory: str, rank_variable: str | None = None) -> None:
     """Runs this rank to its end; on an error, exits with code 1 at once."""
+    run_rank(run_directory, rank_variable)
+
+
+def run_rank(run_directory: str, rank_variable: str | None, *, make_observer: MakeObserver | None = None) -> None:
+    """Runs this rank to its end; on an error, exits with code 1 at once.
+
+    Args:
+        run_directory: The directory of the run.
+        rank_variable: The environment variable in which the engine passes the rank; None for rank 0.
+        make_observer: Makes one more observer of the training, which comes after all others.
+    """
     directory = Path(run_directory)
     with reporting(directory, rank_variable) as rank:
         heartbeat = Heartbeat(RankFiles(directory, rank).heartbeat)
@@ -26,7 +41,7 @@ def main(run_directory: str, rank_variable: str | None = None) -> None:
         gc.disable()
         from training.rank_work import RankWork
 
-        RankWork(config, directory, heartbeat).run()
+        RankWork(config, directory, heartbeat, make_observer).run()
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import gc
 import resource
 import signal
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -25,6 +26,7 @@ from training.agreement import Agreement
 from training.decisions import Decisions
 from training.diagnosis import Diagnosis
 from training.ending import Results, save_results
+from training.hooks import Hooks
 from training.loop import Trainer
 from training.measurements import Measurements
 from training.reporter import Reporter
@@ -34,12 +36,24 @@ from training.stopping import StopRequest
 from training.world import broadcast_bytes, gather_facts, newest_of, prove_same_job, prove_world, weights_digest
 from watch.heartbeat import Heartbeat
 
+MakeObserver = Callable[[Trainer, Measurements], Hooks]
+
 
 class RankWork:
     """What one rank does in a run."""
 
-    def __init__(self, config: RunConfig, directory: Path, heartbeat: Heartbeat) -> None:
-        """Joins the other ranks."""
+    def __init__(
+        self, config: RunConfig, directory: Path, heartbeat: Heartbeat, make_observer: MakeObserver | None = None
+    ) -> None:
+        """Joins the other ranks.
+
+        Args:
+            config: The resolved configuration of the run.
+            directory: The directory of the run.
+            heartbeat: The heartbeat of this rank.
+            make_observer: Makes one more observer of the training, which comes after all others.
+        """
+        self._make_observer = make_observer
         torch.set_num_threads(config.threads_per_rank)
         self._config = config
         self._directory = directory
@@ -74,6 +88,8 @@ class RankWork:
         diagnosis = Diagnosis(trainer) if self._config.diagnose else None
         if diagnosis is not None:
             trainer.observe(diagnosis)
+        if self._make_observer is not None:
+            trainer.observe(self._make_observer(trainer, measurements))
         self._require_room(trainer)
         resumption = self._resume(trainer)
         gc.enable()

@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-PHASES = ("start", "data", "forward", "backward", "update", "evaluation", "saving", "end")
+PHASES = ("start", "data", "forward", "backward", "update", "evaluation", "saving", "end", "rest")
 # Phases in which no other rank can delay this one; in the others it may have to wait.
 OWN_PHASES = ("data", "forward")
 _LAYOUT = struct.Struct("<dqq")  # monotonic seconds, step, phase

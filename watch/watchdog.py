@@ -27,7 +27,7 @@ _SECONDS_ASLEEP = 5.0
 # Engines load torch before they start ranks; from a cold network disk that takes minutes.
 _SECONDS_TO_START = 300.0
 # Phases that may take long without a heartbeat: imports, the rendezvous, a slow disk.
-_LONG_PHASES = ("start", "saving", "end")
+_LONG_PHASES = ("start", "saving", "end", "rest")
 # Phases that may take long while the main thread mostly computes, as with a large model; waiting in gloo, it sleeps.
 _COMPUTING_PHASES = ("forward", "backward", "update", "evaluation")
 _BUSY_SHARE = 0.5

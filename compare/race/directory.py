@@ -123,12 +123,19 @@ class RaceDirectory:
                 )
             time.sleep(0.2)
 
+    def settle(self, run: PlannedRun, output_dir: Path, facts: RaceFacts, why: str | None) -> None:
+        """Keeps what a run left, which failed if `why` is given."""
+        if why is None:
+            self.keep(run, output_dir, facts)
+        else:
+            self.keep_failure(run, output_dir, facts, why)
+
     def keep(self, run: PlannedRun, output_dir: Path, facts: RaceFacts) -> None:
         """Keeps the record of a run that completed, as the run wrote it; its model and its other files go."""
         # In this order: a run counts as finished once its record is there.
         write_atomically(race_file(self.record(run)), facts.model_dump_json(indent=1) + "\n")
         (output_dir / RECORD_NAME).replace(self.record(run))
-        self.clear()
+        shutil.rmtree(output_dir, ignore_errors=True)
         shutil.rmtree(self.failed / run.name, ignore_errors=True)
 
     def keep_failure(self, run: PlannedRun, output_dir: Path, facts: RaceFacts, why: str) -> None:

@@ -61,26 +61,41 @@ class ForeignLoad:
     """
 
     def __init__(self) -> None:
-        self._began, self._busy, self._own = self._look()
+        self._cores, self._own = BusyCores(), _own_seconds()
 
     def share(self) -> float:
         """Returns the share of all cores so far."""
+        return self._cores.share(without=_own_seconds() - self._own)
+
+
+def _own_seconds() -> float:
+    """Returns the processor time of this process, and of those that it has started and waited for."""
+    mine = os.times()
+    return mine.user + mine.system + mine.children_user + mine.children_system
+
+
+class BusyCores:
+    """How busy the cores of this machine are, from the construction of this object on."""
+
+    def __init__(self) -> None:
+        self._began, self._busy = _busy_seconds()
+
+    def share(self, *, without: float = 0.0) -> float:
+        """Returns the share of all cores so far that took more than `without` seconds, of whatever program."""
         import psutil
 
-        ended, busy, own = self._look()
-        foreign = (busy - self._busy) - (own - self._own)
-        return max(0.0, foreign / (ended - self._began) / (psutil.cpu_count() or 1))
+        ended, busy = _busy_seconds()
+        return max(0.0, (busy - self._busy - without) / (ended - self._began) / (psutil.cpu_count() or 1))
 
-    @staticmethod
-    def _look() -> tuple[float, float, float]:
-        import psutil
 
-        times, mine = psutil.cpu_times(), os.times()
-        idle = times.idle + getattr(times, "iowait", 0.0)
-        # On Linux guests are counted in user time already.
-        busy = sum(times) - idle - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
-        own = mine.user + mine.system + mine.children_user + mine.children_system
-        return time.monotonic(), busy, own
+def _busy_seconds() -> tuple[float, float]:
+    """Returns the time, and the seconds for which all cores together have been busy; stolen time counts."""
+    import psutil
+
+    times = psutil.cpu_times()
+    idle = times.idle + getattr(times, "iowait", 0.0)
+    # On Linux guests are counted in user time already.
+    return time.monotonic(), sum(times) - idle - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
 
 
 def _gpu_processes() -> int:

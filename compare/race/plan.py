@@ -97,6 +97,16 @@ def draw_plan(entrants: list[Entrant], options: RaceOptions) -> list[PlannedRun]
     return runs
 
 
+def heats_of(runs: list[PlannedRun]) -> list[list[PlannedRun]]:
+    """Groups runs that take place together: the timed runs of a block under equal conditions; others are alone."""
+    heats: dict[tuple[object, ...], list[PlannedRun]] = {}
+    for run in runs:
+        who = run.entrant
+        conditions = (run.block, who.precision, who.accumulation, who.global_batch_size)
+        heats.setdefault(conditions if run.purpose == "timed" else (run,), []).append(run)
+    return list(heats.values())
+
+
 def _block(entrants: list[Entrant], purpose: Purpose, block: int, order: random.Random) -> list[PlannedRun]:
     drawn = order.sample(entrants, len(entrants))
     return [

@@ -51,16 +51,23 @@ class ProgressOfRace:
         self._bar.update(self._task, description=f"{run.purpose}: {run.entrant.label}", left=self._remaining())
         self._bar.refresh()
 
-    def end(self, run: PlannedRun, seconds: float, why: str | None) -> None:
-        """Shows how a run ended; `why` says why it failed, and is None if it completed."""
-        self._seconds.setdefault(run.purpose, []).append(seconds)
-        self._left.remove(run)
-        self._bar.advance(self._task)
-        where = f"[{self._num_runs - len(self._left)}/{self._num_runs}]"
-        outcome = f"FAILED: {why}" if why else f"{seconds:.0f} s"
-        if why or not self._terminal.is_terminal:
-            left = "" if self._terminal.is_terminal else f"; {self._remaining()}"
-            self._terminal.print(f"{where} {run.purpose}: {run.entrant.label}: {outcome}{left}")
+    def begin_round(self, runs: list[PlannedRun], through: int, num_steps: int) -> None:
+        """Shows that the entrants of a heat begin a round, which goes on through a step of so many."""
+        description = f"{len(runs)} entrants take turns, block {runs[0].block}: step {through} of {num_steps}"
+        self._bar.update(self._task, description=description, left=self._remaining())
+        self._bar.refresh()
+
+    def end(self, reasons: dict[PlannedRun, str | None], seconds: float) -> None:
+        """Shows how runs that took place together ended, with the reason of each that failed, and None of others."""
+        for run, why in reasons.items():
+            self._seconds.setdefault(run.purpose, []).append(seconds / len(reasons))
+            self._left.remove(run)
+            self._bar.advance(self._task)
+            where = f"[{self._num_runs - len(self._left)}/{self._num_runs}]"
+            outcome = f"FAILED: {why}" if why else f"{seconds:.0f} s"
+            if why or not self._terminal.is_terminal:
+                left = "" if self._terminal.is_terminal else f"; {self._remaining()}"
+                self._terminal.print(f"{where} {run.purpose}: {run.entrant.label}: {outcome}{left}")
 
     def _remaining(self) -> str:
         """Estimates the remaining time from the mean time of finished runs, if possible those of the same purpose."""

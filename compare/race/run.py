@@ -7,13 +7,15 @@ import secrets
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
 from compare.race.directory import RaceDirectory
+from compare.race.heat import run_heat
 from compare.race.machine import DISTURBED_SHARE, ForeignLoad, look_for_idleness
-from compare.race.plan import PlannedRun, RacePlan
+from compare.race.plan import PlannedRun, RacePlan, heats_of
 from compare.race.progress import ProgressOfRace
 from compare.report.runs import RaceFacts
 from launch.guardian import guarded
@@ -34,14 +36,19 @@ def run_race(plan: RacePlan, directory: RaceDirectory, terminal: Console) -> Non
     """
     directory.await_orphans()
     runs = plan.runs()
-    left = [run for run in runs if not directory.is_finished(run)]
+    finished = [heat for heat in heats_of(runs) if any(directory.is_finished(run) for run in heat)]
+    left = [run for run in runs if not any(run in heat for heat in finished)]
     peaks = directory.matmul_peaks(plan)
     with ProgressOfRace(len(runs), left, terminal) as progress:
-        for run in left:
-            progress.begin(run)
+        for heat in heats_of(left):
             began = time.monotonic()
-            why = _run_undisturbed(plan, run, directory, peaks.get(run.entrant.precision))
-            progress.end(run, time.monotonic() - began, why)
+            if heat[0].purpose == "timed":
+                reasons = run_heat(plan, heat, directory, peaks, partial(progress.begin_round, heat))
+            else:
+                (run,) = heat
+                progress.begin(run)
+                reasons = {run: _run_undisturbed(plan, run, directory, peaks.get(run.entrant.precision))}
+            progress.end(reasons, time.monotonic() - began)
     directory.clear()
 
 
@@ -77,10 +84,7 @@ def _run_undisturbed(plan: RacePlan, run: PlannedRun, directory: RaceDirectory, 
         foreign_share=round(foreign_share, 4),
         matmul_flops_per_second=peak,
     )
-    if why is None:
-        directory.keep(run, output_dir, facts)
-    else:
-        directory.keep_failure(run, output_dir, facts, why)
+    directory.settle(run, output_dir, facts, why)
     return why
 
 

@@ -19,7 +19,7 @@ from compare.report.training import curves_of, seed_table_of
 from compare.report.words import describe_batch, describe_task, describe_verdict, ranks
 from compare.results import CollectiveSeries, Comparison, Group, GroupResult, Results
 from records.record import RunRecord
-from records.throughput import NUM_WARMUP_STEPS, training_seconds
+from records.throughput import NUM_WARMUP_STEPS
 
 
 def analyse(runs: Sequence[Run], collectives: Sequence[CollectiveSeries], info: ReportInfo) -> Results:
@@ -120,22 +120,30 @@ def _group_result(key: str, runs: list[EntrantRuns], completed: Sequence[Run]) -
 
 
 def _comparison(first: EntrantRuns, second: EntrantRuns, *, num_comparisons: int) -> Comparison:
-    """Pairs runs of the same block; runs outside a race are paired in the order in which they were made."""
+    """Pairs turns of the same round of a block; runs outside a race are paired in the order in which they were made."""
     ours, theirs = _by_block(first.timed), _by_block(second.timed)
-    shared = [block for block in ours if block in theirs]
-    seconds = [(ours[block], theirs[block]) for block in shared]
-    comparison = compare_pairs(first.name, second.name, seconds, num_comparisons=num_comparisons)
-    if any(not race for race, _ in shared):
+    blocks = [block for block in ours if block in theirs]
+    starts = [
+        [(ours[block][turn], theirs[block][turn]) for turn in ours[block] if turn in theirs[block]] for block in blocks
+    ]
+    comparison = compare_pairs(
+        first.name, second.name, [pairs for pairs in starts if pairs], num_comparisons=num_comparisons
+    )
+    if any(not race for race, _ in blocks):
         return comparison.model_copy(update={"text": f"{comparison.text} (the runs were not made in blocks)"})
     return comparison
 
 
-def _by_block(runs: Sequence[Run]) -> dict[tuple[str, int], float]:
-    """Returns the seconds of a step by race and block; outside a race, the block is the number of the run."""
+def _by_block(runs: Sequence[Run]) -> dict[tuple[str, int], dict[tuple[int, int], float]]:
+    """Returns the seconds of a step, by the run's race and block, and by the steps that were timed.
+
+    Outside a race, the block is the number of the run.
+    """
     found = {}
     for number, run in enumerate(runs):
-        seconds = training_seconds(run.record)
-        if seconds > 0:
-            block = (run.race.race, run.race.block) if run.race else ("", number)
-            found[block] = seconds / (len(run.record.steps) - NUM_WARMUP_STEPS)
+        most = max((span.number for span in run.timed_steps), default=0)
+        block = (run.race.race, run.race.block) if run.race else ("", number)
+        found[block] = {
+            (span.first, span.number): span.seconds / span.number for span in run.timed_steps if 2 * span.number >= most
+        }
     return found

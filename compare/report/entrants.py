@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median
+from typing import Literal
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from compare.report.runs import Run
 from compare.report.statistics import mean_interval
 from compare.results import Breakdown, Entrant, Parity, Wire
 from records.record import RankRecord, RunRecord
-from records.throughput import NUM_WARMUP_STEPS, samples_per_second, slowest_rank, training_seconds
+from records.throughput import NUM_WARMUP_STEPS, slowest_rank
 
 _WATCHED = ("whole", "data", "forward", "backward", "optimizer")
 _IN_LOCKSTEP = ("reference", "bitwise", "rounding")
@@ -22,10 +23,10 @@ _IN_LOCKSTEP = ("reference", "bitwise", "rounding")
 def measure_entrant(runs: EntrantRuns, parity: Parity) -> Entrant:
     """Derives everything that a report shows of one entrant from its runs."""
     timed = [run.record for run in runs.timed]
-    measured = [run for run in runs.timed if training_seconds(run.record) > 0]
+    measured = [run for run in runs.timed if run.timed_steps]
     records = [run.record for run in measured]
-    rates = [rate for record in records if (rate := samples_per_second(record))]
-    tokens = [_tokens(record) / training_seconds(record) for record in records]
+    rates = [_per_second(run, "samples") for run in measured]
+    tokens = [_per_second(run, "tokens") for run in measured]
     steps = [slowest_rank(record).step_seconds[NUM_WARMUP_STEPS:] for record in records]
     pooled = [second for run in steps for second in run]
     cuda = [rank.peak_cuda_memory_bytes for record in timed for rank in record.ranks if rank.peak_cuda_memory_bytes]
@@ -53,8 +54,10 @@ def measure_entrant(runs: EntrantRuns, parity: Parity) -> Entrant:
     )
 
 
-def _tokens(record: RunRecord) -> int:
-    return sum(sum(rank.tokens[NUM_WARMUP_STEPS:]) for rank in record.ranks)
+def _per_second(run: Run, what: Literal["samples", "tokens"]) -> float:
+    """Returns the samples or the real tokens of all ranks in the timed steps, divided by their time."""
+    done = sum(span.of(getattr(rank, what)) for span in run.timed_steps for rank in run.record.ranks)
+    return done / sum(span.seconds for span in run.timed_steps)
 
 
 def _mfu(runs: Sequence[Run]) -> float | None:

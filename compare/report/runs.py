@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from records.record import RunRecord
+from records.throughput import NUM_WARMUP_STEPS, training_seconds
 
 Purpose = Literal["timed", "diagnosis", "whole"]
+
+
+class TurnFacts(BaseModel):
+    """One turn of an entrant that took turns with others.
+
+    All entrants of a heat take the same steps in the same round. The clocks of the ranks start when the last of them
+    has ended the step before the first one that is timed, and stop when the last has ended the last step.
+    """
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    round: int = Field(ge=0, description="entrants are compared within a round; round 0 is the warm-up")
+    position: int = Field(ge=0, description="place in the random order of its round, from 0")
+    first_step: int = Field(ge=1, description="the first step that was timed")
+    num_steps: int = Field(ge=1, description="how many steps were timed")
+    seconds: float = Field(gt=0, description="wall time of these steps")
+    cpu_seconds: float = Field(ge=0, description="processor time of all threads of all ranks in these steps")
+    foreign_share: float = Field(
+        ge=0, description="share of the machine's cores that other programs or the hypervisor took during the turn"
+    )
 
 
 class RaceFacts(BaseModel):
@@ -32,6 +54,27 @@ class RaceFacts(BaseModel):
     matmul_flops_per_second: float | None = Field(
         gt=0, description="what square matrix products reach on all cores in the precision of the run"
     )
+    turns: list[TurnFacts] = Field(
+        default_factory=list, description="what a timed run measured while it took turns with others"
+    )
+
+
+class TimedSteps(NamedTuple):
+    """Consecutive steps of a run that were timed together.
+
+    Attributes:
+        first: The first of them, from 1.
+        number: How many they are.
+        seconds: Their wall time, for all ranks together.
+    """
+
+    first: int
+    number: int
+    seconds: float
+
+    def of(self, values: Sequence[int]) -> int:
+        """Sums the values of these steps, of which a record has one for each step of the run."""
+        return sum(values[self.first - 1 : self.first - 1 + self.number])
 
 
 @dataclass(frozen=True)
@@ -54,6 +97,20 @@ class Run:
         if self.race is not None:
             return self.race.purpose
         return "diagnosis" if self.record.config.diagnose else "timed"
+
+    @property
+    def timed_steps(self) -> list[TimedSteps]:
+        """The steps that tell how fast the run was, without those that warm it up.
+
+        They are the turns of an entrant that took turns, or else one span: all steps but the first ones.
+        """
+        if self.race is not None and self.race.turns:
+            return [
+                TimedSteps(turn.first_step, turn.num_steps, turn.seconds) for turn in self.race.turns if turn.round > 0
+            ]
+        seconds = training_seconds(self.record)
+        number = len(self.record.steps) - NUM_WARMUP_STEPS
+        return [TimedSteps(NUM_WARMUP_STEPS + 1, number, seconds)] if seconds > 0 else []
 
     @property
     def is_usable(self) -> bool:

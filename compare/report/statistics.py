@@ -26,28 +26,42 @@ CONFIDENCE = 0.95
 SMALLEST_CLAIM = 0.01
 MIN_PAIRS = 3
 _POWER = 0.8
+# The share of turns that is left out at each end: other programs lengthen some turns many times over.
+_TRIMMED = 0.1
 # A race should be able to detect this difference; up to so many repeats in all are recommended for it.
 TARGET = 0.05
 _MAX_REPEATS = 100
 
 
 def compare_pairs(
-    first: str, second: str, seconds: Sequence[tuple[float, float]], *, num_comparisons: int
+    first: str, second: str, starts: Sequence[Sequence[tuple[float, float]]], *, num_comparisons: int
 ) -> Comparison:
-    """Compares the times of two backends, run by run of the same block.
+    """Compares the times of two backends, turn by turn of the same round.
 
     Args:
         first: The backend that is compared with.
         second: The backend that the claim is about.
-        seconds: For each block, the time of the same work under the first and under the second.
+        starts: For each start of the two, and for each turn of it, the time of the same work under the first and
+            under the second.
         num_comparisons: The number of such comparisons in the group.
     """
-    logs = np.array([math.log(theirs / ours) for ours, theirs in seconds])
+    logs = [np.array([math.log(theirs / ours) for ours, theirs in pairs]) for pairs in starts]
     if len(logs) < MIN_PAIRS:
         return _too_few(first, second, len(logs))
     level = 1 - (1 - CONFIDENCE) / num_comparisons
-    interval = _interval(float(logs.mean()), float(logs.std(ddof=1)) / math.sqrt(len(logs)), len(logs) - 1, level)
-    return _judge(first, second, interval, float(logs.std(ddof=1)), len(logs), level)
+    means = np.array([stats.trim_mean(turns, _TRIMMED) for turns in logs])
+    deviation = max(float(means.std(ddof=1)), _deviation_of_a_mean(logs))
+    interval = _interval(float(means.mean()), deviation / math.sqrt(len(logs)), len(logs) - 1, level)
+    return _judge(first, second, interval, deviation, len(logs), level)
+
+
+def _deviation_of_a_mean(logs: Sequence[np.ndarray]) -> float:
+    """Returns by how much the means of starts would differ if all variance lay between the turns of a start.
+
+    Few means may be close to each other by chance; they are never closer than this.
+    """
+    variances = [float(turns.var(ddof=1)) / len(turns) for turns in logs if len(turns) > 1]
+    return math.sqrt(sum(variances) / len(variances)) if variances else 0.0
 
 
 def mean_interval(values: Sequence[float]) -> Interval:

@@ -1,0 +1,21 @@
+"""Starts one entrant of a race: ``python -m compare.race.entrant ADDRESS BACKEND OPTIONS``.
+
+It is the command line of any run, but its ranks rest while other entrants race (compare/race/rank.py).
+"""
+
+from __future__ import annotations
+
+import sys
+
+from launch.cli import answer
+from launch.train_command import train
+
+
+def main(address: str, backend: str, *options: str) -> int:
+    """Runs the entrant to its end; returns the exit code."""
+    sys.argv = [sys.argv[0], backend, *options]  # what the record calls its command
+    return answer(lambda: train(backend, list(options), rank_program=("compare.race.rank", address)))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

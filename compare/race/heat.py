@@ -1,0 +1,194 @@
+"""A heat: one start of each entrant of a group of equal conditions; they stay alive and take turns.
+
+All take the same steps of the same plan, a second or so at a time, in an order that is drawn anew for each round. So
+two entrants are timed on the same batches within seconds of each other, and neither what is in a batch nor what the
+machine does in the course of a minute is taken for a difference between them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import random
+import secrets
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from compare.race.directory import RaceDirectory
+from compare.race.live import EntrantEnded, LiveEntrant, seconds_of
+from compare.race.machine import BusyCores, Idleness, look_for_idleness
+from compare.race.plan import PlannedRun, RacePlan
+from compare.race.turns import Turn
+from compare.report.runs import RaceFacts, TurnFacts
+from records.config import STARTED_AT_VARIABLE
+from records.throughput import NUM_WARMUP_STEPS
+
+SECONDS_OF_A_TURN = 1.0
+# After a rest, caches are cold and clocks are low: steps are timed from so many seconds on.
+_SECONDS_TO_WARM_UP = 0.1
+_FEWEST_TIMED_STEPS = 3
+
+
+@dataclass
+class _Starter:
+    """One entrant in this heat, and what was seen of it."""
+
+    run: PlannedRun
+    output_dir: Path
+    live: LiveEntrant
+    turns: list[TurnFacts] = field(default_factory=list)
+    why: str | None = None
+
+
+def run_heat(
+    plan: RacePlan,
+    runs: list[PlannedRun],
+    directory: RaceDirectory,
+    peaks: dict[str, float | None],
+    on_round: Callable[[int, int], None],
+) -> dict[PlannedRun, str | None]:
+    """Runs a heat, and keeps what each entrant left.
+
+    Args:
+        plan: The plan of the race.
+        runs: The entrants, in the order in which they are started.
+        directory: The directory of the race.
+        peaks: What square matrix products reach on this machine in each precision, in operations a second.
+        on_round: Is called before each round with the steps that all have taken, and the number of all steps.
+
+    Returns:
+        For each entrant why it failed, or None if it came to the end.
+    """
+    seen = look_for_idleness(patient=plan.options.wait_for_idle)
+    with _started(plan, runs, directory) as starters:
+        _take_turns(starters, plan, runs[0].block, on_round)
+        for starter in starters:
+            if starter.why is None:
+                starter.why = starter.live.end()
+    for starter in starters:
+        facts = _facts(plan, starter, seen, peaks.get(starter.run.entrant.precision))
+        directory.settle(starter.run, starter.output_dir, facts, starter.why)
+    return {starter.run: starter.why for starter in starters}
+
+
+@contextlib.contextmanager
+def _started(plan: RacePlan, runs: list[PlannedRun], directory: RaceDirectory) -> Iterator[list[_Starter]]:
+    """Starts all entrants at once and waits until each rests before its first turn."""
+    # With PYTHONSAFEPATH no file in the user's directory is imported in place of a module.
+    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
+    environment.pop(STARTED_AT_VARIABLE, None)  # the time of a run begins with its own command
+    with contextlib.ExitStack() as stack:
+        sockets = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-race-")))
+        starters: list[_Starter] = []
+        try:
+            for number, run in enumerate(runs):
+                output_dir = directory.running(secrets.token_hex(8))
+                live = LiveEntrant(
+                    [*plan.arguments(run), f"--output-dir={output_dir}"],
+                    num_processes=run.entrant.num_processes,
+                    address=sockets / str(number),
+                    environment=environment,
+                )
+                starters.append(_Starter(run, output_dir, stack.enter_context(live)))
+            for starter in starters:
+                with _noting_the_end(starter):
+                    starter.live.get_ready()
+            yield starters
+        except BaseException:
+            for starter in starters:
+                starter.live.terminate()  # all at once, before each is waited for
+            raise
+
+
+@contextlib.contextmanager
+def _noting_the_end(starter: _Starter) -> Iterator[None]:
+    """Notes why an entrant has ended, so that the race can go on without it."""
+    try:
+        yield
+    except EntrantEnded:
+        starter.why = starter.live.end() or "it ended before its last turn"
+
+
+def _take_turns(starters: list[_Starter], plan: RacePlan, block: int, on_round: Callable[[int, int], None]) -> None:
+    order = random.Random(f"{plan.options.order_seed} {block}")
+    num_steps = plan.options.timed_steps
+    turn = Turn(warm_through=1, through=min(NUM_WARMUP_STEPS, num_steps))
+    number = 0
+    while running := [starter for starter in starters if starter.why is None]:
+        on_round(turn.through, num_steps)
+        for position, starter in enumerate(order.sample(running, len(running))):
+            with _noting_the_end(starter):
+                starter.turns.append(_one_turn(starter.live, turn, number, position))
+                if turn.through < num_steps:
+                    starter.live.rest()
+        if turn.through == num_steps:
+            return
+        if number == 0:
+            step_seconds = [one.turns[0].seconds / one.turns[0].num_steps for one in running if one.turns]
+            warm, timed = _steps_of_a_turn(step_seconds)
+            steps_per_epoch = running[0].live.steps_per_epoch
+        turn = next_turn(turn.through, warm, timed, steps_per_epoch=steps_per_epoch, num_steps=num_steps)
+        number += 1
+
+
+def _steps_of_a_turn(step_seconds: list[float]) -> tuple[int, int]:
+    """Returns how many steps of a turn are not timed, and how many are."""
+    if not step_seconds:  # no entrant is left
+        return 1, _FEWEST_TIMED_STEPS
+    return (
+        max(1, math.ceil(_SECONDS_TO_WARM_UP / min(step_seconds))),
+        max(_FEWEST_TIMED_STEPS, round(SECONDS_OF_A_TURN / median(step_seconds))),
+    )
+
+
+def next_turn(taken: int, warm: int, timed: int, *, steps_per_epoch: int, num_steps: int) -> Turn:
+    """Returns the turn after `taken` steps.
+
+    No turn goes beyond the end of an epoch, since the evaluation that follows is no part of a step. What is left
+    there and is shorter than a turn belongs to the turn before.
+
+    Args:
+        taken: The steps that were taken.
+        warm: How many steps of a turn are not timed.
+        timed: How many steps of a turn are timed.
+        steps_per_epoch: The number of steps of an epoch.
+        num_steps: The number of all steps.
+    """
+    end = min((taken // steps_per_epoch + 1) * steps_per_epoch, num_steps)
+    through = taken + warm + timed
+    if end - through < warm + timed:
+        through = end
+    return Turn(warm_through=min(taken + warm, through - 1), through=through)
+
+
+def _one_turn(live: LiveEntrant, turn: Turn, number: int, position: int) -> TurnFacts:
+    cores, own = BusyCores(), live.cpu_seconds()
+    taken = live.take(turn)
+    return TurnFacts(
+        round=number,
+        position=position,
+        first_step=turn.warm_through + 1,
+        num_steps=turn.through - turn.warm_through,
+        seconds=seconds_of(taken),
+        cpu_seconds=sum(one.cpu_seconds for one in taken),
+        foreign_share=round(cores.share(without=live.cpu_seconds() - own), 4),
+    )
+
+
+def _facts(plan: RacePlan, starter: _Starter, seen: Idleness, peak: float | None) -> RaceFacts:
+    shares = [turn.foreign_share for turn in starter.turns]
+    return RaceFacts(
+        race=plan.race,
+        purpose=starter.run.purpose,
+        block=starter.run.block,
+        position=starter.run.position,
+        busy_share=round(seen.busy_share, 3),
+        gpu_processes=seen.gpu_processes,
+        foreign_share=round(sum(shares) / len(shares), 4) if shares else 0.0,
+        matmul_flops_per_second=peak,
+        turns=starter.turns,
+    )
