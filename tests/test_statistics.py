@@ -18,7 +18,7 @@ BLOCKS_OF_A_RACE = 7
 
 
 def _compare(ratios: list[float], *, num_comparisons: int = 1) -> Comparison:
-    return compare_pairs("a", "b", [(1.0, ratio) for ratio in ratios], num_comparisons=num_comparisons)
+    return compare_pairs("a", "b", [[(1.0, ratio)] for ratio in ratios], num_comparisons=num_comparisons)
 
 
 def test_an_interval_is_students_on_the_logarithms() -> None:
@@ -112,7 +112,7 @@ def _claims(blocks: list[tuple[float, float]]) -> list[str]:
         compare_pairs(
             "a",
             "b",
-            [blocks[index] for index in random.choice(len(blocks), BLOCKS_OF_A_RACE, replace=False)],
+            [[blocks[index]] for index in random.choice(len(blocks), BLOCKS_OF_A_RACE, replace=False)],
             num_comparisons=1,
         ).claim
         for _ in range(NUM_RACES)
@@ -128,7 +128,7 @@ def test_a_planted_slowdown_is_found_in_most_real_races() -> None:
     blocks = _real_blocks("ddp", "slowed")
     claims = _claims(blocks)
     assert sum(claim == "slower" for claim in claims) >= 0.9 * NUM_RACES
-    whole = compare_pairs("a", "b", blocks, num_comparisons=1).slowdown
+    whole = compare_pairs("a", "b", [[block] for block in blocks], num_comparisons=1).slowdown
     assert whole is not None
     # Each rank sleeps a tenth, and the slowest one's step counts: a little more than a tenth in all.
     assert PLANTED_SLOWDOWN / 2 < whole.low < whole.high < 2 * PLANTED_SLOWDOWN  # type: ignore[operator]

@@ -13,9 +13,9 @@ from rich.table import Table
 
 from backends.registry import BACKENDS
 from compare.race.directory import RaceDirectory
-from compare.race.entrants import make_plan, read_run_options
+from compare.race.entrants import make_plan, read_run_options, schedule_race
 from compare.race.options import RaceOptions
-from compare.race.plan import Entrant, RacePlan
+from compare.race.plan import RacePlan
 from compare.race.progress import format_duration
 from compare.race.report import write_report
 from compare.race.run import run_command, run_race
@@ -25,7 +25,6 @@ from launch.display import console
 from launch.errors import refused_path
 from launch.options import option_parser, validated
 from launch.signals import Interrupted, signals_raised
-from records.config import RunConfig
 
 
 def run(arguments: list[str]) -> int:
@@ -47,10 +46,12 @@ def run(arguments: list[str]) -> int:
     output_dir: Path = asked["output_dir"] or Path("runs") / f"race-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     try:
         plan, configs = make_plan(options, of_runs)
-        if asked["dry_run"]:
-            _show_plan(plan, configs, terminal)
-            return 0
         directory = RaceDirectory(output_dir)
+        if asked["dry_run"] or not directory.holds_race:
+            schedule_race(plan, configs)
+        if asked["dry_run"]:
+            _show_plan(plan, terminal)
+            return 0
         with directory.opened(plan) as plan_in_force:
             _announce(plan_in_force, directory, terminal)
             try:
@@ -68,14 +69,18 @@ def run(arguments: list[str]) -> int:
 
 
 def _announce(plan: RacePlan, directory: RaceDirectory, terminal: Console) -> None:
-    terminal.print(f"race of {len(plan.entrants)} entrants, {len(plan.runs())} runs; results go to {directory.path}")
+    terminal.print(f"{_describe(plan)}; results go to {directory.path}")
     for line in plan.left_out:
         terminal.print(line)
 
 
-def _show_plan(plan: RacePlan, configs: dict[Entrant, RunConfig], terminal: Console) -> None:
-    from compare.race.estimate import estimate_seconds
+def _describe(plan: RacePlan) -> str:
+    schedule = plan.schedule
+    starts = f"started {schedule.repeats} times for {schedule.timed_steps} steps"
+    return f"race of {len(plan.entrants)} entrants, each {starts}: about {format_duration(schedule.seconds)}"
 
+
+def _show_plan(plan: RacePlan, terminal: Console) -> None:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("", "purpose", "backend", "ranks", "precision", "global batch = ranks x micro x accumulation"):
         table.add_column(heading)
@@ -87,8 +92,7 @@ def _show_plan(plan: RacePlan, configs: dict[Entrant, RunConfig], terminal: Cons
     terminal.print(table)
     for line in plan.left_out:
         terminal.print(line)
-    seconds = estimate_seconds(plan, next(iter(configs.values())))
-    terminal.print(f"{len(plan.runs())} runs, about {format_duration(seconds)}, estimated from a few steps taken now")
+    terminal.print(f"{_describe(plan)}, estimated from a few steps taken now")
 
 
 def _measure_collectives(plan: RacePlan, directory: RaceDirectory, terminal: Console) -> None:

@@ -72,6 +72,11 @@ class RaceDirectory:
             ) from error
 
     @property
+    def holds_race(self) -> bool:
+        """Whether a race has begun here, whose plan is in force."""
+        return (self.path / _PLAN_NAME).exists()
+
+    @property
     def failed(self) -> Path:
         """Where failed runs leave their files."""
         return self.path / _FAILED_NAME

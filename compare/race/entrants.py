@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from backends.capabilities import UnsupportedError
 from backends.registry import BACKENDS, find_backend
 from compare.race.options import RaceOptions
-from compare.race.plan import Entrant, PlannedRun, RacePlan
+from compare.race.plan import Entrant, PlannedRun, RacePlan, Schedule
+from compare.race.schedule import make_schedule, measure_costs
 from launch.arguments import command_line
 from launch.errors import UsageError
 from launch.options import read_option_file, read_options
@@ -22,12 +23,15 @@ from records.config import RunConfig
 from records.environment import num_cpus
 from records.throughput import NUM_WARMUP_STEPS
 
+# Until it is known who takes part: for checking the command lines of runs.
+_UNKNOWN = Schedule(repeats=1, timed_steps=10, seconds=0.0)
+
 # Options of a run that cannot be set in a race, with the reason or what to use instead.
 _BY_THE_RACE = "set it on the command line of the race itself"
 _DECIDED = {
     **dict.fromkeys(("num_processes", "precision", "global_batch_size", "output_dir"), _BY_THE_RACE),
     "micro_batch_size": "use --accumulation instead",
-    "max_steps": "use --timed-steps instead",
+    "max_steps": "use --budget or --timed-steps instead",
     "overwrite": "a race resumes where it was interrupted; leave it out",
     "diagnose": "a race makes diagnosis runs itself; leave it out",
     **dict.fromkeys(
@@ -98,8 +102,9 @@ def make_plan(options: RaceOptions, of_runs: RunOptionsOfRace) -> tuple[RacePlan
         if reason is not None:
             raise UnsupportedError(f"--backends {name}: cannot run here: {reason}")
     plan = RacePlan(
-        schema_version=2,
+        schema_version=3,
         options=options,
+        schedule=_UNKNOWN,
         entrants=[],
         run_options=_with_defaults(options, of_runs),
         diagnosis_options=[],
@@ -116,6 +121,15 @@ def make_plan(options: RaceOptions, of_runs: RunOptionsOfRace) -> tuple[RacePlan
         if run.purpose == "diagnosis":
             _resolve(plan, run)
     return plan, configs
+
+
+def schedule_race(plan: RacePlan, configs: dict[Entrant, RunConfig]) -> None:
+    """Settles how the budget is spent, from what this machine does in a few seconds now.
+
+    Raises:
+        UsageError: The budget is too small.
+    """
+    plan.schedule = make_schedule(plan.entrants, plan.options, measure_costs(configs))
 
 
 def _with_defaults(options: RaceOptions, of_runs: RunOptionsOfRace) -> list[str]:

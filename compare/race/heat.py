@@ -115,7 +115,7 @@ def _noting_the_end(starter: _Starter) -> Iterator[None]:
 
 def _take_turns(starters: list[_Starter], plan: RacePlan, block: int, on_round: Callable[[int, int], None]) -> None:
     order = random.Random(f"{plan.options.order_seed} {block}")
-    num_steps = plan.options.timed_steps
+    num_steps = plan.schedule.timed_steps
     turn = Turn(warm_through=1, through=min(NUM_WARMUP_STEPS, num_steps))
     number = 0
     while running := [starter for starter in starters if starter.why is None]:

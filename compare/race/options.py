@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from backends.devices import count_gpus
 from launch.comma_lists import CommaList, Names, Numbers
+from launch.quantities import Duration, Share
 from records.config import DEFAULT_CPU_PROCESSES, BatchSize, Precision, ProcessCount
 
 _MAX_RUNS = 10_000
@@ -19,7 +20,13 @@ class RaceOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     backends: Names | None = Field(None, description="who takes part, separated by commas (default: all that run here)")
-    repeats: int = Field(5, ge=1, le=1000, description="timed runs of each entrant, one in each block")
+    budget: Duration = Field(600.0, description="how long the whole race may take, such as 90s, 10min or 2h")
+    until: Share | None = Field(
+        None, description="end as soon as every difference is known this well, such as 1% (needs three starts)"
+    )
+    repeats: int | None = Field(
+        None, ge=1, le=1000, description="how often each entrant is started (default: as the budget allows)"
+    )
     num_processes: Numbers[ProcessCount] = Field(
         default_factory=lambda: [count_gpus() or DEFAULT_CPU_PROCESSES],
         description="numbers of ranks, separated by commas; single runs with one (default: one per GPU; without GPU 2)",
@@ -30,9 +37,11 @@ class RaceOptions(BaseModel):
     )
     global_batch_size: BatchSize = Field(32, description="samples of one optimizer step, over all ranks")
     weak_scaling: bool = Field(False, description="also grow the global batch with the number of ranks")
-    timed_steps: int = Field(100, ge=10, le=10**9, description="optimizer steps of a timed run, warm-up included")
+    timed_steps: int | None = Field(
+        None, ge=10, le=10**9, description="optimizer steps of each start (default: as the budget allows)"
+    )
     diagnosis_steps: int = Field(25, ge=10, le=1000, description="optimizer steps of a diagnosis run")
-    whole_runs: bool = Field(True, description="train each backend once to the end: curves and time to accuracy")
+    whole_runs: bool = Field(False, description="train each backend once to the end: curves and time to accuracy")
     target_accuracy: float = Field(0.9, gt=0, le=1, description="the report gives the time until this accuracy")
     collectives: bool = Field(True, description="also measure the libraries' collectives")
     wait_for_idle: bool = Field(
@@ -43,7 +52,7 @@ class RaceOptions(BaseModel):
     @model_validator(mode="after")
     def _has_an_end(self) -> RaceOptions:
         cells = len(self.num_processes) * len(self.precision) * len(self.accumulation) * (1 + self.weak_scaling)
-        if cells * self.repeats > _MAX_RUNS:
+        if self.repeats is not None and cells * self.repeats > _MAX_RUNS:
             raise ValueError(
                 f"--repeats {self.repeats}: {self.repeats} repeats of {cells} combinations exceed the limit of "
                 f"{_MAX_RUNS} runs; ask for fewer"

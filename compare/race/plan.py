@@ -12,7 +12,7 @@ import random
 import re
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from backends.registry import REFERENCE
 from compare.race.options import RaceOptions
@@ -82,18 +82,34 @@ def yardstick_of(entrant: Entrant) -> Entrant:
     return reference_of(entrant).model_copy(update={"accumulation": max(2, accumulation)})
 
 
-def draw_plan(entrants: list[Entrant], options: RaceOptions) -> list[PlannedRun]:
-    """Returns all runs of a race in the order in which they take place."""
+class Schedule(BaseModel):
+    """How the budget of a race is spent."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    repeats: int = Field(description="how often each entrant is started")
+    timed_steps: int = Field(description="optimizer steps of each start")
+    seconds: float = Field(description="how long the whole race is expected to take")
+
+
+def draw_plan(entrants: list[Entrant], options: RaceOptions, *, repeats: int) -> list[PlannedRun]:
+    """Returns all runs of a race in the order in which they take place.
+
+    Args:
+        entrants: Who takes part.
+        options: What the user asks of the race.
+        repeats: How often each entrant is started for timed runs.
+    """
     order = random.Random(options.order_seed)
     judged = [other for entrant in entrants for other in (reference_of(entrant), yardstick_of(entrant))]
     diagnosed = list(dict.fromkeys([*(entrant for entrant in judged if entrant.divides), *entrants]))
     runs = _block(diagnosed, "diagnosis", 0, order)
-    for block in range(1, options.repeats + 1):
+    for block in range(1, repeats + 1):
         runs += _block(entrants, "timed", block, order)
     if options.whole_runs:
         # For each backend and number of ranks, only the first conditions that the user asked for.
         firsts = {(entrant.backend, entrant.num_processes): entrant for entrant in reversed(entrants)}
-        runs += _block(list(reversed(firsts.values())), "whole", options.repeats + 1, order)
+        runs += _block(list(reversed(firsts.values())), "whole", repeats + 1, order)
     return runs
 
 
@@ -120,8 +136,9 @@ class RacePlan(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    schema_version: Literal[2]  # without a default: plans of version 1 do not have the field
+    schema_version: Literal[3]  # without a default: plans of version 1 do not have the field
     options: RaceOptions
+    schedule: Schedule
     entrants: list[Entrant]
     run_options: list[str]
     diagnosis_options: list[str]
@@ -136,7 +153,7 @@ class RacePlan(BaseModel):
 
     def runs(self) -> list[PlannedRun]:
         """Returns all runs in the order in which they take place."""
-        return draw_plan(self.entrants, self.options)
+        return draw_plan(self.entrants, self.options, repeats=self.schedule.repeats)
 
     def arguments(self, run: PlannedRun) -> list[str]:
         """Returns the command line of one run, without its output directory."""
@@ -145,7 +162,7 @@ class RacePlan(BaseModel):
         arguments += [f"--precision={who.precision}", f"--global-batch-size={who.global_batch_size}"]
         arguments += [f"--micro-batch-size={who.micro_batch_size}", "--save-every=never"]
         if run.purpose == "timed":
-            arguments += [f"--max-steps={self.options.timed_steps}"]
+            arguments += [f"--max-steps={self.schedule.timed_steps}"]
         elif run.purpose == "diagnosis":
             arguments += [f"--max-steps={self.options.diagnosis_steps}", "--diagnose", *self.diagnosis_options]
         return arguments

@@ -57,6 +57,12 @@ class ProgressOfRace:
         self._bar.update(self._task, description=description, left=self._remaining())
         self._bar.refresh()
 
+    def skip(self, runs: list[PlannedRun]) -> None:
+        """Shows that runs need not take place any more."""
+        for run in runs:
+            self._left.remove(run)
+            self._bar.advance(self._task)
+
     def end(self, reasons: dict[PlannedRun, str | None], seconds: float) -> None:
         """Shows how runs that took place together ended, with the reason of each that failed, and None of others."""
         for run, why in reasons.items():

@@ -17,6 +17,29 @@ from launch.arguments import command_line
 from records.names import RECORD_NAME
 
 
+def is_decided(directory: RaceDirectory, within: float) -> bool:
+    """Tells whether all differences between entrants of a group are known well enough.
+
+    Args:
+        directory: The directory of the race.
+        within: The largest half of an interval of a relative difference.
+    """
+    from compare.report.analysis import analyse
+
+    runs = read_inputs(directory.records()).runs
+    try:
+        groups = analyse(runs, [], ReportInfo(title="")).groups
+    except NothingToReport:
+        return False
+    halves = [
+        (interval.high - interval.low) / 2
+        for group in groups
+        for comparison in group.comparisons
+        if (interval := comparison.slowdown) is not None and interval.high is not None and interval.low is not None
+    ]
+    return len(halves) == sum(len(group.comparisons) for group in groups) and all(half <= within for half in halves)
+
+
 def write_report(directory: RaceDirectory, plan: RacePlan, terminal: Console) -> int:
     """Writes the report of a race into its directory; returns the exit code."""
     from compare.report.analysis import analyse
@@ -29,9 +52,9 @@ def write_report(directory: RaceDirectory, plan: RacePlan, terminal: Console) ->
         problems=[*plan.left_out, *directory.failures(without_record=True)],
         commands=_commands(plan),
         facts={
-            "blocks": options.repeats,
-            "steps of a timed run": options.timed_steps,
-            "order": f"drawn anew for each block, --order-seed {options.order_seed}",
+            "starts of each entrant": plan.schedule.repeats,
+            "steps of each start": plan.schedule.timed_steps,
+            "order": f"drawn anew for each round of turns, --order-seed {options.order_seed}",
         },
         target_accuracy=options.target_accuracy,
     )

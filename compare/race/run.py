@@ -17,7 +17,9 @@ from compare.race.heat import run_heat
 from compare.race.machine import DISTURBED_SHARE, ForeignLoad, look_for_idleness
 from compare.race.plan import PlannedRun, RacePlan, heats_of
 from compare.race.progress import ProgressOfRace
+from compare.race.report import is_decided
 from compare.report.runs import RaceFacts
+from compare.report.statistics import MIN_PAIRS
 from launch.guardian import guarded
 from launch.signals import Interrupted
 from records.config import STARTED_AT_VARIABLE
@@ -43,6 +45,9 @@ def run_race(plan: RacePlan, directory: RaceDirectory, terminal: Console) -> Non
         for heat in heats_of(left):
             began = time.monotonic()
             if heat[0].purpose == "timed":
+                if _ends_early(plan, heat[0].block, directory):
+                    progress.skip(heat)
+                    continue
                 reasons = run_heat(plan, heat, directory, peaks, partial(progress.begin_round, heat))
             else:
                 (run,) = heat
@@ -50,6 +55,12 @@ def run_race(plan: RacePlan, directory: RaceDirectory, terminal: Console) -> Non
                 reasons = {run: _run_undisturbed(plan, run, directory, peaks.get(run.entrant.precision))}
             progress.end(reasons, time.monotonic() - began)
     directory.clear()
+
+
+def _ends_early(plan: RacePlan, block: int, directory: RaceDirectory) -> bool:
+    """Whether the blocks before this one have shown what the user wants to know."""
+    until = plan.options.until
+    return until is not None and block > MIN_PAIRS and is_decided(directory, until)
 
 
 def _run_undisturbed(plan: RacePlan, run: PlannedRun, directory: RaceDirectory, peak: float | None) -> str | None:
