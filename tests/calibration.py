@@ -21,7 +21,7 @@ from records.throughput import training_seconds
 
 ENTRANTS = {"ddp": "ddp", "same": "tests.variants_of_ddp:SameDDP", "slowed": "tests.variants_of_ddp:SlowedDDP"}
 NUM_BLOCKS = 12
-OPTIONS = ["--no-whole-runs", "--no-collectives", "--timed-steps=60", f"--repeats={NUM_BLOCKS}"]
+OPTIONS = ["--no-collectives", "--timed-steps=60", f"--repeats={NUM_BLOCKS}"]
 
 
 def main(directory: Path) -> int:

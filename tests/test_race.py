@@ -29,7 +29,7 @@ from tests.test_lifetimes import wait_until_gone
 
 STRAYING, FAILING = "tests.variants_of_ddp:StrayingDDP", "tests.variants_of_ddp:FailingDDP"
 SHORT = ["--task", "token-tagging", "--timed-steps", "12", "--diagnosis-steps", "10", "--no-collectives"]
-SHORT += ["--no-wait-for-idle", "--no-whole-runs", "--global-batch-size", "16"]
+SHORT += ["--no-wait-for-idle", "--global-batch-size", "16"]
 RACE = ["--backends", f"single,ddp,horovod,accelerate,{STRAYING},{FAILING}", "--repeats", "3", *SHORT]
 
 
@@ -320,6 +320,10 @@ def test_a_dry_run_shows_the_plan_and_creates_nothing(tmp_path: Path) -> None:
         (["--max-steps", "7"], "use --budget or --timed-steps"),
         (["--micro-batch-size=4"], "use --accumulation"),
         (["--timed-steps", "5"], "--timed-steps 5"),
+        (["--budget", "soon"], "--budget soon: is not a duration; write it as 90s, 10min or 2h"),
+        (["--budget", "0s"], "--budget 0s"),
+        (["--until", "3"], "--until 3: is not a percentage; write it as 3% or 0.5%"),
+        (["--until", "200%"], "--until 200%"),
         (["--nonsense", "7"], "unknown option --nonsense"),
         (["--train-file", "none.csv", "--validation-file", "none.csv"], "none.csv"),
         (["--output-dir", "/proc/nothing/here"], "/proc/nothing/here"),

@@ -90,6 +90,19 @@ def test_intervals_of_normal_logarithms_cover() -> None:
     assert 0.93 < covered / 1000 < 0.97
 
 
+def test_the_turns_of_a_start_count_once_and_their_spread_is_a_floor() -> None:
+    """Starts that agree by chance do not hide that their turns differ; a turn that was disturbed does not matter."""
+    turns = [(1.0, ratio) for ratio in (1.0, 1.1) * 10]
+    agreeing = compare_pairs("a", "b", [turns] * 4, num_comparisons=1).slowdown
+    assert agreeing is not None
+    half = 3.18245 * np.log([ratio for _, ratio in turns]).std(ddof=1) / math.sqrt(len(turns) * 4)  # t(0.975, 3)
+    assert math.log1p(agreeing.high) - math.log1p(agreeing.low) == pytest.approx(2 * half, rel=1e-4)  # type: ignore[arg-type]
+    calm = [(1.0, 1.05)] * 19
+    disturbed = compare_pairs("a", "b", [[*calm, (1.0, 50.0)]] * 4, num_comparisons=1).slowdown
+    assert disturbed is not None
+    assert disturbed.estimate == pytest.approx(0.05)
+
+
 def test_a_mean_of_one_run_has_no_interval() -> None:
     assert mean_interval([5.0]).low is None
     both = mean_interval([4.0, 9.0])

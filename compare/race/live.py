@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from compare.race.turns import Hello, Turn, TurnTaken, received, send
 from launch.errors import one_line
@@ -20,6 +20,8 @@ from launch.guardian import guarded
 
 if TYPE_CHECKING:
     import psutil
+
+_Message = TypeVar("_Message", Hello, TurnTaken)
 
 _POLL_SECONDS = 0.2
 
@@ -164,12 +166,20 @@ class LiveEntrant:
             if self._process.poll() is not None:
                 raise EntrantEnded
 
-    def _receive(self, kind: type[Hello] | type[TurnTaken], connection: socket.socket):  # type: ignore[no-untyped-def]
+    def _receive(self, kind: type[_Message], connection: socket.socket) -> _Message:
+        """Returns the message of a rank.
+
+        Raises:
+            EntrantEnded: The rank has ended; its launcher ends the others.
+        """
         line = b""
         while not line.endswith(b"\n"):
-            part = connection.recv(4096)
+            try:
+                part = connection.recv(4096)
+            except ConnectionResetError:  # it ended before it had read what it was sent
+                part = b""
             if not part:
-                raise EntrantEnded  # a rank has ended; its launcher ends the others
+                raise EntrantEnded
             line += part
         return received(kind, line)
 

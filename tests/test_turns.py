@@ -1,0 +1,192 @@
+"""Entrants that stay alive and take turns: how turns are cut, how the budget is spent, and what resting means."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compare.race.directory import RaceDirectory
+from compare.race.heat import next_turn
+from compare.race.live import EntrantEnded, LiveEntrant, guardian_file
+from compare.race.options import RaceOptions
+from compare.race.plan import Entrant
+from compare.race.report import is_decided
+from compare.race.schedule import Costs, make_schedule
+from compare.race.turns import Turn
+from compare.report.reading import read_run
+from launch.engines.interface import PROJECT_DIRECTORY
+from launch.errors import UsageError
+from tests.launching import LOCKSTEP, lockstep, wait_until
+from tests.test_lifetimes import wait_until_gone
+
+NUM_STEPS = 30
+TINY = ["--task", "token-tagging", "--global-batch-size", "16", "--threads-per-rank", "1", "--save-every", "never"]
+
+
+@given(
+    warm=st.integers(1, 20),
+    timed=st.integers(1, 60),
+    steps_per_epoch=st.integers(1, 300),
+    num_steps=st.integers(1, 900),
+)
+def test_turns_cover_all_steps_and_cross_no_epoch(warm: int, timed: int, steps_per_epoch: int, num_steps: int) -> None:
+    taken = 0
+    while taken < num_steps:
+        turn = next_turn(taken, warm, timed, steps_per_epoch=steps_per_epoch, num_steps=num_steps)
+        assert taken < turn.through <= num_steps
+        assert turn.warm_through < turn.through
+        assert taken // steps_per_epoch == (turn.through - 1) // steps_per_epoch
+        assert turn.through - taken < 2 * (warm + timed)
+        taken = turn.through
+
+
+def _costs(step: float = 0.05) -> Costs:
+    return Costs({("fp32", 1, 32): step}, evaluation_seconds=1.0, import_seconds=2.0, steps_of_whole=1000, num_cpus=2)
+
+
+def _entrants(*names: str, num_processes: int = 2) -> list[Entrant]:
+    return [
+        Entrant(backend=name, num_processes=num_processes, precision="fp32", accumulation=1, global_batch_size=32)
+        for name in names
+    ]
+
+
+def test_a_budget_is_spent_and_not_exceeded() -> None:
+    options = [RaceOptions(budget=minutes * 60.0, num_processes=[2]) for minutes in (5, 10, 20)]
+    schedules = [make_schedule(_entrants("a", "b"), one, _costs()) for one in options]
+    for one, schedule in zip(options, schedules, strict=True):
+        assert 0.9 * one.budget < schedule.seconds <= one.budget
+        assert schedule.repeats >= 3
+    assert schedules[0].timed_steps * schedules[0].repeats < schedules[2].timed_steps * schedules[2].repeats
+
+
+def test_what_the_user_sets_is_not_planned() -> None:
+    options = RaceOptions(repeats=4, timed_steps=77, num_processes=[2])
+    schedule = make_schedule(_entrants("a", "b"), options, _costs())
+    assert (schedule.repeats, schedule.timed_steps) == (4, 77)
+    schedule = make_schedule(_entrants("a", "b"), options.model_copy(update={"timed_steps": None}), _costs())
+    assert schedule.repeats == 4
+    assert schedule.timed_steps > 77
+
+
+def test_a_budget_that_is_too_small_says_what_is_needed() -> None:
+    with pytest.raises(UsageError, match=r"--budget 60s: 2 entrants, each started 3 times, need about \d+min"):
+        make_schedule(_entrants("a", "b"), RaceOptions(budget=60.0, num_processes=[2]), _costs())
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[LiveEntrant]:
+    options = ["ddp", *TINY, "--num-processes=2", f"--max-steps={NUM_STEPS}", f"--output-dir={tmp_path / 'run'}"]
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT_DIRECTORY)}
+    with LiveEntrant(options, num_processes=2, address=tmp_path / "socket", environment=environment) as entrant:
+        entrant.get_ready()
+        yield entrant
+
+
+def _processes(run: Path) -> dict[int, str]:
+    """Returns the state of each process that works for the run, except for guardians."""
+    found = {}
+    for process in psutil.process_iter():
+        try:
+            words = process.cmdline()
+            if any(str(run) in word for word in words) and guardian_file not in words:
+                found[process.pid] = process.status()
+        except psutil.Error:
+            continue
+    return found
+
+
+def test_an_entrant_rests_between_its_turns_and_ends_by_itself(tmp_path: Path, live: LiveEntrant) -> None:
+    resting = _processes(tmp_path / "run")
+    assert len(resting) >= 4  # the command line, the engine and two ranks
+    assert set(resting.values()) == {psutil.STATUS_STOPPED}
+    before = live.cpu_seconds()
+    time.sleep(1)
+    assert live.cpu_seconds() == before
+    taken = live.take(Turn(warm_through=2, through=10))
+    assert len(taken) == 2
+    assert all(one.began < one.ended and one.cpu_seconds > 0 for one in taken)
+    live.rest()
+    assert set(_processes(tmp_path / "run").values()) == {psutil.STATUS_STOPPED}
+    time.sleep(2)  # which is no time of a step
+    live.take(Turn(warm_through=12, through=NUM_STEPS))
+    assert live.end() is None
+    record = json.loads((tmp_path / "run" / "record.json").read_text())
+    assert record["status"] == "completed"
+    assert len(record["steps"]) == NUM_STEPS
+    assert all(max(rank["step_seconds"]) < 2 for rank in record["ranks"])
+
+
+def test_an_entrant_whose_rank_dies_while_it_rests_is_named(tmp_path: Path, live: LiveEntrant) -> None:
+    live.take(Turn(warm_through=1, through=5))
+    live.rest()
+    os.kill(int((tmp_path / "run" / "logs" / "rank1.pid").read_text().split()[0]), signal.SIGKILL)
+    with pytest.raises(EntrantEnded):
+        live.take(Turn(warm_through=6, through=NUM_STEPS))
+    why = live.end()
+    assert why is not None
+    record = json.loads((tmp_path / "run" / "record.json").read_text())
+    assert "rank 1" in record["error"]
+
+
+def test_an_entrant_that_cannot_start_says_why(tmp_path: Path) -> None:
+    options = ["ddp", *TINY, "--num-processes=2", "--nonsense", f"--output-dir={tmp_path / 'run'}"]
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT_DIRECTORY)}
+    with LiveEntrant(options, num_processes=2, address=tmp_path / "socket", environment=environment) as entrant:
+        with pytest.raises(EntrantEnded):
+            entrant.get_ready()
+        assert "unknown option --nonsense" in str(entrant.end())
+
+
+@pytest.mark.slow
+def test_a_race_that_is_killed_between_turns_leaves_nothing_stopped(tmp_path: Path) -> None:
+    directory = tmp_path / "race"
+    command = [str(LOCKSTEP), "compare", "--backends", "single,ddp", "--task", "token-tagging"]
+    command += ["--global-batch-size", "16", "--diagnosis-steps", "10", "--timed-steps", "100000", "--repeats", "1"]
+    command += ["--no-collectives", "--no-wait-for-idle", "--output-dir", str(directory)]
+    race = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def turns_are_taken() -> bool:
+        runs = [run for run in directory.glob("running/*") if (run / "logs" / "rank0.pid").exists()]
+        return len(runs) == 2 and any(psutil.STATUS_STOPPED in _processes(run).values() for run in runs)
+
+    wait_until(turns_are_taken, "two entrants, one of which rests", job=race)
+    runs = list(directory.glob("running/*"))
+    race.kill()
+    race.wait()
+    for run in runs:
+        wait_until_gone(run)
+        assert not _processes(run)
+
+
+@pytest.mark.slow
+def test_all_take_the_same_steps_in_each_round_in_changing_order(tmp_path: Path) -> None:
+    options = ["--backends", "single,ddp", "--num-processes", "1", "--task", "token-tagging"]
+    options += ["--global-batch-size", "16", "--diagnosis-steps", "10", "--timed-steps", "60", "--repeats", "3"]
+    options += ["--no-collectives", "--no-wait-for-idle", "--output-dir", str(tmp_path / "race")]
+    done = lockstep("compare", *options)
+    assert done.returncode == 0, done.stderr
+    runs = [read_run(path) for path in RaceDirectory(tmp_path / "race").records()]
+    facts = [run.race for run in runs if run.race is not None and run.purpose == "timed"]
+    assert len(facts) == 2 * 3
+    orders = set()
+    for block in (1, 2, 3):
+        one, other = (each.turns for each in facts if each.block == block)
+        assert [turn.round for turn in one] == list(range(len(one)))
+        for mine, yours in zip(one, other, strict=True):
+            assert (mine.first_step, mine.num_steps) == (yours.first_step, yours.num_steps)
+            assert {mine.position, yours.position} == {0, 1}
+        orders.add(tuple(turn.position for turn in one))
+    assert len(orders) == 3
+    assert is_decided(RaceDirectory(tmp_path / "race"), within=1e6)
+    assert not is_decided(RaceDirectory(tmp_path / "race"), within=1e-6)
