@@ -73,11 +73,7 @@ def resolve(
     world = _settle_world(backend, row, options)
     if options.torch_compile:
         check_compiler(backend, row, world.device)
-    if options.tracker != "none" and find_spec(options.tracker) is None:
-        raise UsageError(
-            f"--tracker {options.tracker}: the package is not installed; pip install {options.tracker}, or leave the "
-            "option out"
-        )
+    _check_tracker(options.tracker)
     _check_metric(options.metric_for_best_model, task_class.metric_names)
     micro_batch_size = settle_batch_sizes(options.global_batch_size, options.micro_batch_size, world.num_processes)
     output_dir = settle_output_dir(options, backend, task_class, settings, start)
@@ -114,6 +110,13 @@ def resolve(
         "resume_from": start.path if start else None,
     }
     return Resolved(RunConfig.model_validate(options.model_dump() | settled), task, job)
+
+
+def _check_tracker(tracker: str) -> None:
+    if tracker != "none" and find_spec(tracker) is None:
+        raise UsageError(
+            f"--tracker {tracker}: the package is not installed; pip install {tracker}, or leave the option out"
+        )
 
 
 def _settle_world(backend: str, row: BackendRow, options: RunOptions) -> _World:

@@ -106,10 +106,15 @@ def _processes(run: Path) -> dict[int, str]:
     return found
 
 
+def _rests(run: Path) -> bool:
+    """Whether all processes of the run are stopped; on a busy machine that takes a moment."""
+    return set(_processes(run).values()) == {psutil.STATUS_STOPPED}
+
+
 def test_an_entrant_rests_between_its_turns_and_ends_by_itself(tmp_path: Path, live: LiveEntrant) -> None:
     resting = _processes(tmp_path / "run")
     assert len(resting) >= 4  # the command line, the engine and two ranks
-    assert set(resting.values()) == {psutil.STATUS_STOPPED}
+    wait_until(lambda: _rests(tmp_path / "run"), "all of its processes to be stopped")
     before = live.cpu_seconds()
     time.sleep(1)
     assert live.cpu_seconds() == before
@@ -117,7 +122,7 @@ def test_an_entrant_rests_between_its_turns_and_ends_by_itself(tmp_path: Path, l
     assert len(taken) == 2
     assert all(one.began < one.ended and one.cpu_seconds > 0 for one in taken)
     live.rest()
-    assert set(_processes(tmp_path / "run").values()) == {psutil.STATUS_STOPPED}
+    wait_until(lambda: _rests(tmp_path / "run"), "all of its processes to be stopped")
     time.sleep(2)  # which is no time of a step
     live.take(Turn(warm_through=12, through=NUM_STEPS))
     assert live.end() is None
