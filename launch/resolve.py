@@ -50,12 +50,7 @@ class _World(NamedTuple):
 
 
 def resolve(
-    backend: str,
-    row: BackendRow,
-    asked: Options,
-    *,
-    started_at: float,
-    rank_program: tuple[str, ...] = RANK_PROGRAM,
+    backend: str, row: BackendRow, asked: Options, *, started_at: float, rank_program: tuple[str, ...] = RANK_PROGRAM
 ) -> Resolved:
     """Turns options into a run that can start.
 
