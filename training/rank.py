@@ -12,6 +12,7 @@ from pathlib import Path
 
 from records.config import RunConfig
 from records.names import CONFIG_NAME
+from training.clock import ProcessorClock
 from watch.heartbeat import Heartbeat
 from watch.rank_files import RankFiles, reporting
 
@@ -20,13 +21,14 @@ def main(run_directory: str, rank_variable: str | None = None) -> None:
     """Runs this rank to its end; on an error, exits with code 1 at once."""
     directory = Path(run_directory)
     with reporting(directory, rank_variable) as rank:
+        clock = ProcessorClock()  # before the libraries start threads
         heartbeat = Heartbeat(RankFiles(directory, rank).heartbeat)
         config = RunConfig.model_validate_json((directory / CONFIG_NAME).read_bytes())
         # Collecting garbage among the objects that large imports create would take half a second of them.
         gc.disable()
         from training.rank_work import RankWork
 
-        RankWork(config, directory, heartbeat).run()
+        RankWork(config, directory, heartbeat, clock).run()
 
 
 if __name__ == "__main__":

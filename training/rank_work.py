@@ -22,6 +22,7 @@ from records.record import RankRecord, Resumption
 from tasks.interface import Task
 from tasks.registry import load_task
 from training.agreement import Agreement
+from training.clock import ProcessorClock
 from training.decisions import Decisions
 from training.diagnosis import Diagnosis
 from training.ending import Results, save_results
@@ -38,12 +39,13 @@ from watch.heartbeat import Heartbeat
 class RankWork:
     """What one rank does in a run."""
 
-    def __init__(self, config: RunConfig, directory: Path, heartbeat: Heartbeat) -> None:
+    def __init__(self, config: RunConfig, directory: Path, heartbeat: Heartbeat, clock: ProcessorClock) -> None:
         """Joins the other ranks."""
         torch.set_num_threads(config.threads_per_rank)
         self._config = config
         self._directory = directory
         self._heartbeat = heartbeat
+        self._clock = clock
         self._task, self._backend = _join(config)
         rank = self._backend.rank
         self._progress = ProgressLog(directory, rank=rank, tracker=config.tracker)
@@ -68,7 +70,7 @@ class RankWork:
     def _train(self) -> Results | None:
         """Builds, resumes and trains; returns the results, or None if all ranks stopped before the end."""
         trainer, rank = self._build(), self._backend.rank
-        measurements = Measurements(self._heartbeat)
+        measurements = Measurements(self._heartbeat, self._clock)
         trainer.observe(measurements)
         trainer.observe(Reporter(self._progress, num_steps=trainer.num_steps))
         diagnosis = Diagnosis(trainer) if self._config.diagnose else None
@@ -206,6 +208,8 @@ def _rank_record(trainer: Trainer, measurements: Measurements, diagnosis: Diagno
         num_threads=torch.get_num_threads(),
         step_seconds=measurements.step_seconds,
         own_seconds=measurements.own_seconds,
+        step_cpu_seconds=measurements.cpu_seconds,
+        step_instructions=measurements.instructions,
         samples=measurements.samples,
         tokens=measurements.tokens,
         positions=measurements.positions,
