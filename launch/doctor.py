@@ -1,4 +1,4 @@
-"""`launch/run.sh doctor`: which backends run on this machine, and what the others need."""
+"""`launch/run.sh doctor`: which backends run on this machine, and what the others need; what can be measured."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from backends.devices import count_gpus
 from backends.registry import BACKENDS
 from launch.arguments import Parser
 from launch.display import console
+from training.clock import why_no_instructions
 
 
 def run(arguments: list[str]) -> int:
@@ -36,4 +37,5 @@ def run(arguments: list[str]) -> int:
     for name, row in BACKENDS.items():
         if reasons[name] is None and (remark := row.remark()) is not None:
             terminal.print(f"{name}: {remark}")
+    terminal.print(f"instructions: {why_no_instructions() or 'the processor counts them in every step of a run'}")
     return 0 if None in reasons.values() else 1

@@ -117,6 +117,16 @@ class RankRecord(_Strict):
         description="of that, spent where no other rank can delay this one: reading data and computing forward, "
         "less the wait for a processor; on a GPU, starting to compute it",
     )
+    step_cpu_seconds: list[Seconds] = Field(
+        default=[],
+        description="processor time of all threads of this process within step_seconds, user and system, busy waiting "
+        "included; empty in records that are older than this field",
+    )
+    step_instructions: list[Count] | None = Field(
+        default=None,
+        description="instructions that all threads of this process retired in user mode within step_seconds; null "
+        "where the processor did not count them all of the time",
+    )
     samples: list[Count] = Field(description="samples of this rank")
     tokens: list[Count] = Field(description="real tokens of this rank")
     positions: list[Count] = Field(description="token positions computed, padding included")
@@ -127,6 +137,15 @@ class RankRecord(_Strict):
     effective_settings: dict[str, Any] = Field(description="read back from the backend's library")
     weights_sha256: str = Field(description="of all final parameters and buffers")
     diagnosis: DiagnosisRecord | None = None
+
+    def lengths(self) -> dict[str, int]:
+        """Returns the length of each list that has an entry for each step; what was not measured is left out."""
+        lists = {name: getattr(self, name) for name in ("step_seconds", "samples", "tokens", "positions")}
+        if self.step_cpu_seconds:
+            lists["step_cpu_seconds"] = self.step_cpu_seconds
+        if self.step_instructions is not None:
+            lists["step_instructions"] = self.step_instructions
+        return {name: len(values) for name, values in lists.items()}
 
 
 class Environment(_Strict):
@@ -216,9 +235,9 @@ class RunRecord(_Strict):
         if not (self.ranks and self.steps and self.evaluations):
             raise ValueError("a completed run must have ranks, steps and evaluations")
         for rank in self.ranks:
-            for name in ("step_seconds", "samples", "tokens", "positions"):
-                if len(getattr(rank, name)) != num_steps:
-                    raise ValueError(f"rank {rank.rank} has {len(getattr(rank, name))} {name} of {num_steps} steps")
+            for name, length in rank.lengths().items():
+                if length != num_steps:
+                    raise ValueError(f"rank {rank.rank} has {length} {name} of {num_steps} steps")
             if rank.diagnosis and not rank.diagnosis.covers(len(self.steps), rank.rank):
                 raise ValueError(f"the diagnosis of rank {rank.rank} does not cover {len(self.steps)} steps")
         if len({rank.diagnosis is None for rank in self.ranks}) > 1:

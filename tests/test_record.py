@@ -8,11 +8,13 @@ from typing import Any
 
 import jsonschema
 import pytest
+from pydantic import ValidationError
 
 from launch.engines.interface import PROJECT_DIRECTORY
 from records.record import RunRecord, read_record, write_record
 from records.throughput import NUM_WARMUP_STEPS, samples_per_second
 from tests.launching import train
+from training.clock import why_no_instructions
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +45,10 @@ def test_a_run_leaves_a_valid_record(run: Path) -> None:
     for rank in content["ranks"]:
         assert len(rank["step_seconds"]) == len(rank["samples"]) == len(rank["tokens"]) == 12
         assert sum(rank["samples"]) == 12 * 16
+        assert len(rank["step_cpu_seconds"]) == 12
+        assert 0 < sum(rank["step_cpu_seconds"]) < rank["cpu_seconds"]
+        if why_no_instructions() is not None:
+            assert rank["step_instructions"] is None
         assert all(real <= computed for real, computed in zip(rank["tokens"], rank["positions"], strict=True))
         assert rank["peak_memory_bytes"] > 100 * 2**20
         assert rank["num_threads"] == content["config"]["threads_per_rank"]
@@ -57,6 +63,24 @@ def test_a_record_is_never_overwritten(run: Path, tmp_path: Path) -> None:
     write_record(record, tmp_path)
     assert read_record(tmp_path / "record.json") == record
     assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
+
+
+def test_a_record_from_before_there_was_a_processor_clock_can_be_read(run: Path) -> None:
+    content = json.loads((run / "record.json").read_text())
+    for rank in content["ranks"]:
+        del rank["step_cpu_seconds"], rank["step_instructions"]
+    jsonschema.validate(content, _schema())
+    for rank in RunRecord.model_validate(content).ranks:
+        assert rank.step_cpu_seconds == []
+        assert rank.step_instructions is None
+
+
+@pytest.mark.parametrize("name", ["step_cpu_seconds", "step_instructions"])
+def test_a_clock_that_missed_a_step_is_refused(run: Path, name: str) -> None:
+    content = json.loads((run / "record.json").read_text())
+    content["ranks"][1][name] = [1] * 11
+    with pytest.raises(ValidationError, match=f"rank 1 has 11 {name} of 12 steps"):
+        RunRecord.model_validate(content)
 
 
 def test_throughput_is_all_samples_over_the_slowest_rank(run: Path) -> None:

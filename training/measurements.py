@@ -7,6 +7,7 @@ import time
 from typing_extensions import override
 
 from tasks.interface import Batch
+from training.clock import ProcessorClock
 from training.hooks import Hooks
 from training.plan import MicroBatch, SampleIds
 from watch.heartbeat import Heartbeat
@@ -16,23 +17,29 @@ class Measurements(Hooks):
     """Keeps the heartbeat of a rank and measures its steps.
 
     Attributes:
+        clock: The second clock of the rank.
         step_seconds: For each step, the wall time since the end of the step before, or since the start of the epoch.
         own_seconds: For each step, the part of it in which no other rank can delay this one.
+        cpu_seconds: For each step, the processor time of all threads within `step_seconds`.
         samples: For each step, the number of samples of this rank.
         tokens: For each step, the number of real tokens of this rank.
         positions: For each step, the number of token positions that this rank computed, padding included.
         first_step_at: When the first step of this process was complete, in seconds since 1970; None before.
     """
 
-    def __init__(self, heartbeat: Heartbeat) -> None:
+    def __init__(self, heartbeat: Heartbeat, clock: ProcessorClock) -> None:
         self._heartbeat = heartbeat
+        self.clock = clock
         self.step_seconds: list[float] = []
         self.own_seconds: list[float] = []
+        self.cpu_seconds: list[float] = []
         self.samples: list[int] = []
         self.tokens: list[int] = []
         self.positions: list[int] = []
         self.first_step_at: float | None = None
+        self._instructions: list[int | None] = []
         self._step_began = 0.0
+        self._reading = clock.read()
         self._own_seconds_before = 0.0
         self._samples = self._tokens = self._positions = 0
 
@@ -43,6 +50,7 @@ class Measurements(Hooks):
     @override
     def on_epoch_begin(self) -> None:
         self._step_began = time.perf_counter()
+        self._reading = self.clock.read()
 
     @override
     def on_step_begin(self, global_batch: SampleIds) -> None:
@@ -63,7 +71,7 @@ class Measurements(Hooks):
     def rest_ends(self) -> None:
         """The rank goes on after a rest."""
         self._heartbeat.enter("start")
-        self._step_began = time.perf_counter()
+        self.on_epoch_begin()
 
     @override
     def on_step_end(self, step: int) -> None:
@@ -73,6 +81,17 @@ class Measurements(Hooks):
         now = time.perf_counter()
         self.step_seconds.append(now - self._step_began)
         self._step_began = now
+        reading = self.clock.read()
+        used = reading.since(self._reading)
+        self._reading = reading
+        self.cpu_seconds.append(used.cpu_seconds)
+        self._instructions.append(used.instructions)
         self.samples.append(self._samples)
         self.tokens.append(self._tokens)
         self.positions.append(self._positions)
+
+    @property
+    def instructions(self) -> list[int] | None:
+        """For each step, the instructions of all threads within `step_seconds`; None if some were not counted."""
+        counted = [count for count in self._instructions if count is not None]
+        return counted if len(counted) == len(self._instructions) else None

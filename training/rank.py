@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from records.config import RunConfig
 from records.names import CONFIG_NAME
+from training.clock import ProcessorClock
 from watch.heartbeat import Heartbeat
 from watch.rank_files import RankFiles, reporting
 
@@ -35,13 +36,14 @@ def run_rank(run_directory: str, rank_variable: str | None, *, make_observer: Ma
     """
     directory = Path(run_directory)
     with reporting(directory, rank_variable) as rank:
+        clock = ProcessorClock()  # before the libraries start threads
         heartbeat = Heartbeat(RankFiles(directory, rank).heartbeat)
         config = RunConfig.model_validate_json((directory / CONFIG_NAME).read_bytes())
         # Collecting garbage among the objects that large imports create would take half a second of them.
         gc.disable()
         from training.rank_work import RankWork
 
-        RankWork(config, directory, heartbeat, make_observer).run()
+        RankWork(config, directory, heartbeat, clock, make_observer).run()
 
 
 if __name__ == "__main__":

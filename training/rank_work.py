@@ -23,6 +23,7 @@ from records.record import RankRecord, Resumption
 from tasks.interface import Task
 from tasks.registry import load_task
 from training.agreement import Agreement
+from training.clock import ProcessorClock
 from training.decisions import Decisions
 from training.diagnosis import Diagnosis
 from training.ending import Results, save_results
@@ -43,7 +44,12 @@ class RankWork:
     """What one rank does in a run."""
 
     def __init__(
-        self, config: RunConfig, directory: Path, heartbeat: Heartbeat, make_observer: MakeObserver | None = None
+        self,
+        config: RunConfig,
+        directory: Path,
+        heartbeat: Heartbeat,
+        clock: ProcessorClock,
+        make_observer: MakeObserver | None = None,
     ) -> None:
         """Joins the other ranks.
 
@@ -51,6 +57,7 @@ class RankWork:
             config: The resolved configuration of the run.
             directory: The directory of the run.
             heartbeat: The heartbeat of this rank.
+            clock: Its second clock, opened when its process began.
             make_observer: Makes one more observer of the training, which comes after all others.
         """
         self._make_observer = make_observer
@@ -58,6 +65,7 @@ class RankWork:
         self._config = config
         self._directory = directory
         self._heartbeat = heartbeat
+        self._clock = clock
         self._task, self._backend = _join(config)
         rank = self._backend.rank
         self._progress = ProgressLog(directory, rank=rank, tracker=config.tracker)
@@ -82,7 +90,7 @@ class RankWork:
     def _train(self) -> Results | None:
         """Builds, resumes and trains; returns the results, or None if all ranks stopped before the end."""
         trainer, rank = self._build(), self._backend.rank
-        measurements = Measurements(self._heartbeat)
+        measurements = Measurements(self._heartbeat, self._clock)
         trainer.observe(measurements)
         trainer.observe(Reporter(self._progress, num_steps=trainer.num_steps))
         diagnosis = Diagnosis(trainer) if self._config.diagnose else None
@@ -222,6 +230,8 @@ def _rank_record(trainer: Trainer, measurements: Measurements, diagnosis: Diagno
         num_threads=torch.get_num_threads(),
         step_seconds=measurements.step_seconds,
         own_seconds=measurements.own_seconds,
+        step_cpu_seconds=measurements.cpu_seconds,
+        step_instructions=measurements.instructions,
         samples=measurements.samples,
         tokens=measurements.tokens,
         positions=measurements.positions,

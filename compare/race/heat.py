@@ -168,6 +168,7 @@ def next_turn(taken: int, warm: int, timed: int, *, steps_per_epoch: int, num_st
 def _one_turn(live: LiveEntrant, turn: Turn, number: int, position: int) -> TurnFacts:
     cores, own = BusyCores(), live.cpu_seconds()
     taken = live.take(turn)
+    counted = [one.instructions for one in taken if one.instructions is not None]
     return TurnFacts(
         round=number,
         position=position,
@@ -175,6 +176,7 @@ def _one_turn(live: LiveEntrant, turn: Turn, number: int, position: int) -> Turn
         num_steps=turn.through - turn.warm_through,
         seconds=seconds_of(taken),
         cpu_seconds=sum(one.cpu_seconds for one in taken),
+        instructions=sum(counted) if len(counted) == len(taken) else None,
         foreign_share=round(cores.share(without=live.cpu_seconds() - own), 4),
     )
 

@@ -151,6 +151,7 @@ def _measure(config: RunConfig, accumulation: int) -> tuple[float, float, int]:
 
     from backends.registry import reference_backend
     from tasks.registry import load_task
+    from training.clock import ProcessorClock
     from training.loop import Trainer
     from training.measurements import Measurements
     from watch.heartbeat import Heartbeat
@@ -169,7 +170,7 @@ def _measure(config: RunConfig, accumulation: int) -> tuple[float, float, int]:
         }
     )
     trainer = Trainer(alone, task, reference_backend(alone.backend_options(BackendSettings)))
-    measurements = Measurements(Heartbeat())
+    measurements = Measurements(Heartbeat(), ProcessorClock())
     trainer.observe(measurements)
     began = time.perf_counter()
     trainer.train()

@@ -16,6 +16,7 @@ from typing import TypeVar
 import torch
 from typing_extensions import override
 
+from training.clock import Reading
 from training.hooks import Hooks
 from training.loop import Trainer
 from training.measurements import Measurements
@@ -59,11 +60,13 @@ class TurnTaken:
         began: When the timed steps began, in seconds on the machine's monotonic clock.
         ended: When they ended.
         cpu_seconds: The processor time of all threads of the rank in between.
+        instructions: Their instructions in user mode in between; None where they cannot be counted.
     """
 
     began: float
     ended: float
     cpu_seconds: float
+    instructions: int | None
 
 
 def send(connection: socket.socket, message: Hello | Turn | TurnTaken) -> None:
@@ -99,7 +102,7 @@ class Turns(Hooks):
         self._connection.connect(address)
         self._lines = self._connection.makefile("rb")
         self._turn: Turn | None = None
-        self._began = self._cpu_seconds = 0.0
+        self._began, self._reading = self._now()
         send(self._connection, Hello(trainer.backend.rank, pid, trainer.plan.steps_per_epoch))
 
     @override
@@ -111,10 +114,10 @@ class Turns(Hooks):
     def on_step_end(self, step: int) -> None:
         assert self._turn is not None
         if step == self._turn.warm_through:
-            self._began, self._cpu_seconds = self._now()
+            self._began, self._reading = self._now()
         if step == self._turn.through:
-            ended, cpu_seconds = self._now()
-            send(self._connection, TurnTaken(self._began, ended, cpu_seconds - self._cpu_seconds))
+            ended, reading = self._now()
+            send(self._connection, TurnTaken(self._began, ended, *reading.since(self._reading)))
             if step < self._trainer.num_steps:
                 self._rest()
 
@@ -123,8 +126,8 @@ class Turns(Hooks):
         self._turn = received(Turn, self._lines.readline())
         self._measurements.rest_ends()
 
-    def _now(self) -> tuple[float, float]:
-        """Returns the time, and the processor time so far, when all work that was given to the device is done."""
+    def _now(self) -> tuple[float, Reading]:
+        """Reads both clocks when all work that was given to the device is done."""
         if self._trainer.backend.device.type == "cuda":
             torch.cuda.synchronize()
-        return time.monotonic(), time.process_time()
+        return time.monotonic(), self._measurements.clock.read()

@@ -30,6 +30,7 @@ class TurnFacts(BaseModel):
     num_steps: int = Field(ge=1, description="how many steps were timed")
     seconds: float = Field(gt=0, description="wall time of these steps")
     cpu_seconds: float = Field(ge=0, description="processor time of all threads of all ranks in these steps")
+    instructions: int | None = Field(ge=0, description="their instructions in user mode; null where none are counted")
     foreign_share: float = Field(
         ge=0, description="share of the machine's cores that other programs or the hypervisor took during the turn"
     )
