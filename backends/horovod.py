@@ -184,8 +184,9 @@ class HorovodBackend(TorchAmpBackend):
     @contextmanager
     def timeline(self, path: Path) -> Iterator[None]:
         # Rank 0 writes it, of all ranks (https://horovod.readthedocs.io/en/stable/timeline.html). Both calls return
-        # when its writer has opened or closed the file.
+        # when its writer has opened or closed the file. No rank may send before.
         hvd.start_timeline(str(path))
+        self.barrier()
         yield
         hvd.stop_timeline()
 

@@ -142,7 +142,7 @@ def test_a_trace_without_room_does_not_end_the_training(tmp_path: Path) -> None:
     (tmp_path / "other" / "traces").write_text("")
     other, blocked = _traced(tmp_path / "other")
     assert blocked.error is not None
-    assert f"no trace can be written to {tmp_path / 'other' / 'traces'}" in blocked.error
+    assert "could NOT be saved: [Errno 20] Not a directory" in blocked.error
     plain = _trainer(tmp_path)
     plain.train()
     assert len({weights_digest(one.state.module) for one in (trainer, other, plain)}) == 1

@@ -51,6 +51,7 @@ class Tracer(Hooks):
         self._phase, self._step, self._timeline = ExitStack(), ExitStack(), ExitStack()
         self.error: str | None = None
         is_on_gpu = trainer.backend.device.type == "cuda"
+        heartbeat.enter("start")
         self._profiler = profile(activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * is_on_gpu])
         self._profiler.prepare_trace()
 
@@ -101,11 +102,8 @@ class Tracer(Hooks):
         return TraceRecord(steps=self._steps, files=self._files, error=self.error)
 
     def _start(self) -> None:
-        try:
+        with contextlib.suppress(OSError):  # it shows when the trace is to be kept; other ranks wait for this one here
             (self._directory / TRACES_NAME).mkdir(exist_ok=True)
-        except OSError as error:
-            self.error = f"no trace can be written to {self._directory / TRACES_NAME}: {error.strerror}"
-            return
         self._timeline.enter_context(self._backend.timeline(self._unfinished(".backend")))
         self._profiler.start_trace()
         self._is_on = True
