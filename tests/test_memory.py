@@ -83,7 +83,7 @@ def test_copies_that_the_optimizer_updates_are_its_own(tmp_path: Path) -> None:
 def test_storages_count_once() -> None:
     bucket = torch.zeros(10)
     assert held_bytes([bucket[:4], bucket[4:], bucket]) == 40
-    assert held_bytes([torch.sparse_coo_tensor([[1, 2]], [1.0, 2.0], (1000,))]) == 2 * 8 + 2 * 4
+    assert held_bytes([torch.sparse_coo_tensor([[1, 2]], [1.0, 2.0], (1000,), check_invariants=True)]) == 2 * 8 + 2 * 4
 
 
 def test_counting_changes_nothing(tmp_path: Path) -> None:

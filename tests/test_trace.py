@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,17 @@ from backends.single import SingleBackend
 from launch.run_directory import restarted
 from records.run_files import files_of_run
 from tasks.token_tagging import TokenTagging, TokenTaggingSettings
-from tests.launching import DISTRIBUTED, fill, require_backend, run_config, small_disk, train
+from tests.launching import (
+    DISTRIBUTED,
+    ending,
+    fill,
+    require_backend,
+    run_config,
+    small_disk,
+    start_lockstep,
+    train,
+    wait_until,
+)
 from training.loop import Trainer
 from training.trace import Tracer, steps_to_trace
 from training.world import weights_digest
@@ -166,3 +177,20 @@ def test_the_trace_of_an_earlier_start_is_set_aside(tmp_path: Path) -> None:
     restarted(config)
     assert not (tmp_path / "traces").exists()
     assert tmp_path / "attempts/1/traces/rank0.json.gz" in set(files_of_run(tmp_path))
+
+
+@pytest.mark.slow
+def test_a_run_that_is_stopped_leaves_its_trace_and_a_resumed_one_sets_it_aside(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    options = ("--task", "tests.faulty:SlowTask", "--max-steps", "40", "--trace", "30")
+    with ending(start_lockstep("ddp", *options, "--output-dir", run)) as job:
+        wait_until(lambda: (run / "traces").exists(), "the beginning of the trace")
+        job.send_signal(signal.SIGTERM)
+        _, errors = job.communicate(timeout=180)
+    assert job.returncode == 75, errors
+    for rank in range(2):
+        assert "step 6" in _ranges(run / f"traces/rank{rank}.json.gz")
+    record = train("ddp", run, "--task", "tests.faulty:SlowTask", "--resume")
+    assert [rank["trace"] for rank in record["ranks"]] == [None, None]
+    assert not (run / "traces").exists()
+    assert "step 6" in _ranges(run / "attempts/1/traces/rank0.json.gz")
