@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 from unittest import mock
 
@@ -47,6 +48,9 @@ class HorovodBackend(TorchAmpBackend):
 
     def __init__(self, options: BackendOptions) -> None:
         super().__init__(options)
+        if options.is_traced:
+            # Without it, start_timeline is refused. From now on a thread of rank 0 spins, waiting for events.
+            os.environ["HOROVOD_TIMELINE"] = "DYNAMIC"
         hvd.init()
         self.rank, self.local_rank, self.world_size = hvd.rank(), hvd.local_rank(), hvd.size()
         self.device = torch.device(options.device)
@@ -175,6 +179,16 @@ class HorovodBackend(TorchAmpBackend):
                 module = mpi_ops if name.startswith("_") else mpi_ops.mpi_lib
                 stack.enter_context(mock.patch.object(module, name, counted(getattr(module, name), operation, count)))
             yield
+
+    @override
+    @contextmanager
+    def timeline(self, path: Path) -> Iterator[None]:
+        # Rank 0 writes it, of all ranks (https://horovod.readthedocs.io/en/stable/timeline.html). Both calls return
+        # when its writer has opened or closed the file. No rank may send before.
+        hvd.start_timeline(str(path))
+        self.barrier()
+        yield
+        hvd.stop_timeline()
 
     @override
     def effective_settings(self) -> dict[str, Any]:

@@ -32,8 +32,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from backends.capabilities import TORCH_SIGNS, BackendSettings, Capabilities, Signs, UnsupportedError
@@ -68,6 +69,7 @@ class BackendOptions:
         init_loss_scale: The first loss scale under fp16.
         find_unused_parameters: Whether some parameters may get no gradient in a step.
         skip_nonfinite: Whether a step whose averaged gradient is not finite is skipped; under fp16 it always is.
+        is_traced: Whether `timeline` will be called.
         settings: The options of this backend alone.
     """
 
@@ -77,6 +79,7 @@ class BackendOptions:
     init_loss_scale: float = 65536.0
     find_unused_parameters: bool = False
     skip_nonfinite: bool = False
+    is_traced: bool = False
     settings: BackendSettings = field(default_factory=BackendSettings)
 
 
@@ -340,6 +343,17 @@ class Backend(ABC):
         from backends.traffic import count_torch_traffic
 
         return count_torch_traffic(count)
+
+    def timeline(self, path: Path) -> AbstractContextManager[Any]:
+        """Returns a context manager in which the library writes a timeline of its own; by default, it has none.
+
+        It is entered and left by all ranks, between two steps, and only with `options.is_traced`. A library may write
+        on some ranks only. When the context manager is left, what it has written on this rank is complete.
+
+        Args:
+            path: The file of this rank, in JSON for Chrome and Perfetto.
+        """
+        return nullcontext()
 
     @abstractmethod
     def shutdown(self) -> None:

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from launch.observed import observed_rows
 from launch.resume import Start
 from records.config import RunConfig
 from records.environment import num_cpus
@@ -254,6 +255,8 @@ def show_summary(record: RunRecord, directory: Path, terminal: Console) -> None:
     table.add_row("time", f"{first_step}{record.seconds:.1f} s in all")
     memory = max(rank.peak_memory_bytes for rank in record.ranks) / 2**20
     table.add_row("ranks", f"{_count(record.ranks[0].num_threads, 'thread')} each, at most {memory:.0f} MiB")
+    for heading, text in observed_rows(record):
+        table.add_row(heading, text)
     _add_problems(table, record)
     settings = record.ranks[0].effective_settings
     table.add_row("in force", ", ".join(f"{name} {value}" for name, value in settings.items()))

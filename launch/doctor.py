@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable
 
 from rich.table import Table
 
@@ -10,11 +11,12 @@ from backends.devices import count_gpus
 from backends.registry import BACKENDS
 from launch.arguments import Parser
 from launch.display import console
+from records.energy import EnergyCounter, NoCountersError, gpu_counters, processor_counters
 from training.clock import why_no_instructions
 
 
 def run(arguments: list[str]) -> int:
-    """Prints a row for each backend; returns the exit code, 0 as long as one backend runs.
+    """Prints a row for each backend, and what energy is measured; returns the exit code, 0 as long as one backend runs.
 
     Raises:
         UsageError: Options were given; the command has none.
@@ -38,4 +40,19 @@ def run(arguments: list[str]) -> int:
         if reasons[name] is None and (remark := row.remark()) is not None:
             terminal.print(f"{name}: {remark}")
     terminal.print(f"instructions: {why_no_instructions() or 'the processor counts them in every step of a run'}")
+    terminal.print(f"energy of a run: {_energy(with_gpus=device == 'cuda')}")
     return 0 if None in reasons.values() else 1
+
+
+def _energy(*, with_gpus: bool) -> str:
+    """Says of what a run can measure the energy here, and otherwise why not."""
+    parts: dict[str, Callable[[], list[EnergyCounter]]] = {"processors": processor_counters}
+    if with_gpus:
+        parts["GPUs"] = gpu_counters
+    found = []
+    for what, counters in parts.items():
+        try:
+            found.append(f"{what} ({', '.join(counter.name for counter in counters())})")
+        except NoCountersError as error:
+            found.append(f"not of {what} ({error})")
+    return "; ".join(found)

@@ -16,7 +16,7 @@ from launch.resume import Start, check_resumable, goes_on_in, latest_start
 from records.checkpoint import checkpoint_path, checkpoint_step, list_checkpoints, remove_unfinished
 from records.config import RunConfig, RunOptions
 from records.files import write_atomically
-from records.names import ATTEMPTS_NAME, CONFIG_NAME, LOGS_NAME, PROGRESS_NAME, RECORD_NAME
+from records.names import ATTEMPTS_NAME, CONFIG_NAME, LOGS_NAME, PROGRESS_NAME, RECORD_NAME, TRACES_NAME
 from records.run_files import files_of_run, holds_run, linked_folders, names_in_the_way, remove_run
 from records.tracker import TRACKERS
 from tasks.interface import Task, TaskSettings
@@ -192,7 +192,7 @@ def _set_aside(config: RunConfig) -> None:
     """Moves what an earlier start of this run left, except the checkpoints to resume from, to attempts/."""
     directory = config.output_dir
     remove_unfinished(directory)
-    left = [directory / name for name in (LOGS_NAME, PROGRESS_NAME, RECORD_NAME, *TRACKERS)]
+    left = [directory / name for name in (LOGS_NAME, TRACES_NAME, PROGRESS_NAME, RECORD_NAME, *TRACKERS)]
     # Checkpoints after the one to resume from belong to an abandoned continuation.
     begin = checkpoint_step(config.resume_from) if config.resume_from else 0
     left = [path for path in left if path.exists()]

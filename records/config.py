@@ -22,6 +22,8 @@ STARTED_AT_VARIABLE = "LOCKSTEP_STARTED_AT"
 _MAX_PROCESSES = 1024
 _MAX_COUNT = 10**9
 _MAX_TIMEOUT = 10**6
+# A step of a small model is a few thousand events, which stay in memory until they are written.
+_MAX_TRACED_STEPS = 100
 # Training computes in float32, where larger numbers are infinite.
 _MAX_FLOAT = 3e38
 
@@ -104,6 +106,9 @@ class RunOptions(BaseModel):
         "stop", description="on a loss or gradient that is not finite: end the run, or skip the update"
     )
     diagnose: bool = Field(False, description="measure each step: its time, its communication and its weights; slow")
+    trace: int = Field(
+        0, ge=0, le=_MAX_TRACED_STEPS, description="steps of which each rank leaves a trace in traces/ (0: none)"
+    )
     tracker: Literal["none", "tensorboard"] = Field(
         "none", description="write event files for this program into the output directory"
     )
@@ -184,6 +189,14 @@ class RunOptions(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _no_trace_of_diagnosis(self) -> RunOptions:
+        if self.trace and self.diagnose:
+            raise ValueError(
+                f"--trace {self.trace} would show the steps that --diagnose adds, too; leave one of the two out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _momentum_is_of_sgd(self) -> RunOptions:
         if self.momentum and self.optimizer != "sgd":
             raise ValueError(f"--momentum {self.momentum:g} is an option of --optimizer sgd, not of {self.optimizer}")
@@ -231,5 +244,6 @@ class RunConfig(RunOptions):
             init_loss_scale=self.init_loss_scale,
             find_unused_parameters=self.find_unused_parameters,
             skip_nonfinite=self.on_nan == "skip",
+            is_traced=self.trace > 0,
             settings=settings.model_validate(self.backend_settings),
         )

@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 
 
-def write_atomically(target: Path, text: str) -> None:
+def write_atomically(target: Path, content: str | bytes) -> None:
     """Replaces a file by one rename, after its content has reached the disk."""
     unfinished = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        with unfinished.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with unfinished.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(target)

@@ -11,5 +11,7 @@ MODEL_FILES_NAME = "model-files.json"
 # Folders.
 LOGS_NAME = "logs"
 CHECKPOINTS_NAME = "checkpoints"
+# What --trace leaves, in files of each rank.
+TRACES_NAME = "traces"
 # What earlier starts of a run left, each in a folder with its number.
 ATTEMPTS_NAME = "attempts"

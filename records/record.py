@@ -100,6 +100,42 @@ class DiagnosisRecord(_Strict):
         )
 
 
+class TraceRecord(_Strict):
+    """The trace of some steps that one rank left with `--trace`."""
+
+    steps: list[Count] = Field(description="the steps that it shows")
+    files: list[str] = Field(description="in the output directory: torch.profiler's, and the backend library's own")
+    error: str | None = Field(description="why a file is missing")
+
+
+class MemoryRecord(_Strict):
+    """What the tensors of one rank hold; a storage that several tensors share counts once."""
+
+    parameter_bytes: Count
+    buffer_bytes: Count
+    gradient_bytes: Count | None = Field(
+        description="when the first update of the process began; null if the process took no step"
+    )
+    optimizer_bytes: Count = Field(
+        description="the optimizer's state after the last step, and copies of parameters that it updates instead of "
+        "the model's"
+    )
+    activation_bytes: Count | None = Field(
+        description="what autograd kept for the backward pass, without parameters and buffers: the most of a "
+        "micro-step in the first step of the process; null without --trace or --diagnose, and for compiled models"
+    )
+
+
+class EnergyRecord(_Strict):
+    """The energy that a whole node used while it trained, other programs included."""
+
+    seconds: Seconds = Field(description="how long it was measured, from before the first step, evaluations included")
+    processor_joules: float | None = Field(description="of all processors, and memory that is counted apart (RAPL)")
+    why_no_processor_joules: str | None
+    gpu_joules: float | None = Field(description="of the GPUs of this node's ranks (NVML); null on CPUs")
+    why_no_gpu_joules: str | None
+
+
 class RankRecord(_Strict):
     """What one rank measured. Lists have one entry for each optimizer step that this process took."""
 
@@ -137,6 +173,9 @@ class RankRecord(_Strict):
     effective_settings: dict[str, Any] = Field(description="read back from the backend's library")
     weights_sha256: str = Field(description="of all final parameters and buffers")
     diagnosis: DiagnosisRecord | None = None
+    trace: TraceRecord | None = Field(default=None, description="null without --trace")
+    memory: MemoryRecord | None = None
+    energy: EnergyRecord | None = Field(default=None, description="null but on local rank 0")
 
     def lengths(self) -> dict[str, int]:
         """Returns the length of each list that has an entry for each step; what was not measured is left out."""

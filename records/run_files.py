@@ -20,6 +20,7 @@ from records.names import (
     MODEL_FILES_NAME,
     PROGRESS_NAME,
     RECORD_NAME,
+    TRACES_NAME,
 )
 from records.record import read_record
 from records.tracker import TRACKERS
@@ -29,12 +30,15 @@ from tasks.registry import TASKS, load_task
 _FILES = (CONFIG_NAME, RECORD_NAME, PROGRESS_NAME, MODEL_FILES_NAME)
 _CHECKPOINT = r"step-\d{8,}\.safetensors"
 _RANK_FILE = r"rank\d+\.(log|pid|error\.json|done|heartbeat|stacks|sigterm)"
+# torch.profiler adds .tmp to the name of a file that it has not finished.
+_TRACE = r"rank\d+(\.backend)?\.json(\.gz)?|\.rank\d+\.json\.\d+\.tmp"
 _UNFINISHED_MODEL = r"\.model\.[a-z0-9_]{8}"
 # The files in the directory of a run, by folder; an unfinished file has a dot and a number after its name.
 _NAMES = {
     "": "|".join(re.escape(name) for name in _FILES),
     LOGS_NAME: rf"{_RANK_FILE}|engine\.log|stop|stopped|stop-agreed|notice|save-to",
     CHECKPOINTS_NAME: _CHECKPOINT,
+    TRACES_NAME: _TRACE,
     **dict.fromkeys(TRACKERS, r"events\.out\.tfevents\..+"),
 }
 _TORCHRUN_FILE = r"(stdout|stderr)\.log|error\.json"
@@ -109,7 +113,7 @@ def remove_run(directory: Path) -> None:
     """Removes the files that a run wrote, and the folders that are empty then."""
     written = list(files_of_run(directory))
     folders = {folder for path in written for folder in path.parents if directory in folder.parents}
-    made = [LOGS_NAME, CHECKPOINTS_NAME, ATTEMPTS_NAME, *TRACKERS]
+    made = [LOGS_NAME, CHECKPOINTS_NAME, TRACES_NAME, ATTEMPTS_NAME, *TRACKERS]
     folders |= {directory / name for name in made}
     folders |= {path for path in (directory / LOGS_NAME / "torchrun").rglob("*") if path.is_dir()}
     folders |= {directory / LOGS_NAME / "torchrun", *_entries(directory, _UNFINISHED_MODEL)}

@@ -268,15 +268,18 @@ def replaced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str], 
     """A run with files of the user's everywhere, their names, and what replacing it printed."""
     run = tmp_path_factory.mktemp("overwrite") / "run"
     options = ("--task", "token-tagging", "--max-steps", "4", "--save-every", "2", "--tracker", "tensorboard")
+    options += ("--trace", "1")
     train("ddp", run, *options)
     names = {"notes.txt", "mine/rows.csv", "logs/note", "checkpoints/best.safetensors", "attempts/1/why", ".hidden"}
-    names |= {"tensorboard/plot.png", "logs/torchrun/thoughts.md", "attempts/plan.md"}
+    names |= {"traces/step.png", "tensorboard/plot.png", "logs/torchrun/thoughts.md", "attempts/plan.md"}
     for name in names:
         (run / name).parent.mkdir(parents=True, exist_ok=True)
         (run / name).write_text(name)
     (run / "attempts" / "1" / "logs").mkdir()
     (run / "attempts" / "1" / "logs" / "rank0.log").write_text("")
     (run / ".record.json.77").write_text("")
+    for name in (".rank0.json.77.tmp", ".rank0.json.77", ".rank1.json.gz.77", ".rank0.backend.json.77"):
+        (run / "traces" / name).write_text("")
     (run / "link").symlink_to(run / "mine")
     done = lockstep("single", *options[:2], "--max-steps", "1", "--overwrite", "--output-dir", run)
     assert done.returncode == 0, done.stderr

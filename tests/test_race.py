@@ -329,6 +329,7 @@ def test_a_dry_run_shows_the_plan_and_creates_nothing(tmp_path: Path) -> None:
         (["--output-dir", "/proc/nothing/here"], "/proc/nothing/here"),
         (["--backends", "accelerate", "--precision", "fp16"], "accelerate cannot compute in fp16"),
         (["--tracker", "tensorboard"], "a race keeps only the records of its runs"),
+        (["--trace", "3"], "a race keeps only the records of its runs"),
         (["--start-method", "spawn"], "by its own engine"),
         (["--train-file", "a" * 300, "--validation-file", "b"], "aaa"),
         (

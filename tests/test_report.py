@@ -72,7 +72,7 @@ def test_another_loss_is_not_comparable_and_says_where(records: dict[str, Path])
     assert not results.groups[0].entrants[0].ranked
 
 
-@pytest.mark.parametrize("name", ["seed", "precision", "learning_rate", "threads_per_rank", "max_steps"])
+@pytest.mark.parametrize("name", ["seed", "precision", "learning_rate", "threads_per_rank", "max_steps", "trace"])
 def test_runs_of_unlike_conditions_are_never_put_together(records: dict[str, Path], name: str) -> None:
     def change(record: dict[str, Any]) -> None:
         record["config"][name] = {"precision": "bf16"}.get(name, 7)

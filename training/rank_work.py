@@ -9,6 +9,7 @@ import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -27,17 +28,30 @@ from training.clock import ProcessorClock
 from training.decisions import Decisions
 from training.diagnosis import Diagnosis
 from training.ending import Results, save_results
+from training.energy import EnergyMeter, gpus_of_node
 from training.hooks import Hooks
 from training.loop import Trainer
 from training.measurements import Measurements
+from training.memory import MemoryMeter
 from training.reporter import Reporter
 from training.room import require_room
 from training.saving import CheckpointSaver
 from training.stopping import StopRequest
+from training.trace import Tracer
 from training.world import broadcast_bytes, gather_facts, newest_of, prove_same_job, prove_world, weights_digest
 from watch.heartbeat import Heartbeat
 
 MakeObserver = Callable[[Trainer, Measurements], Hooks]
+
+
+class _Observed(NamedTuple):
+    """What observes a training for the record of this rank; None if it was not asked for."""
+
+    measurements: Measurements
+    memory: MemoryMeter
+    energy: EnergyMeter | None
+    diagnosis: Diagnosis | None
+    tracer: Tracer | None
 
 
 class RankWork:
@@ -96,12 +110,17 @@ class RankWork:
         diagnosis = Diagnosis(trainer) if self._config.diagnose else None
         if diagnosis is not None:
             trainer.observe(diagnosis)
-        if self._make_observer is not None:
-            trainer.observe(self._make_observer(trainer, measurements))
         self._require_room(trainer)
         resumption = self._resume(trainer)
+        observed = self._observe(trainer, measurements, diagnosis)
+        if self._make_observer is not None:
+            trainer.observe(self._make_observer(trainer, measurements))
         gc.enable()
         trajectory = trainer.train()
+        if observed.tracer is not None:
+            observed.tracer.finish()
+            if observed.tracer.error is not None:
+                self._progress.warn(observed.tracer.error)
         self._heartbeat.enter("end")
         if trainer.decisions.stop:
             if trainer.state.step in self._saver.failed_steps:
@@ -116,13 +135,26 @@ class RankWork:
             model=trainer.state.module,
             trajectory=trajectory,
             first_step_at=measurements.first_step_at,
-            ranks=self._gather_records(_rank_record(trainer, measurements, diagnosis)),
+            ranks=self._gather_records(_rank_record(trainer, observed)),
             resumption=resumption,
             failed_saves=self._saver.failed_steps,
             warnings=self._progress.warnings,
             disagreement=self._agreement.disagreement,
             differing_buffers=self._agreement.differing_buffers,
         )
+
+    def _observe(self, trainer: Trainer, measurements: Measurements, diagnosis: Diagnosis | None) -> _Observed:
+        """Adds what begins where the training begins, or goes on from a checkpoint."""
+        memory, energy, tracer = MemoryMeter(trainer), None, None
+        trainer.observe(memory)
+        if self._config.trace:
+            tracer = Tracer(trainer, self._directory, self._heartbeat)
+            trainer.observe(tracer)
+        if self._backend.local_rank == 0:
+            num_local_ranks = self._config.num_processes // self._config.num_nodes
+            energy = EnergyMeter(gpus=gpus_of_node(self._backend, num_local_ranks=num_local_ranks))
+            trainer.observe(energy)
+        return _Observed(measurements, memory, energy, diagnosis, tracer)
 
     def _build(self) -> Trainer:
         decisions = Decisions(
@@ -217,9 +249,9 @@ def _leave(backend: Backend, *, must_succeed: bool) -> None:
             print(f"the group could not be left: {error}")
 
 
-def _rank_record(trainer: Trainer, measurements: Measurements, diagnosis: Diagnosis | None) -> RankRecord:
+def _rank_record(trainer: Trainer, observed: _Observed) -> RankRecord:
     """Returns what this rank measured."""
-    backend = trainer.backend
+    backend, measurements = trainer.backend, observed.measurements
     on_gpu = backend.device.type == "cuda"
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return RankRecord(
@@ -241,5 +273,8 @@ def _rank_record(trainer: Trainer, measurements: Measurements, diagnosis: Diagno
         schedule_steps=trainer.state.num_updates,
         effective_settings=backend.effective_settings(),
         weights_sha256=weights_digest(trainer.state.module),
-        diagnosis=diagnosis.record() if diagnosis is not None else None,
+        diagnosis=observed.diagnosis.record() if observed.diagnosis is not None else None,
+        trace=observed.tracer.record() if observed.tracer is not None else None,
+        memory=observed.memory.record(),
+        energy=observed.energy.record() if observed.energy is not None else None,
     )

@@ -20,6 +20,7 @@ INTEGERS = {
     "max-steps": ("ddp", "0", "1000000001"),
     "logging-steps": ("ddp", "0", "1000000001"),
     "dataloader-num-workers": ("ddp", "-1", "1025"),
+    "trace": ("ddp", "-1", "101"),
     "seed": ("ddp", "-1", "4294967296"),
     "max-seq-length": ("ddp", "3", "513"),
     "num-train-samples": ("ddp --task token-tagging", "0", "1000001"),

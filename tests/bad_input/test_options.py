@@ -12,6 +12,7 @@ from tests.bad_input.place import Outcome, Place
 # id -> (arguments of lockstep, what the message must contain...).
 OPTION_CASES: dict[str, tuple[str, ...]] = {
     "momentum-without-sgd": ("ddp --momentum 0.9", "--momentum 0.9", "--optimizer sgd"),
+    "trace-of-diagnosis": ("ddp --trace 3 --diagnose", "--trace 3", "--diagnose", "leave one of the two out"),
     "backend-unknown": ("dpd", "'dpd'", "choose single, ddp, apex, horovod, accelerate"),
     "backend-empty": ("''", "there is no backend ''", "choose single"),
     "backend-forgotten": ("--num-processes 2", "'--num-processes'", "choose single"),

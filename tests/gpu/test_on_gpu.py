@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,15 @@ def test_one_rank_trains_bert_over_nccl(tmp_path: Path, name: str, precision: st
     assert rank["device"].startswith("cuda")
     assert rank["peak_cuda_memory_bytes"] > 0
     assert rank["effective_settings"]["transport"] == ("none" if name == "single" else "nccl")
+
+
+def test_a_trace_shows_the_kernels_of_a_gpu(tmp_path: Path) -> None:
+    """And the record says what activations took, and how much energy the GPU used or why that is not known."""
+    (rank,) = train("single", tmp_path / "run", *SHORT, "--trace", "2")["ranks"]
+    events = json.loads(gzip.decompress((tmp_path / "run" / "traces" / "rank0.json.gz").read_bytes()))["traceEvents"]
+    assert any(event.get("cat") == "kernel" for event in events)
+    assert rank["memory"]["activation_bytes"] > 0
+    assert (rank["energy"]["gpu_joules"] is None) != (rank["energy"]["why_no_gpu_joules"] is None)
 
 
 def _two_sharing(name: str, output_dir: Path, *arguments: str) -> dict[str, Any]:

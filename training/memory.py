@@ -1,0 +1,87 @@
+"""What the memory of a rank holds: parameters, gradients, optimizer state, buffers, and what a backward pass needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from typing_extensions import override
+
+from records.record import MemoryRecord
+from training.hooks import Hooks
+from training.loop import Trainer
+
+
+class MemoryMeter(Hooks):
+    """Counts bytes of tensors: in the first step of this process, what is gone later; at its end, the rest."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._state = trainer.state
+        config = trainer.config
+        # The hooks slow a forward pass down, and a compiled model would be compiled again for them.
+        self._counts_activations = (config.diagnose or config.trace > 0) and not config.torch_compile
+        self._activations: dict[int, int] = {}
+        self._activation_bytes = 0
+        self._gradient_bytes: int | None = None
+        self._hooks = ExitStack()
+
+    @override
+    def on_phase(self, phase: str, step: int) -> None:
+        if self._gradient_bytes is not None or step == 0:  # step 0 is the rehearsal of a resumed run
+            return
+        if phase == "forward" and self._counts_activations:
+            self._activations = {}
+            self._hooks.enter_context(saved_tensors_hooks(self._note, lambda tensor: tensor))
+        elif phase == "backward":
+            self._hooks.close()
+            held = _storages([*self._state.module.parameters(), *self._state.module.buffers()])
+            num_bytes = sum(size for address, size in self._activations.items() if address not in held)
+            self._activation_bytes = max(self._activation_bytes, num_bytes)
+        elif phase == "update":
+            parameters = [*self._state.module.parameters(), *_updated(self._state.optimizer)]
+            self._gradient_bytes = held_bytes(one.grad for one in parameters if one.grad is not None)
+
+    def _note(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Notes what autograd keeps, and keeps it as it is."""
+        self._activations |= _storages([tensor])
+        return tensor
+
+    def record(self) -> MemoryRecord:
+        """Returns what was counted; to be called after the training."""
+        model, optimizer = self._state.module, self._state.optimizer
+        parameters = _storages(model.parameters())
+        # Where training keeps a copy of the parameters with more digits, the optimizer updates the copy.
+        copies = {
+            address: size for address, size in _storages(_updated(optimizer)).items() if address not in parameters
+        }
+        state = [value for values in optimizer.state.values() for value in values.values() if torch.is_tensor(value)]
+        return MemoryRecord(
+            parameter_bytes=sum(parameters.values()),
+            buffer_bytes=held_bytes(model.buffers()),
+            gradient_bytes=self._gradient_bytes,
+            optimizer_bytes=sum(copies.values()) + held_bytes(state),
+            activation_bytes=self._activation_bytes if self._counts_activations else None,
+        )
+
+
+def held_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Returns the bytes of the storages of tensors; one that several of them share counts once."""
+    return sum(_storages(tensors).values())
+
+
+def _storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
+    """Returns the sizes of storages in bytes, by address; a sparse gradient has two, other layouts are left out."""
+    found = {}
+    for tensor in tensors:
+        parts = (tensor._indices(), tensor._values()) if tensor.layout is torch.sparse_coo else (tensor,)
+        for part in parts:
+            if part.layout is torch.strided:
+                storage = part.untyped_storage()
+                found[storage.data_ptr()] = storage.nbytes()
+    return found
+
+
+def _updated(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
