@@ -13,8 +13,8 @@ from records.config import RunConfig
 # From the command to the first step, and from the last step to the end, on two cores: most of it is imports.
 _SECONDS_OF_A_START = 8.0
 _NUM_STEPS = 4
-# A diagnosis run takes each step twice, once without communication.
-_DIAGNOSIS_FACTOR = 3.0
+# A diagnosis run takes each step twice more without communication.
+_DIAGNOSIS_FACTOR = 4.0
 _COMMUNICATION_FACTOR = 1.3
 
 
