@@ -55,7 +55,7 @@ class Parity(_Strict):
 
 
 class Breakdown(_Strict):
-    """Where the time of a step goes, in seconds: medians over the steps of a diagnosis run, of means over its ranks."""
+    """Where the time of a step goes, in seconds: how the median step of a diagnosis run divides, as a mean of ranks."""
 
     data: float = Field(description="choosing and loading the samples")
     forward: float

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import truediv
 from statistics import fmean, median
 
 from compare.report.statistics import SMALLEST_CLAIM, median_bounds
@@ -17,7 +18,8 @@ def measure_breakdown(run: RunRecord, timed_median: float | None) -> Breakdown |
     """Derives the parts of a step from a diagnosis run.
 
     Ranks wait for each other, so that the steps of one of them alone would mislead: a part of a step is the mean over
-    the ranks, and a part of the run is the median over its steps.
+    the ranks. Steps differ in length, and medians do not add up. Therefore the median over steps is taken of the share
+    that a part has in its step, and the shares, brought to a sum of 1, divide the median step.
 
     Args:
         run: The record of the diagnosis run.
@@ -41,9 +43,13 @@ def measure_breakdown(run: RunRecord, timed_median: float | None) -> Breakdown |
         low, high = median_bounds(values)
         if low <= SMALLEST_CLAIM * whole:
             unresolved[name] = max(high, SMALLEST_CLAIM * whole)
+    wholes, parts = steps["whole"], {name: steps[name] for name in ("data", *_ALONE)}
+    if "communication" not in unresolved:
+        parts["communication"] = differences["communication"]
+    shares = {name: median(map(truediv, seconds, wholes)) for name, seconds in parts.items()}
+    seconds = {name: share / sum(shares.values()) * whole for name, share in shares.items()}
     breakdown = Breakdown(
-        **{name: median(steps[name]) for name in ("data", *_ALONE)},
-        **{name: median(values) for name, values in differences.items()},
+        **{name: median(values) for name, values in differences.items()} | seconds,
         unresolved=unresolved,
         overhead=None,
     )
