@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from compare.results import Interval
+from compare.results import Breakdown, Interval
 
 NOTHING = "–"  # noqa: RUF001 - an en dash, as printed tables have it
 
@@ -42,6 +42,14 @@ def interval(value: Interval, scale: float = 1.0) -> str:
     if value.low is None or value.high is None:
         return estimate
     return f"{estimate} ({number(value.low * scale)} to {number(value.high * scale)})"
+
+
+def part_of_step(breakdown: Breakdown, part: str, digits: int = 4) -> str:
+    """Formats a part of a step in milliseconds, or says how much noise may hide of it."""
+    seconds = getattr(breakdown, part)
+    if part in breakdown.unresolved:
+        return f"noise, at most {number(1e3 * breakdown.unresolved[part], 2)}"
+    return NOTHING if seconds is None else number(1e3 * seconds, digits)
 
 
 def format_size(num_bytes: float) -> str:

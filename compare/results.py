@@ -13,6 +13,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 RESULTS_NAME = "results.json"
+# The parts of a step, in the order in which they are shown.
+PARTS = ("data", "forward", "backward", "communication", "optimizer", "building")
 
 
 class _Strict(BaseModel):
@@ -53,16 +55,35 @@ class Parity(_Strict):
 
 
 class Breakdown(_Strict):
-    """Where the time of a step goes, in seconds: medians over the steps and ranks of a diagnosis run."""
+    """Where the time of a step goes, in seconds: how the median step of a diagnosis run divides, as a mean of ranks."""
 
-    data: float
+    data: float = Field(description="choosing and loading the samples")
     forward: float
     backward: float
     communication: float = Field(
         description="what a step takes beyond the same work without communication, with waiting"
     )
     optimizer: float = Field(description="clipping included")
-    overhead: float | None = Field(description="by how much the diagnosis slows a step down, beside timed runs")
+    building: float | None = Field(
+        default=None,
+        description="what the first forward and backward pass over a batch takes beyond a second one, because "
+        "libraries build kernels for each new shape of their input",
+    )
+    unresolved: dict[str, float] = Field(
+        default={}, description="parts that cannot be told from noise, and the time that each takes at most"
+    )
+    overhead: float | None = Field(
+        description="by how much the sum of the parts is above the median step of timed runs"
+    )
+
+    def resolved(self, part: str) -> float:
+        """Returns the seconds of a part; zero if they cannot be told from noise, or were not measured."""
+        return 0.0 if part in self.unresolved else float(getattr(self, part) or 0.0)
+
+    @property
+    def total(self) -> float:
+        """The sum of the parts that can be told from noise."""
+        return sum(self.resolved(part) for part in PARTS)
 
 
 class Wire(_Strict):

@@ -62,7 +62,13 @@ class DiagnosisRecord(_Strict):
     """What one rank measured of its own steps with `--diagnose`; lists have one entry for each step."""
 
     whole_seconds: list[Seconds] = Field(description="the step itself, begun by all ranks together")
-    data_seconds: list[Seconds] = Field(description="within that, waiting for batches")
+    data_seconds: list[Seconds] = Field(
+        description="within that, until the forward passes: choosing and loading samples"
+    )
+    first_seconds: list[Seconds] = Field(
+        description="not within that: the first forward and backward pass over the micro-batches of the step, taken "
+        "alone; beyond a second one, it builds what libraries need for a new shape of their input"
+    )
     alone_seconds: dict[str, list[Seconds]] = Field(
         description="forward, backward and optimizer (clipping included) of the same micro-batches in one process "
         "without communication, on a model of its own"
@@ -86,7 +92,7 @@ class DiagnosisRecord(_Strict):
 
     def covers(self, num_steps: int, rank: int) -> bool:
         """Returns whether the lists have the lengths that belong to so many steps."""
-        seconds = [self.whole_seconds, self.data_seconds, *self.alone_seconds.values()]
+        seconds = [self.whole_seconds, self.data_seconds, self.first_seconds, *self.alone_seconds.values()]
         moments = num_steps + 1 if rank == 0 else 0
         return (
             set(self.alone_seconds) == {"forward", "backward", "optimizer"}

@@ -235,6 +235,8 @@ def _entrant(dice: random.Random, backend: str, step: float, steps: int, communi
             backward=(step - communication) * 0.56,
             communication=communication,
             optimizer=(step - communication) * 0.08,
+            building=0.02 * step,
+            unresolved={} if communication else {"communication": 0.01 * step},
             overhead=0.03,
         ),
         wire=Wire(

@@ -49,7 +49,8 @@ def test_what_a_step_communicates_is_counted(watched: dict[str, Any]) -> None:
     # On two ranks a ring sends every gradient once; headers come on top.
     assert min(seen["sent_bytes"]) >= 2 * seen["gradient_bytes"]
     if ALONE:
-        assert max(seen["sent_bytes"]) < 2.1 * seen["gradient_bytes"]
+        # Horovod's ranks keep in touch while they load the first batch, which may take seconds.
+        assert max(seen["sent_bytes"][1:]) < 2.1 * seen["gradient_bytes"]
     assert watched["ranks"][1]["diagnosis"]["sent_bytes"] is None
     assert seen["inner_dtype"] == "bfloat16"
 
@@ -58,7 +59,12 @@ def test_what_a_step_communicates_is_counted(watched: dict[str, Any]) -> None:
 def test_every_step_is_timed_and_fingerprinted(watched: dict[str, Any]) -> None:
     for rank in watched["ranks"]:
         seen = rank["diagnosis"]
-        for seconds in (seen["whole_seconds"], seen["data_seconds"], *seen["alone_seconds"].values()):
+        for seconds in (
+            seen["whole_seconds"],
+            seen["data_seconds"],
+            seen["first_seconds"],
+            *seen["alone_seconds"].values(),
+        ):
             assert len(seconds) == 6
             assert min(seconds) > 0
     seen = watched["ranks"][0]["diagnosis"]

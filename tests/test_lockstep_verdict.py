@@ -52,6 +52,7 @@ def _record(
     diagnosis = {
         "whole_seconds": seconds,
         "data_seconds": seconds,
+        "first_seconds": seconds,
         "alone_seconds": dict.fromkeys(("forward", "backward", "optimizer"), seconds),
         "inner_dtype": "float32",
         "reductions": [{}],

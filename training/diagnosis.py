@@ -3,6 +3,12 @@
 Every rank also takes each step alone, on a model of its own and without communication, as `single` would. The time
 that the real step takes beyond that is communication: the part that computing did not hide, waiting for slower ranks,
 and the library's own work. The diagnosis changes no weight of the training.
+
+Libraries build kernels for each new shape of their input (oneDNN for each length of a batch under bf16), and only the
+first pass over a batch pays for them. Were this the real step, its difference to the step alone would be no measure of
+communication. Therefore each micro-batch first passes through the model of its own, and the real step waits meanwhile.
+What this first pass takes beyond that of the step alone is the time of building. The ranks then go on as far apart as
+they were.
 """
 
 from __future__ import annotations
@@ -13,6 +19,7 @@ import os
 import time
 from collections import Counter
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +32,10 @@ from records.config import RunConfig
 from records.record import DiagnosisRecord
 from tasks.interface import Batch, Task
 from training.hooks import Hooks
-from training.loop import Trainer
+from training.loop import Trainer, require_gradients
 from training.optimizer import build_optimizer
 from training.plan import MicroBatch, SampleIds
+from training.seeds import DROPOUT, seed_all
 
 # Counting slows a step down; comparisons of time leave these steps out as warm-up.
 NUM_COUNTED_STEPS = 3
@@ -41,43 +49,67 @@ class Diagnosis(Hooks):
         self._task = trainer.task
         self._backend = trainer.backend
         self._state = trainer.state
+        self._plan = trainer.plan
         self._alone = _Alone(trainer.config, trainer.task, trainer.backend)
         self._fingerprints = _Fingerprints() if trainer.backend.rank == 0 else None
         self._traffic: list[list[tuple[str, int]]] = []
         self._whole_seconds: list[float] = []
         self._data_seconds: list[float] = []
+        self._first_seconds: list[float] = []
         self._sent_bytes: list[int] = []
         self._inner_dtype = ""
-        self._num_targets = 0
-        self._micro_batches: list[tuple[MicroBatch, Batch]] = []
+        self._num_targets = self._num_micro_batches = 0
+        self._micro_batches: list[_MicroStep] = []
         self._counting = ExitStack()
+        self._is_paused = False
         self._sent_before = 0
-        self._step_began = self._wait_began = 0.0
+        self._step_began = self._data_began = 0.0
         self._watch_first_linear_layer()
         self._take_fingerprints()
 
     @override
     def on_phase(self, phase: str, step: int) -> None:
-        if phase in ("start", "data"):
-            self._wait_began = time.perf_counter()
+        now = _now(self._backend.device)  # a GPU is waited for at the same points as in the step alone
+        if phase == "data" and self._micro_batches:
+            self._data_began = now
+        elif phase == "forward" and self._data_seconds:
+            self._data_seconds[-1] += now - self._data_began
 
     @override
     def on_step_begin(self, global_batch: SampleIds) -> None:
         self._num_targets = self._task.num_targets("train", global_batch.tolist())
+        self._num_micro_batches = len(self._plan.micro_batches(global_batch, self._backend.rank))
         self._micro_batches.clear()
         self._data_seconds.append(0.0)
+        self._first_seconds.append(0.0)
         self._backend.barrier()
         self._sent_before = _sent_bytes(_interface())
-        self._step_began = _now(self._backend.device)
+        self._step_began = self._data_began = _now(self._backend.device)
         if len(self._traffic) < NUM_COUNTED_STEPS:
-            calls: list[tuple[str, int]] = []
-            self._traffic.append(calls)
-            self._counting.enter_context(self._backend.count_traffic(lambda *call: calls.append(call)))
+            self._traffic.append([])
+            self._counting.enter_context(self._backend.count_traffic(self._count))
 
     @override
     def on_micro_batch(self, micro_batch: MicroBatch, batch: Batch) -> None:
-        self._data_seconds[-1] += time.perf_counter() - self._wait_began
-        self._micro_batches.append((micro_batch, batch))
+        """Passes it through the model of the step alone, while the clock of the step stands still."""
+        stopped, sent = _now(self._backend.device), _sent_bytes(_interface())
+        self._is_paused = True
+        number = len(self._micro_batches)
+        self._micro_batches.append(
+            _MicroStep(
+                factor=micro_batch.weight / self._num_targets,
+                batch=batch,
+                random_key=(self._backend.rank, self._state.step, number),
+            )
+        )
+        self._first_seconds[-1] += self._alone.rehearse(self._micro_batches[-1])
+        if len(self._micro_batches) == self._num_micro_batches:
+            self._restore_distances(stopped - self._step_began)
+        self._is_paused = False
+        self._sent_before += _sent_bytes(_interface()) - sent
+        paused = time.perf_counter() - stopped
+        self._step_began += paused
+        self._data_began += paused
 
     @override
     def on_update(self) -> None:
@@ -86,10 +118,23 @@ class Diagnosis(Hooks):
         # A rank may have all that it needs while what it sends last is still on its way.
         self._backend.barrier()
         self._sent_bytes.append(_sent_bytes(_interface()) - self._sent_before)
-        self._alone.step(
-            [(micro_batch.weight / self._num_targets, batch) for micro_batch, batch in self._micro_batches]
-        )
+        self._alone.step(self._micro_batches)
         self._take_fingerprints()
+
+    def _count(self, operation: str, num_elements: int) -> None:
+        if not self._is_paused:
+            self._traffic[-1].append((operation, num_elements))
+
+    def _restore_distances(self, elapsed: float) -> None:
+        """Lets each rank go on as long after the first one as it was when it stopped, `elapsed` into its step.
+
+        Ranks communicate after their last micro-batch, and the faster ones then wait: so they do here, and only the
+        time of the rehearsals, which differs from rank to rank, is gone.
+        """
+        seconds = torch.tensor([elapsed], dtype=torch.float64, device=self._backend.device)
+        ahead = float(self._backend.all_reduce(seconds, "min"))
+        self._backend.barrier()
+        time.sleep(elapsed - ahead)
 
     def _watch_first_linear_layer(self) -> None:
         """Notes the dtype of what the first linear layer returns in the first forward pass."""
@@ -117,6 +162,7 @@ class Diagnosis(Hooks):
         return DiagnosisRecord(
             whole_seconds=self._whole_seconds,
             data_seconds=self._data_seconds,
+            first_seconds=self._first_seconds,
             alone_seconds=self._alone.seconds,
             inner_dtype=self._inner_dtype,
             reductions=[dict(total) for total in totals],
@@ -130,33 +176,57 @@ class Diagnosis(Hooks):
         )
 
 
+@dataclass(frozen=True)
+class _MicroStep:
+    """A micro-batch, the factor of its summed loss, and what seeds its dropout."""
+
+    factor: float
+    batch: Batch
+    random_key: tuple[int, int, int]
+
+
 class _Alone:
-    """The same micro-batches in one process: a model, an optimizer and the adapter that communicates nothing."""
+    """The same micro-batches in one process: a model, an optimizer and the adapter that communicates nothing.
+
+    It does all that the loop does between the phases of a step, so that none of it counts as communication.
+    """
 
     def __init__(self, config: RunConfig, task: Task, backend: Backend) -> None:
-        self._task, self._device, self._max_grad_norm = task, backend.device, config.max_grad_norm
+        self._config, self._task, self._device = config, task, backend.device
         self._backend = reference_backend(backend.options)
         model = task.build_model().to(self._device)
         self._model, self._optimizer = self._backend.setup(model, build_optimizer(config, model))
         self.seconds: dict[str, list[float]] = {"forward": [], "backward": [], "optimizer": []}
 
-    def step(self, batches: list[tuple[float, Batch]]) -> None:
-        """Takes a step on batches, each with the factor of its summed loss."""
+    def rehearse(self, micro_step: _MicroStep) -> float:
+        """Takes a forward and a backward pass, of which nothing remains; returns the seconds."""
         self._model.train()
-        forward = backward = 0.0
-        for factor, batch in batches:
-            began = _now(self._device)
-            with self._backend.autocast():
-                loss = self._task.loss_sum(self._model, batch.to(self._device)) * factor
-            computed = _now(self._device)
-            self._backend.backward(loss)
-            forward += computed - began
-            backward += _now(self._device) - computed
+        seconds = sum(self._pass(micro_step))
+        self._optimizer.zero_grad()
+        return seconds
+
+    def step(self, micro_steps: list[_MicroStep]) -> None:
+        """Takes a step."""
+        self._model.train()
+        passes = [self._pass(micro_step) for micro_step in micro_steps]
         began = _now(self._device)
-        self._backend.step(self._max_grad_norm)
-        self.seconds["forward"].append(forward)
-        self.seconds["backward"].append(backward)
+        if not self._config.find_unused_parameters:
+            require_gradients(self._model)
+        self._backend.step(self._config.max_grad_norm)
+        self.seconds["forward"].append(sum(forward for forward, _ in passes))
+        self.seconds["backward"].append(sum(backward for _, backward in passes))
         self.seconds["optimizer"].append(_now(self._device) - began)
+
+    def _pass(self, micro_step: _MicroStep) -> tuple[float, float]:
+        """Returns the seconds of the forward and of the backward pass."""
+        batch = micro_step.batch.to(self._device)
+        began = _now(self._device)
+        seed_all(self._config.seed, DROPOUT, *micro_step.random_key)
+        with self._backend.autocast():
+            loss = self._task.loss_sum(self._model, batch) * micro_step.factor
+        computed = _now(self._device)
+        self._backend.backward(loss)
+        return computed - began, _now(self._device) - computed
 
 
 class _Fingerprints:

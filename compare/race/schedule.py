@@ -31,8 +31,8 @@ _SECONDS_OF_A_RUN = 2.5
 # What the modules of an engine, and of the command line, cost beside those of its ranks.
 _IMPORTS_OF_AN_ENGINE = 1.0
 _IMPORTS_OF_A_COMMAND_LINE = 0.3
-# A diagnosis run takes each step twice, once without communication.
-_DIAGNOSIS_FACTOR = 3.0
+# A diagnosis run takes each step twice more without communication.
+_DIAGNOSIS_FACTOR = 4.0
 _COMMUNICATION_FACTOR = 1.3
 # Steps that warm a turn up, signals, and the entrants that are waited for.
 _TURN_FACTOR = 1.2

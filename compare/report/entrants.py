@@ -8,15 +8,15 @@ from typing import Literal
 
 import numpy as np
 
+from compare.report.breakdown import measure_breakdown
 from compare.report.flops import model_flops_per_second, peak_flops_per_second
 from compare.report.grouping import EntrantRuns
 from compare.report.runs import Run
 from compare.report.statistics import mean_interval
-from compare.results import Breakdown, Entrant, Parity, Wire
-from records.record import RankRecord, RunRecord
+from compare.results import Entrant, Parity, Wire
+from records.record import RunRecord
 from records.throughput import NUM_WARMUP_STEPS, slowest_rank
 
-_WATCHED = ("whole", "data", "forward", "backward", "optimizer")
 _IN_LOCKSTEP = ("reference", "bitwise", "rounding")
 
 
@@ -49,7 +49,7 @@ def measure_entrant(runs: EntrantRuns, parity: Parity) -> Entrant:
         peak_cuda_memory_bytes=max(cuda, default=None),
         mfu=_mfu(measured),
         settings=_settings(timed[0], diagnosis) if timed else {},
-        breakdown=_breakdown(diagnosis, middle) if diagnosis else None,
+        breakdown=measure_breakdown(diagnosis, middle) if diagnosis else None,
         wire=_wire(diagnosis) if diagnosis else None,
     )
 
@@ -96,30 +96,6 @@ def _settings(record: RunRecord, diagnosis: RunRecord | None) -> dict[str, str]:
     settings |= {"Python": record.environment.python, **record.environment.packages}
     settings["commit"] = (record.environment.git_commit or "unknown")[:12]
     return {name: str(value) for name, value in settings.items()}
-
-
-def _breakdown(run: RunRecord, timed_median: float | None) -> Breakdown | None:
-    """Takes medians over steps and ranks: the steps of one rank alone are few, and depend on what other ranks do."""
-    if len(run.steps) <= NUM_WARMUP_STEPS:
-        return None
-    parts = {name: [second for rank in run.ranks for second in _watched(rank, name)] for name in _WATCHED}
-    alone = [parts[name] for name in ("data", "forward", "backward", "optimizer")]
-    beyond = [whole - sum(rest) for whole, *rest in zip(parts["whole"], *alone, strict=True)]
-    return Breakdown(
-        data=median(parts["data"]),
-        forward=median(parts["forward"]),
-        backward=median(parts["backward"]),
-        communication=median(beyond),
-        optimizer=median(parts["optimizer"]),
-        overhead=median(parts["whole"]) / timed_median - 1 if timed_median else None,
-    )
-
-
-def _watched(rank: RankRecord, name: str) -> list[float]:
-    seen = rank.diagnosis
-    assert seen is not None
-    seconds = {"whole": seen.whole_seconds, "data": seen.data_seconds, **seen.alone_seconds}[name]
-    return seconds[max(NUM_WARMUP_STEPS, len(seen.num_reductions)) :]
 
 
 def _wire(run: RunRecord) -> Wire | None:

@@ -6,16 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from compare.numbers import format_size, interval, joined, number, percent, score
+from compare.numbers import difference, format_size, interval, joined, number, percent, score
 from compare.report import plots
 from compare.report.drawing import Axis
 from compare.report.page import Cell, Figure, Plot, Row, Table, measured
 from compare.report.plots import Item, Line
 from compare.report.styles import Style
-from compare.report.tables import Standings, interval_cell, mark, standing, standing_cell
-from compare.results import CollectiveSeries, Curve, Entrant, GroupResult, Scaling
+from compare.report.tables import Standings, interval_cell, mark, part_cell, standing, standing_cell
+from compare.results import PARTS, Breakdown, CollectiveSeries, Curve, Entrant, GroupResult, Scaling
 
-_PARTS = ("data", "forward", "backward", "communication", "optimizer")
 _MAX_ROWS = 50
 _GIB = 2**30
 
@@ -111,40 +110,39 @@ def step_time_figure(result: GroupResult, styles: Styles) -> Figure | None:
 
 def breakdown_figure(result: GroupResult, styles: Styles) -> Figure | None:
     """Returns where the time of a step goes; None if no run was diagnosed."""
-    entrants = [entrant for entrant in result.entrants if entrant.breakdown]
-    if not entrants:
+    diagnosed = [(entrant, entrant.breakdown) for entrant in result.entrants if entrant.breakdown]
+    if not diagnosed:
         return None
-    parts = {id(entrant): [getattr(entrant.breakdown, part) * 1e3 for part in _PARTS] for entrant in entrants}
-    said = "; ".join(
-        _named(
-            entrant,
-            f"{number(sum(parts[id(entrant)]), 3)} ms, {number(parts[id(entrant)][3], 3)} ms of it communication",
-        )
-        for entrant in entrants
-    )
+    said = "; ".join(_named(entrant, _said_of_parts(parts)) for entrant, parts in diagnosed)
     items = [
-        Item(entrant.backend, standing(entrant), styles[entrant.backend], values=parts[id(entrant)])
-        for entrant in entrants
+        Item(
+            entrant.backend,
+            standing(entrant),
+            styles[entrant.backend],
+            values=[1e3 * parts.resolved(part) for part in PARTS],
+        )
+        for entrant, parts in diagnosed
     ]
     rows = [
         Row(
             [
                 Cell(entrant.backend),
-                *(measured(part) for part in parts[id(entrant)]),
-                measured(sum(parts[id(entrant)])),
-                measured(entrant.breakdown.overhead if entrant.breakdown else None, 1, percent),
+                *(part_cell(parts, part) for part in PARTS),
+                measured(parts.total, 1e3),
+                measured(parts.overhead, 1, difference),
             ],
             mark(entrant),
         )
-        for entrant in entrants
+        for entrant, parts in diagnosed
     ]
-    columns = ["backend", *(f"{part} (ms)" for part in _PARTS), "sum (ms)", "slowdown by diagnosis (%)"]
+    columns = ["backend", *(f"{part} (ms)" for part in PARTS), "sum (ms)", "sum against timed steps (%)"]
     title = f"Where the time of a step goes, {result.group.key}"
     return Figure(
         "Where the time of a step goes",
         f"From a diagnosis run. Communication is what the step takes beyond the same work without communication, with "
-        f"waiting. {said}.",
-        [Plot(f"{title}: {said}", plots.stacks(items, _PARTS, Axis("time of a step (ms)", from_zero=True)))],
+        f"waiting. Building is what the first pass over a batch takes beyond a second one: libraries make kernels for "
+        f"each new shape of their input. What noise hides is not drawn, and not part of the sum. {said}.",
+        [Plot(f"{title}: {said}", plots.stacks(items, PARTS, Axis("time of a step (ms)", from_zero=True)))],
         Table(title, columns, rows).without_empty_columns(),
     )
 
@@ -316,6 +314,13 @@ def _sentence(said: str) -> str:
 def _named(entrant: Entrant, said: str) -> str:
     note = standing(entrant)
     return f"{entrant.backend} ({note}) {said}" if note else f"{entrant.backend} {said}"
+
+
+def _said_of_parts(parts: Breakdown) -> str:
+    communication = f"{number(1e3 * parts.communication, 3)} ms of it communication"
+    if (most := parts.unresolved.get("communication")) is not None:
+        communication = f"no communication that could be told from noise (at most {number(1e3 * most, 2)} ms)"
+    return f"{number(1e3 * parts.total, 3)} ms, {communication}"
 
 
 def _filled(values: Sequence[float], length: int) -> list[float | None]:

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from backends.registry import REFERENCE
-from compare.numbers import one_line
+from compare.numbers import one_line, part_of_step
 from compare.report.headline import headlines
 from compare.report.words import metric_heading
-from compare.results import Comparison, Curve, Entrant, GroupResult, Interval, Results, read_results
+from compare.results import PARTS, Comparison, Curve, Entrant, GroupResult, Interval, Results, read_results
 
 _MIB = 2**20
 _HEADINGS = (
@@ -19,16 +19,7 @@ _HEADINGS = (
     *("step, median / p95 (ms)", "first step (s)", "memory (MiB)", "time against the group's first"),
 )
 _BREAKDOWN_HEADINGS = (
-    *(
-        "conditions",
-        "backend",
-        "data (ms)",
-        "forward",
-        "backward",
-        "optimizer",
-        "communication",
-        "slowdown by diagnosis",
-    ),
+    *("conditions", "backend", "data (ms)", *PARTS[1:], "sum", "sum against timed steps"),
     "sent by a rank / ring bound (MiB)",
 )
 
@@ -111,12 +102,12 @@ def breakdown_table(results: Results) -> str:
     for group in results.groups:
         for entrant in group.entrants:
             if (parts := entrant.breakdown) is not None:
-                seconds = (parts.data, parts.forward, parts.backward, parts.optimizer, parts.communication)
+                cells = [part_of_step(parts, part, 3) for part in PARTS]
                 sent = "-"
                 if (wire := entrant.wire) is not None:
                     sent = f"{wire.bytes_per_step / _MIB:.2f} / {wire.ring_bound / _MIB:.2f} on {wire.interface}"
                 overhead = "-" if parts.overhead is None else f"{parts.overhead:+.0%}"
-                rows.append([group.group.key, entrant.backend, *map(_milliseconds, seconds), overhead, sent])
+                rows.append([group.group.key, entrant.backend, *cells, _milliseconds(parts.total), overhead, sent])
     return _table(_BREAKDOWN_HEADINGS, rows) if rows else ""
 
 

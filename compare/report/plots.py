@@ -19,7 +19,7 @@ _MAX_POINTS = 100
 _NUM_MARKS = 12
 _NUM_OUTLINE = 80
 # Parts of a step that have a hatching over their colour.
-_HATCHINGS = {1: "rising", 3: "falling"}
+_HATCHINGS = {1: "rising", 3: "falling", 5: "rising"}
 _MAX_LETTERS = 34
 
 

@@ -76,6 +76,17 @@ def mean_interval(values: Sequence[float]) -> Interval:
     return Interval(estimate=math.exp(float(logs.mean())), low=math.exp(low), high=math.exp(high))
 
 
+def median_bounds(values: Sequence[float]) -> tuple[float, float]:
+    """Returns the 95 % interval of the median, whatever the distribution; of fewer than six values, all of them.
+
+    Each value is below the median with probability 1/2, which gives the ranks of the bounds among the sorted values
+    (Conover 1999, Practical Nonparametric Statistics, section 3.2: scipy.stats.quantile_test).
+    """
+    bounds = stats.quantile_test(values, p=0.5).confidence_interval(CONFIDENCE)
+    low, high = float(bounds.low), float(bounds.high)
+    return (min(values) if math.isnan(low) else low, max(values) if math.isnan(high) else high)
+
+
 def detectable_difference(deviation: float, num_pairs: int, level: float = CONFIDENCE) -> float:
     """Returns the smallest difference that four races of five would claim.
 

@@ -6,10 +6,20 @@ import json
 import statistics
 from typing import Any
 
-from compare.numbers import NOTHING, difference, interval, percent, score
+from compare.numbers import NOTHING, difference, interval, part_of_step, percent, score
 from compare.report.page import Cell, Row, Table, measured
 from compare.report.words import metric_heading
-from compare.results import CollectiveSeries, Comparison, Curve, Entrant, GroupResult, Interval, Place, SeedRow
+from compare.results import (
+    Breakdown,
+    CollectiveSeries,
+    Comparison,
+    Curve,
+    Entrant,
+    GroupResult,
+    Interval,
+    Place,
+    SeedRow,
+)
 
 _MIB = 1 / 2**20
 _VERDICTS = {
@@ -56,6 +66,11 @@ def standing_cell(entrant: Entrant) -> Cell:
 def interval_cell(value: Interval | None, scale: float = 1.0) -> Cell:
     """Returns a cell for an estimate with its interval."""
     return Cell(NOTHING) if value is None else Cell(interval(value, scale), value.estimate * scale)
+
+
+def part_cell(breakdown: Breakdown, part: str) -> Cell:
+    """Returns the cell for a part of a step in milliseconds, which noise may hide."""
+    return Cell(part_of_step(breakdown, part), 1e3 * breakdown.resolved(part))
 
 
 def parity_table(groups: list[GroupResult]) -> Table:

@@ -1,0 +1,74 @@
+"""Where the time of a step goes: what a diagnosis run says of it, and what of that is no more than noise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import truediv
+from statistics import fmean, median
+
+from compare.report.statistics import SMALLEST_CLAIM, median_bounds
+from compare.results import Breakdown
+from records.record import RankRecord, RunRecord
+from records.throughput import NUM_WARMUP_STEPS
+
+_ALONE = ("forward", "backward", "optimizer")
+
+
+def measure_breakdown(run: RunRecord, timed_median: float | None) -> Breakdown | None:
+    """Derives the parts of a step from a diagnosis run.
+
+    Ranks wait for each other, so that the steps of one of them alone would mislead: a part of a step is the mean over
+    the ranks. Steps differ in length, and medians do not add up. Therefore the median over steps is taken of the share
+    that a part has in its step, and the shares, brought to a sum of 1, divide the median step.
+
+    Args:
+        run: The record of the diagnosis run.
+        timed_median: The median step of timed runs under the same conditions, in seconds; None if there are none.
+
+    Returns:
+        The parts; None if the run has too few steps.
+    """
+    if len(run.steps) <= NUM_WARMUP_STEPS:
+        return None
+    names = ("whole", "data", "first", *_ALONE)
+    steps = {name: _means(name, run.ranks) for name in names}
+    whole = median(steps["whole"])
+    # These two are differences of times, which noise alone makes larger or smaller than zero.
+    differences = {
+        "communication": _beyond(steps["whole"], *(steps[name] for name in ("data", *_ALONE))),
+        "building": _beyond(steps["first"], steps["forward"], steps["backward"]),
+    }
+    unresolved = {}
+    for name, values in differences.items():
+        low, high = median_bounds(values)
+        if low <= SMALLEST_CLAIM * whole:
+            unresolved[name] = max(high, SMALLEST_CLAIM * whole)
+    wholes, parts = steps["whole"], {name: steps[name] for name in ("data", *_ALONE)}
+    if "communication" not in unresolved:
+        parts["communication"] = differences["communication"]
+    shares = {name: median(map(truediv, seconds, wholes)) for name, seconds in parts.items()}
+    seconds = {name: share / sum(shares.values()) * whole for name, share in shares.items()}
+    breakdown = Breakdown(
+        **{name: median(values) for name, values in differences.items()} | seconds,
+        unresolved=unresolved,
+        overhead=None,
+    )
+    if timed_median:
+        breakdown.overhead = breakdown.total / timed_median - 1
+    return breakdown
+
+
+def _beyond(wholes: Sequence[float], *parts: Sequence[float]) -> list[float]:
+    return [whole - sum(rest) for whole, *rest in zip(wholes, *parts, strict=True)]
+
+
+def _means(name: str, ranks: Sequence[RankRecord]) -> list[float]:
+    """Returns the mean over ranks of what each step after the warm-up took."""
+    return [fmean(seconds) for seconds in zip(*(_seconds(rank, name) for rank in ranks), strict=True)]
+
+
+def _seconds(rank: RankRecord, name: str) -> list[float]:
+    seen = rank.diagnosis
+    assert seen is not None
+    direct = {"whole": seen.whole_seconds, "data": seen.data_seconds, "first": seen.first_seconds}
+    return (direct | seen.alone_seconds)[name][max(NUM_WARMUP_STEPS, len(seen.num_reductions)) :]

@@ -1,0 +1,112 @@
+"""Where the time of a step goes: what is planted in a phase is found there, and noise is called noise."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from compare.numbers import number, part_of_step
+from compare.report.breakdown import measure_breakdown
+from compare.report.statistics import SMALLEST_CLAIM
+from compare.results import PARTS, Breakdown
+from records.record import DiagnosisRecord, RankRecord, RunRecord, StepRecord
+from records.throughput import NUM_WARMUP_STEPS
+from tests.launching import lockstep
+from tests.planted import PLACES, SlowRank, breakdown
+
+# Many times what a step takes, so that a machine with other work does not matter.
+SECONDS = 0.04
+OPTIONS: dict[str, Any] = {"micro_batch_size": 16, "global_batch_size": 16, "max_steps": 16}
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> Breakdown:
+    return breakdown(None, 0.0, "token-tagging", **OPTIONS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", PLACES)
+def test_what_is_planted_in_a_phase_is_found_there(place: str, undisturbed: Breakdown) -> None:
+    found = breakdown(place, SECONDS, "token-tagging", **OPTIONS)
+    more = {part: getattr(found, part) - getattr(undisturbed, part) for part in PARTS}
+    assert 0.8 * SECONDS < more.pop(PLACES[place]) < 2 * SECONDS
+    assert all(abs(seconds) < SECONDS / 2 for seconds in more.values()), more
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["data", "forward"])
+def test_the_others_wait_for_a_slow_rank(phase: str, tmp_path: Path) -> None:
+    options = ["--task", "tests.planted:SlowRank", "--max-steps", "20", "--output-dir", tmp_path / "run"]
+    done = lockstep("ddp", *options, "--diagnose", env={"LOCKSTEP_TEST_SLOW_PHASE": phase})
+    assert done.returncode == 0, done.stderr
+    fast, slow = (
+        _medians(DiagnosisRecord.model_validate(rank["diagnosis"]))
+        for rank in json.loads((tmp_path / "run" / "record.json").read_text())["ranks"]
+    )
+    assert fast["communication"] > 0.8 * SlowRank.SECONDS
+    assert slow[phase] > 0.8 * SlowRank.SECONDS
+    assert max(fast[phase], slow["communication"]) < SlowRank.SECONDS / 2
+
+
+def _medians(seen: DiagnosisRecord) -> dict[str, float]:
+    parts = {"data": seen.data_seconds, **seen.alone_seconds}
+    sums = [sum(one) for one in zip(*parts.values(), strict=True)]
+    parts["communication"] = [whole - rest for whole, rest in zip(seen.whole_seconds, sums, strict=True)]
+    return {name: median(seconds[NUM_WARMUP_STEPS:]) for name, seconds in parts.items()}
+
+
+def _run(communication: list[float], building: float = 0.0) -> RunRecord:
+    """A run of one rank whose steps compute for 100 ms; the first steps, which are left out, take much longer."""
+    warmup = [9.0] * NUM_WARMUP_STEPS
+    constant = {name: [*warmup, *[seconds] * len(communication)] for name, seconds in _COMPUTING.items()}
+    seen = DiagnosisRecord.model_construct(
+        whole_seconds=[*warmup, *(0.1 + seconds for seconds in communication)],
+        data_seconds=constant.pop("data"),
+        first_seconds=[*warmup, *[0.07 + building] * len(communication)],
+        alone_seconds=constant,
+        num_reductions=[1],
+    )
+    step = StepRecord.model_construct()
+    num_steps = len(warmup) + len(communication)
+    return RunRecord.model_construct(steps=[step] * num_steps, ranks=[RankRecord.model_construct(diagnosis=seen)])
+
+
+_COMPUTING = {"data": 0.01, "forward": 0.02, "backward": 0.05, "optimizer": 0.02}
+
+
+def test_parts_add_up_to_the_step() -> None:
+    found = measure_breakdown(_run([0.05 + 0.001 * number for number in range(11)], building=0.03), timed_median=0.2)
+    assert found is not None
+    assert found.communication == pytest.approx(0.055)
+    assert found.building == pytest.approx(0.03)
+    assert found.unresolved == {}
+    assert found.total == pytest.approx(0.185)
+    assert found.overhead == pytest.approx(0.185 / 0.2 - 1)
+    assert part_of_step(found, "communication", 3) == "55.0"
+
+
+@pytest.mark.parametrize(
+    ("communication", "at_most"),
+    [
+        ([-0.02, 0.03] * 6, 0.03),  # as often below zero as above
+        ([0.0005] * 12, SMALLEST_CLAIM * 0.1),  # always there, but less than the method can promise
+        ([-0.004] * 12, SMALLEST_CLAIM * 0.1),
+        ([-0.01, 0.04, 0.05, 0.06, 0.05], 0.06),  # too few steps to leave one of them out
+    ],
+)
+def test_what_noise_may_have_made_is_called_noise(communication: list[float], at_most: float) -> None:
+    found = measure_breakdown(_run(communication), timed_median=None)
+    assert found is not None
+    assert found.unresolved["communication"] == pytest.approx(at_most, rel=0.05)
+    assert found.total == pytest.approx(0.1 + median(communication))
+    assert (
+        part_of_step(found, "communication") == f"noise, at most {number(1e3 * found.unresolved['communication'], 2)}"
+    )
+
+
+def test_too_few_steps_have_no_breakdown() -> None:
+    assert measure_breakdown(_run([]), timed_median=None) is None
