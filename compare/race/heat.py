@@ -66,9 +66,6 @@ def run_heat(
     seen = look_for_idleness(patient=plan.options.wait_for_idle)
     with _started(plan, runs, directory) as starters:
         _take_turns(starters, plan, runs[0].block, on_round)
-        for starter in starters:
-            if starter.why is None:
-                starter.why = starter.live.end()
     for starter in starters:
         facts = _facts(plan, starter, seen, peaks.get(starter.run.entrant.precision))
         directory.settle(starter.run, starter.output_dir, facts, starter.why)
@@ -125,6 +122,8 @@ def _take_turns(starters: list[_Starter], plan: RacePlan, block: int, on_round: 
                 starter.turns.append(_one_turn(starter.live, turn, number, position))
                 if turn.through < num_steps:
                     starter.live.rest()
+                else:  # the evaluation at its end must not disturb the turn of the next one
+                    starter.why = starter.live.end()
         if turn.through == num_steps:
             return
         if number == 0:
