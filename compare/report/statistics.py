@@ -20,11 +20,10 @@ import numpy as np
 from scipy import stats
 
 from compare.report.words import describe_comparison
-from compare.results import Claim, Comparison, Interval
+from compare.results import MIN_PAIRS, Claim, Comparison, Interval
 
 CONFIDENCE = 0.95
 SMALLEST_CLAIM = 0.01
-MIN_PAIRS = 3
 _POWER = 0.8
 # The share of turns that is left out at each end: other programs lengthen some turns many times over.
 _TRIMMED = 0.1
