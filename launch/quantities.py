@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
@@ -11,22 +12,22 @@ from pydantic import BeforeValidator, Field
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 
-def _duration(value: Any) -> Any:
+def _read(value: Any, units: Mapping[str, float], complaint: str) -> Any:
+    """Turns a number with a unit into a number; what is no text is left for pydantic to judge."""
     if not isinstance(value, str):
         return value
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|min|h)\s*", value)
+    found = re.fullmatch(rf"\s*(\d+(?:\.\d+)?)\s*({'|'.join(units)})\s*", value)
     if found is None:
-        raise ValueError("is not a duration; write it as 90s, 10min or 2h")
-    return float(found[1]) * _SECONDS[found[2]]
+        raise ValueError(complaint)
+    return float(found[1]) * units[found[2]]
+
+
+def _duration(value: Any) -> Any:
+    return _read(value, _SECONDS, "is not a duration; write it as 90s, 10min or 2h")
 
 
 def _share(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", value)
-    if found is None:
-        raise ValueError("is not a percentage; write it as 3% or 0.5%")
-    return float(found[1]) / 100
+    return _read(value, {"%": 0.01}, "is not a percentage; write it as 3% or 0.5%")
 
 
 def format_duration(seconds: float) -> str:

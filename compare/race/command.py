@@ -16,7 +16,6 @@ from compare.race.directory import RaceDirectory
 from compare.race.entrants import make_plan, read_run_options, schedule_race
 from compare.race.options import RaceOptions
 from compare.race.plan import RacePlan
-from compare.race.progress import format_duration
 from compare.race.report import write_report
 from compare.race.run import run_command, run_race
 from compare.report.pages import require_packages
@@ -24,6 +23,7 @@ from launch.arguments import named_path
 from launch.display import console
 from launch.errors import refused_path
 from launch.options import option_parser, validated
+from launch.quantities import format_duration
 from launch.signals import Interrupted, signals_raised
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import random
 import secrets
 import tempfile
@@ -24,7 +23,7 @@ from compare.race.machine import BusyCores, Idleness, look_for_idleness
 from compare.race.plan import PlannedRun, RacePlan
 from compare.race.turns import Turn
 from compare.report.runs import RaceFacts, TurnFacts
-from records.config import STARTED_AT_VARIABLE
+from launch.engines.environment import command_environment
 from records.throughput import NUM_WARMUP_STEPS
 
 SECONDS_OF_A_TURN = 1.0
@@ -75,9 +74,6 @@ def run_heat(
 @contextlib.contextmanager
 def _started(plan: RacePlan, runs: list[PlannedRun], directory: RaceDirectory) -> Iterator[list[_Starter]]:
     """Starts all entrants at once and waits until each rests before its first turn."""
-    # With PYTHONSAFEPATH no file in the user's directory is imported in place of a module.
-    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
-    environment.pop(STARTED_AT_VARIABLE, None)  # the time of a run begins with its own command
     with contextlib.ExitStack() as stack:
         sockets = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-race-")))
         starters: list[_Starter] = []
@@ -88,7 +84,7 @@ def _started(plan: RacePlan, runs: list[PlannedRun], directory: RaceDirectory) -
                     [*plan.arguments(run), f"--output-dir={output_dir}"],
                     num_processes=run.entrant.num_processes,
                     address=sockets / str(number),
-                    environment=environment,
+                    environment=command_environment(),
                 )
                 starters.append(_Starter(run, output_dir, stack.enter_context(live)))
             for starter in starters:

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from compare.race.plan import PlannedRun
+from launch.quantities import format_duration
 
 
 class ProgressOfRace:
@@ -84,8 +85,3 @@ class ProgressOfRace:
         means = {purpose: sum(seconds) / len(seconds) for purpose, seconds in self._seconds.items()}
         seconds = sum(means.get(run.purpose, overall) for run in self._left)
         return f"about {format_duration(seconds)} left"
-
-
-def format_duration(seconds: float) -> str:
-    """Formats a duration for people."""
-    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"

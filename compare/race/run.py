@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import subprocess
 import sys
@@ -20,9 +19,9 @@ from compare.race.progress import ProgressOfRace
 from compare.race.report import is_decided
 from compare.report.runs import RaceFacts
 from compare.results import MIN_PAIRS
+from launch.engines.environment import command_environment
 from launch.guardian import guarded
 from launch.signals import Interrupted
-from records.config import STARTED_AT_VARIABLE
 from records.names import RECORD_NAME
 from records.record import read_record
 
@@ -119,13 +118,10 @@ def run_command(arguments: list[str]) -> subprocess.CompletedProcess[str]:
     Raises:
         Interrupted: A signal asked to stop (see signals_raised). The command has received SIGTERM and has ended.
     """
-    # With PYTHONSAFEPATH no file in the user's directory is imported in place of a module.
-    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
-    environment.pop(STARTED_AT_VARIABLE, None)  # the time of a run begins with its own command
     with guarded() as mark:
         process = subprocess.Popen(
             [sys.executable, "-m", "launch", *arguments],
-            env={**environment, **mark},
+            env={**command_environment(), **mark},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

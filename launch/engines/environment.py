@@ -9,6 +9,7 @@ from pathlib import Path
 from launch.engines.interface import PROJECT_DIRECTORY, Engine, Ranks
 from launch.engines.registry import ENGINES
 from launch.nodes import interface
+from records.config import STARTED_AT_VARIABLE
 
 # fp32 must mean fp32: NVIDIA's images turn on TF32, whose mantissa has ten bits.
 EXACT_FLOAT32 = {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "0", "NVIDIA_TF32_OVERRIDE": "0"}
@@ -22,12 +23,7 @@ def engine_environment(engine: Engine, ranks: Ranks) -> dict[str, str]:
     environment = {
         name: value for name, value in os.environ.items() if not (describes_ranks(name) or name in _PYTHON_VARIABLES)
     }
-    # Ranks run in the project's directory; the user's relative paths start from this one. The project comes first,
-    # so that no module of the user's, such as a training.py, takes the place of one of ours.
-    paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
-    is_editable = str(PROJECT_DIRECTORY) != sysconfig.get_path("purelib")
-    paths = [*([str(PROJECT_DIRECTORY)] if is_editable else []), *(str(Path(path).absolute()) for path in paths)]
-    environment["PYTHONPATH"] = os.pathsep.join(paths)
+    environment["PYTHONPATH"] = _python_path()
     environment |= {
         **EXACT_FLOAT32,
         "OMP_NUM_THREADS": str(ranks.num_threads),
@@ -57,3 +53,23 @@ def rank_of_process() -> int:
     """Returns the rank that an engine has given this process, 0 if none has: for tasks that act on one rank only."""
     variables = [engine.rank_variable for engine in ENGINES.values() if engine.rank_variable is not None]
     return next((int(os.environ[name]) for name in variables if name in os.environ), 0)
+
+
+def command_environment() -> dict[str, str]:
+    """Returns the environment for Lockstep's own command line in another process."""
+    # With PYTHONSAFEPATH no file in the user's directory is imported in place of a module.
+    environment = {**os.environ, "PYTHONPATH": _python_path(), "PYTHONSAFEPATH": "1"}
+    environment.pop(STARTED_AT_VARIABLE, None)  # the time of a run begins with its own command
+    return environment
+
+
+def _python_path() -> str:
+    """Returns PYTHONPATH for processes that may run in another directory: the user's paths, made absolute.
+
+    The project comes first, so that no module of the user's, such as a training.py, takes the place of one of ours.
+    """
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    is_editable = str(PROJECT_DIRECTORY) != sysconfig.get_path("purelib")
+    return os.pathsep.join(
+        [*([str(PROJECT_DIRECTORY)] if is_editable else []), *(str(Path(path).absolute()) for path in paths)]
+    )
