@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
@@ -215,6 +216,7 @@ class LiveEntrant:
         return self._guardians.get(process.pid, False)
 
 
-def seconds_of(taken: list[TurnTaken]) -> float:
-    """Returns the seconds in which all ranks together have taken the timed steps of a turn."""
-    return max(one.ended for one in taken) - max(one.began for one in taken)
+def step_seconds_of(taken: list[TurnTaken]) -> list[float]:
+    """Returns the seconds in which all ranks together have taken each timed step of a turn."""
+    ends = [max(one.began for one in taken), *(max(ranks) for ranks in zip(*(one.ends for one in taken), strict=True))]
+    return [end - begin for begin, end in pairwise(ends)]

@@ -14,7 +14,7 @@ from compare.report.places import mixtures_of, places_of
 from compare.report.references import entrant_parity, sample_of
 from compare.report.runs import Run
 from compare.report.scaling import scaling_of
-from compare.report.statistics import CONFIDENCE, SMALLEST_CLAIM, compare_pairs
+from compare.report.statistics import CONFIDENCE, SMALLEST_CLAIM, PairedStarts, compare_group, log_ratio
 from compare.report.training import curves_of, seed_table_of
 from compare.report.words import describe_batch, describe_task, describe_verdict, ranks
 from compare.results import CollectiveSeries, Comparison, Group, GroupResult, Results
@@ -111,39 +111,42 @@ def _group_result(key: str, runs: list[EntrantRuns], completed: Sequence[Run]) -
         key=key,
     )
     ranked = [runs[index] for index, entrant in enumerate(entrants) if entrant.ranked]
-    pairs = list(combinations(ranked, 2))
-    comparisons = [_comparison(first, second, num_comparisons=len(pairs)) for first, second in pairs]
+    comparisons = _comparisons(ranked)
     names = {name: None for entrant in entrants for name in entrant.settings}
     measured = [entrant for entrant in entrants if entrant.num_runs]
     differing = [name for name in names if len({entrant.settings.get(name) for entrant in measured}) > 1]
     return GroupResult(group=group, entrants=entrants, comparisons=comparisons, differing_settings=differing)
 
 
-def _comparison(first: EntrantRuns, second: EntrantRuns, *, num_comparisons: int) -> Comparison:
+def _comparisons(ranked: Sequence[EntrantRuns]) -> list[Comparison]:
     """Pairs turns of the same round of a block; runs outside a race are paired in the order in which they were made."""
-    ours, theirs = _by_block(first.timed), _by_block(second.timed)
-    blocks = [block for block in ours if block in theirs]
-    starts = [
-        [(ours[block][turn], theirs[block][turn]) for turn in ours[block] if turn in theirs[block]] for block in blocks
+    pairs, outside = [], set()
+    for first, second in combinations(ranked, 2):
+        ours, theirs = _by_block(first.timed), _by_block(second.timed)
+        blocks = [block for block in ours if block in theirs]
+        starts = [
+            [log_ratio(ours[block][steps], theirs[block][steps]) for steps in ours[block] if steps in theirs[block]]
+            for block in blocks
+        ]
+        pairs.append(PairedStarts(first.name, second.name, [turns for turns in starts if turns]))
+        if any(not race for race, _ in blocks):
+            outside.add((first.name, second.name))
+    return [
+        comparison.model_copy(update={"text": f"{comparison.text} (the runs were not made in blocks)"})
+        if (comparison.first, comparison.second) in outside
+        else comparison
+        for comparison in compare_group(pairs)
     ]
-    comparison = compare_pairs(
-        first.name, second.name, [pairs for pairs in starts if pairs], num_comparisons=num_comparisons
-    )
-    if any(not race for race, _ in blocks):
-        return comparison.model_copy(update={"text": f"{comparison.text} (the runs were not made in blocks)"})
-    return comparison
 
 
-def _by_block(runs: Sequence[Run]) -> dict[tuple[str, int], dict[tuple[int, int], float]]:
-    """Returns the seconds of a step, by the run's race and block, and by the steps that were timed.
+def _by_block(runs: Sequence[Run]) -> dict[tuple[str, int], dict[tuple[int, int], list[float]]]:
+    """Returns the seconds of each step, by the run's race and block, and by the steps that were timed together.
 
-    Outside a race, the block is the number of the run.
+    Outside a race, the block is the number of the run, and all of its steps have one time together.
     """
     found = {}
     for number, run in enumerate(runs):
         most = max((span.number for span in run.timed_steps), default=0)
         block = (run.race.race, run.race.block) if run.race else ("", number)
-        found[block] = {
-            (span.first, span.number): span.seconds / span.number for span in run.timed_steps if 2 * span.number >= most
-        }
+        found[block] = {(span.first, span.number): span.seconds for span in run.timed_steps if 2 * span.number >= most}
     return found
