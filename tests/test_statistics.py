@@ -50,10 +50,10 @@ def test_more_comparisons_widen_each_interval() -> None:
 def test_a_clear_difference_is_claimed_in_words() -> None:
     slower = _compare([1.10, 1.11, 1.09, 1.10, 1.10])
     assert slower.claim == "slower"
-    assert slower.text.startswith("b is 10.0 % slower than a [")
+    assert slower.text.startswith("b takes 10.0 % longer than a [")
     faster = _compare([1 / 1.10, 1 / 1.11, 1 / 1.09, 1 / 1.10, 1 / 1.10])
     assert faster.claim == "faster"
-    assert faster.text.startswith("a is 10.0 % slower than b [")
+    assert faster.text.startswith("a takes 10.0 % longer than b [")
     assert slower.text.split("[")[1] == faster.text.split("[")[1]
 
 
