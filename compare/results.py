@@ -13,6 +13,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 RESULTS_NAME = "results.json"
+# Entrants that were started together less often are not compared.
+MIN_PAIRS = 3
 # The parts of a step, in the order in which they are shown.
 PARTS = ("data", "forward", "backward", "communication", "optimizer", "building")
 

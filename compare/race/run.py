@@ -19,7 +19,7 @@ from compare.race.plan import PlannedRun, RacePlan, heats_of
 from compare.race.progress import ProgressOfRace
 from compare.race.report import is_decided
 from compare.report.runs import RaceFacts
-from compare.report.statistics import MIN_PAIRS
+from compare.results import MIN_PAIRS
 from launch.guardian import guarded
 from launch.signals import Interrupted
 from records.config import STARTED_AT_VARIABLE

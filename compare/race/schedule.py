@@ -17,7 +17,7 @@ from backends.registry import REFERENCE
 from compare.race.heat import SECONDS_OF_A_TURN
 from compare.race.options import RaceOptions
 from compare.race.plan import Entrant, PlannedRun, Schedule, draw_plan, heats_of
-from compare.report.statistics import MIN_PAIRS
+from compare.results import MIN_PAIRS
 from launch.engines.interface import PROJECT_DIRECTORY
 from launch.errors import UsageError
 from launch.quantities import format_duration

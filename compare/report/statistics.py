@@ -30,11 +30,10 @@ import numpy as np
 from scipy import stats
 
 from compare.report.words import describe_comparison
-from compare.results import Claim, Comparison, Interval
+from compare.results import MIN_PAIRS, Claim, Comparison, Interval
 
 CONFIDENCE = 0.95
 SMALLEST_CLAIM = 0.01
-MIN_PAIRS = 3
 _POWER = 0.8
 # The share of the steps of a turn that is left out at each end.
 _TRIMMED = 0.2
