@@ -102,7 +102,7 @@ def test_what_comes_from_records_is_text(page: str, outline: Outline) -> None:
 
 def test_names_in_plots_are_no_markup(page: str) -> None:
     drawings = _drawings(page)
-    assert len(drawings) == 2 * 3 + 4 + 4 + 1
+    assert len(drawings) == 1 + 2 * 3 + 4 + 4 + 1
     text = "\n".join(drawings)
     assert "&lt;script&gt;" in text
     assert "&lt;b&gt;mpi&lt;/b&gt;" in text
