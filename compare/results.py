@@ -146,6 +146,29 @@ class GroupResult(_Strict):
     differing_settings: list[str] = Field(description="names of settings in which entrants differ")
 
 
+class Placing(_Strict):
+    """One entrant of a standing."""
+
+    label: str = Field(description="the backend and the number of ranks")
+    backend: str
+    num_processes: int
+    samples_per_second: Interval
+    longer: Interval | None = Field(
+        description="time of a step, relative to the opponent's: 0.1 is a tenth longer; null for the opponent"
+    )
+    claim: Claim | None = Field(description="what may be claimed of it; null for the opponent")
+
+
+class Standing(_Strict):
+    """All entrants that did the same work, whatever their number of ranks, compared with the fastest of them."""
+
+    conditions: str = Field(description="precision, batch and accumulation in words")
+    opponent: str = Field(description="the label of the fastest entrant")
+    num_starts: int = Field(description="how often each was started")
+    num_turns: int = Field(description="how many turns each pair took, over all starts; 0 if they took none")
+    placings: list[Placing] = Field(description="the fastest first")
+
+
 class Curve(_Strict):
     """One run trained to its end; lists of equal length for steps, and for evaluations."""
 
@@ -240,6 +263,7 @@ class Results(_Strict):
     created_at: str = Field(description="ISO 8601, UTC")
     verdict: list[str] = Field(description="sentences, the most important first")
     groups: list[GroupResult]
+    standings: list[Standing] = Field(default_factory=list)
     curves: list[Curve]
     seed_table: list[SeedRow]
     scaling: list[Scaling]

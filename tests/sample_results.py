@@ -17,10 +17,12 @@ from compare.results import (
     Interval,
     Parity,
     Place,
+    Placing,
     Results,
     Scaling,
     ScalingPoint,
     SeedRow,
+    Standing,
     Wire,
 )
 
@@ -67,6 +69,7 @@ def sample_results(steps_a_run: int = 120, losses: int = 600) -> Results:
             "On one rank no difference was shown between single and ddp; one of 4 % would have been seen.",
         ],
         groups=[_one_rank(dice, steps_a_run), _two_ranks(dice, steps_a_run)],
+        standings=[_standing()],
         curves=[
             _curve(dice, "ddp", 0.051, losses, top=0.924, reached=15.3),
             _curve(dice, "horovod", 0.066, losses, top=0.924, reached=19.8),
@@ -127,6 +130,33 @@ def empty_results() -> Results:
         problems=[],
         commands={},
         facts={},
+    )
+
+
+def _standing() -> Standing:
+    return Standing(
+        conditions="bf16, global batch 32, 1 accumulation step(s)",
+        opponent="ddp, 2 ranks",
+        num_starts=4,
+        num_turns=48,
+        placings=[
+            _placing("ddp", 2, 627, None),
+            _placing("single", 1, 618, 0.015),
+            _placing("horovod", 2, 489, 0.28),
+            _placing(HOSTILE, 2, 190, 2.3),
+        ],
+    )
+
+
+def _placing(backend: str, num_processes: int, rate: float, longer: float | None) -> Placing:
+    label = f"{backend}, {num_processes} rank{'s' * (num_processes > 1)}"
+    return Placing(
+        label=label,
+        backend=backend,
+        num_processes=num_processes,
+        samples_per_second=Interval(estimate=rate, low=0.98 * rate, high=1.02 * rate),
+        longer=None if longer is None else Interval(estimate=longer, low=longer - 0.02, high=longer + 0.02),
+        claim=None if longer is None else "slower" if longer > 0.03 else "none",
     )
 
 

@@ -100,7 +100,7 @@ _CONTRAST = """() => {
 def test_page_opens_by_itself_and_draws(visit: Callable[..., Visit], scheme: str, width: int) -> None:
     seen = visit(color_scheme=scheme, viewport={"width": width, "height": 800})
     plots = seen.page.evaluate(_PLOTS)
-    assert len(plots) == 2 * 3 + 4 + 4 + 1
+    assert len(plots) == 1 + 2 * 3 + 4 + 4 + 1
     for plot in plots:
         assert plot["drawn"] == plot["marks"] > 0
         assert plot["width"] > min(width, 500) * 0.85

@@ -8,7 +8,14 @@ import math
 import numpy as np
 import pytest
 
-from compare.report.statistics import SMALLEST_CLAIM, compare_pairs, detectable_difference, mean_interval
+from compare.report.statistics import (
+    SMALLEST_CLAIM,
+    PairedStarts,
+    compare_group,
+    detectable_difference,
+    log_ratio,
+    mean_interval,
+)
 from compare.results import Comparison
 from launch.engines.interface import PROJECT_DIRECTORY
 from tests.variants_of_ddp import PLANTED_SLOWDOWN
@@ -18,7 +25,8 @@ BLOCKS_OF_A_RACE = 7
 
 
 def _compare(ratios: list[float], *, num_comparisons: int = 1) -> Comparison:
-    return compare_pairs("a", "b", [[(1.0, ratio)] for ratio in ratios], num_comparisons=num_comparisons)
+    pairs = [PairedStarts("a", f"b{i or ''}", [[math.log(ratio)] for ratio in ratios]) for i in range(num_comparisons)]
+    return compare_group(pairs)[0]
 
 
 def test_an_interval_is_students_on_the_logarithms() -> None:
@@ -42,10 +50,10 @@ def test_more_comparisons_widen_each_interval() -> None:
 def test_a_clear_difference_is_claimed_in_words() -> None:
     slower = _compare([1.10, 1.11, 1.09, 1.10, 1.10])
     assert slower.claim == "slower"
-    assert slower.text.startswith("b is 10.0 % slower than a [")
+    assert slower.text.startswith("b takes 10.0 % longer than a [")
     faster = _compare([1 / 1.10, 1 / 1.11, 1 / 1.09, 1 / 1.10, 1 / 1.10])
     assert faster.claim == "faster"
-    assert faster.text.startswith("a is 10.0 % slower than b [")
+    assert faster.text.startswith("a takes 10.0 % longer than b [")
     assert slower.text.split("[")[1] == faster.text.split("[")[1]
 
 
@@ -72,7 +80,7 @@ def test_too_few_pairs_say_nothing() -> None:
 
 def test_the_detectable_difference_is_detected_in_four_races_of_five() -> None:
     deviation, num_pairs = 0.03, 7
-    planted = math.log1p(detectable_difference(deviation, num_pairs))
+    planted = math.log1p(detectable_difference(deviation / math.sqrt(num_pairs), num_pairs - 1))
     random = np.random.default_rng(0)
     claims = [
         _compare(list(np.exp(random.normal(planted, deviation, num_pairs)))).claim == "slower" for _ in range(1000)
@@ -90,17 +98,37 @@ def test_intervals_of_normal_logarithms_cover() -> None:
     assert 0.93 < covered / 1000 < 0.97
 
 
-def test_the_turns_of_a_start_count_once_and_their_spread_is_a_floor() -> None:
-    """Starts that agree by chance do not hide that their turns differ; a turn that was disturbed does not matter."""
-    turns = [(1.0, ratio) for ratio in (1.0, 1.1) * 10]
-    agreeing = compare_pairs("a", "b", [turns] * 4, num_comparisons=1).slowdown
-    assert agreeing is not None
-    half = 3.18245 * np.log([ratio for _, ratio in turns]).std(ddof=1) / math.sqrt(len(turns) * 4)  # t(0.975, 3)
-    assert math.log1p(agreeing.high) - math.log1p(agreeing.low) == pytest.approx(2 * half, rel=1e-4)  # type: ignore[arg-type]
-    calm = [(1.0, 1.05)] * 19
-    disturbed = compare_pairs("a", "b", [[*calm, (1.0, 50.0)]] * 4, num_comparisons=1).slowdown
-    assert disturbed is not None
-    assert disturbed.estimate == pytest.approx(0.05)
+def test_a_disturbed_step_does_not_matter() -> None:
+    calm = [1.0] * 19
+    assert log_ratio([*calm, 1.0], [1.05 * second for second in calm] + [50.0]) == pytest.approx(math.log(1.05))
+
+
+def test_starts_that_agree_by_chance_do_not_hide_that_turns_differ() -> None:
+    turns = [math.log(ratio) for ratio in (1.0, 1.1) * 10]
+    interval = compare_group([PairedStarts("a", "b", [turns] * 4)])[0].slowdown
+    assert interval is not None
+    half = 1.99167 * np.std(turns, ddof=1) / math.sqrt(len(turns) * 4)  # t(0.975, 4 x 19)
+    width = math.log1p(interval.high or 0) - math.log1p(interval.low or 0)
+    assert width == pytest.approx(2 * half, rel=1e-3)
+
+
+@pytest.mark.parametrize("share_of_starting", [0.0, 0.25, 1.0, 4.0])
+def test_intervals_of_turns_hold_together(share_of_starting: float) -> None:
+    """Three entrants, four starts, twelve turns; some of the variance of a start's mean arises when it starts."""
+    random, num_turns, num_races = np.random.default_rng(2), 12, 500
+    held = 0
+    for _ in range(num_races):
+        starting = random.normal(0, math.sqrt(share_of_starting / num_turns), (3, 4, 1))
+        times = 0.02 * (random.normal(0, 1, (3, 4, num_turns)) + starting)
+        pairs = [PairedStarts(str(a), str(b), (times[b] - times[a]).tolist()) for a, b in ((0, 1), (0, 2), (1, 2))]
+        intervals = [comparison.slowdown for comparison in compare_group(pairs)]
+        held += all(one is not None and one.low < 0 < one.high for one in intervals)  # type: ignore[operator]
+    assert held / num_races > 0.93
+
+
+def test_one_pair_with_too_few_starts_says_so_beside_others() -> None:
+    many, few = PairedStarts("a", "b", [[0.0, 0.01]] * 3), PairedStarts("a", "c", [[0.0, 0.01]] * 2)
+    assert [comparison.claim for comparison in compare_group([many, few])] == ["none", "too few"]
 
 
 def test_a_mean_of_one_run_has_no_interval() -> None:
@@ -121,15 +149,8 @@ def _real_blocks(first: str, second: str) -> list[tuple[float, float]]:
 def _claims(blocks: list[tuple[float, float]]) -> list[str]:
     """Of races that each drew some of the real blocks."""
     random = np.random.default_rng(0)
-    return [
-        compare_pairs(
-            "a",
-            "b",
-            [[blocks[index]] for index in random.choice(len(blocks), BLOCKS_OF_A_RACE, replace=False)],
-            num_comparisons=1,
-        ).claim
-        for _ in range(NUM_RACES)
-    ]
+    draws = [random.choice(len(blocks), BLOCKS_OF_A_RACE, replace=False) for _ in range(NUM_RACES)]
+    return [_compare([blocks[index][1] / blocks[index][0] for index in draw]).claim for draw in draws]
 
 
 def test_a_backend_against_itself_differs_in_few_real_races() -> None:
@@ -141,7 +162,7 @@ def test_a_planted_slowdown_is_found_in_most_real_races() -> None:
     blocks = _real_blocks("ddp", "slowed")
     claims = _claims(blocks)
     assert sum(claim == "slower" for claim in claims) >= 0.9 * NUM_RACES
-    whole = compare_pairs("a", "b", [[block] for block in blocks], num_comparisons=1).slowdown
+    whole = _compare([theirs / ours for ours, theirs in blocks]).slowdown
     assert whole is not None
     # Each rank sleeps a tenth, and the slowest one's step counts: a little more than a tenth in all.
     assert PLANTED_SLOWDOWN / 2 < whole.low < whole.high < 2 * PLANTED_SLOWDOWN  # type: ignore[operator]

@@ -120,7 +120,9 @@ def test_an_entrant_rests_between_its_turns_and_ends_by_itself(tmp_path: Path, l
     assert live.cpu_seconds() == before
     taken = live.take(Turn(warm_through=2, through=10))
     assert len(taken) == 2
-    assert all(one.began < one.ended and one.cpu_seconds > 0 for one in taken)
+    assert all(len(one.ends) == 8 and one.began < one.ends[0] < one.ends[-1] for one in taken)
+    assert all(one.cpu_seconds > 0 for one in taken)
+    assert list(_processes(tmp_path / "run").values()).count(psutil.STATUS_STOPPED) >= 2  # command line and engine
     live.rest()
     wait_until(lambda: _rests(tmp_path / "run"), "all of its processes to be stopped")
     time.sleep(2)  # which is no time of a step
@@ -142,6 +144,20 @@ def test_an_entrant_whose_rank_dies_while_it_rests_is_named(tmp_path: Path, live
     assert why is not None
     record = json.loads((tmp_path / "run" / "record.json").read_text())
     assert "rank 1" in record["error"]
+
+
+def test_an_entrant_that_hangs_in_its_turn_is_found_by_its_launcher(tmp_path: Path) -> None:
+    options = ["ddp", *TINY, "--num-processes=2", f"--max-steps={NUM_STEPS}", f"--output-dir={tmp_path / 'run'}"]
+    options += ["--task", "tests.faulty:HangingTask", "--fault", "loops", "--hang-timeout", "5"]
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT_DIRECTORY)}
+    with LiveEntrant(options, num_processes=2, address=tmp_path / "socket", environment=environment) as entrant:
+        entrant.get_ready()
+        with pytest.raises(EntrantEnded):
+            entrant.take(Turn(warm_through=1, through=NUM_STEPS))
+        entrant.end()
+    record = json.loads((tmp_path / "run" / "record.json").read_text())
+    assert "rank 1" in record["error"]
+    assert "hangs" in record["error"]
 
 
 def test_an_entrant_that_cannot_start_says_why(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 
 from compare.race.directory import RaceDirectory
-from compare.race.live import EntrantEnded, LiveEntrant, seconds_of
+from compare.race.live import EntrantEnded, LiveEntrant, step_seconds_of
 from compare.race.machine import BusyCores, Idleness, look_for_idleness
 from compare.race.plan import PlannedRun, RacePlan
 from compare.race.turns import Turn
@@ -123,7 +123,7 @@ def _take_turns(starters: list[_Starter], plan: RacePlan, block: int, on_round: 
         if turn.through == num_steps:
             return
         if number == 0:
-            step_seconds = [one.turns[0].seconds / one.turns[0].num_steps for one in running if one.turns]
+            step_seconds = [sum(one.turns[0].step_seconds) / one.turns[0].num_steps for one in running if one.turns]
             warm, timed = _steps_of_a_turn(step_seconds)
             steps_per_epoch = running[0].live.steps_per_epoch
         turn = next_turn(turn.through, warm, timed, steps_per_epoch=steps_per_epoch, num_steps=num_steps)
@@ -169,7 +169,7 @@ def _one_turn(live: LiveEntrant, turn: Turn, number: int, position: int) -> Turn
         position=position,
         first_step=turn.warm_through + 1,
         num_steps=turn.through - turn.warm_through,
-        seconds=seconds_of(taken),
+        step_seconds=step_seconds_of(taken),
         cpu_seconds=sum(one.cpu_seconds for one in taken),
         instructions=sum(counted) if len(counted) == len(taken) else None,
         foreign_share=round(cores.share(without=live.cpu_seconds() - own), 4),

@@ -8,7 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 _Message = TypeVar("_Message", Hello, TurnTaken)
 
 _POLL_SECONDS = 0.2
+# Turns are shorter, but for the evaluation with which a turn may begin.
+_SECONDS_OF_SILENCE = 10.0
 
 
 class EntrantEnded(Exception):
@@ -51,6 +55,7 @@ class LiveEntrant:
         self.steps_per_epoch = 0
         self._num_processes = num_processes
         self._connections: dict[int, socket.socket] = {}
+        self._ranks: list[psutil.Process] = []
         self._resources = contextlib.ExitStack()
         with self._resources:
             self._listener = self._resources.enter_context(socket.socket(socket.AF_UNIX))
@@ -100,16 +105,23 @@ class LiveEntrant:
         Raises:
             EntrantEnded: It has ended before.
         """
+        import psutil
+
         while len(self._connections) < self._num_processes:
             for _ in self._readable([self._listener]):
                 connection, _ = self._listener.accept()
                 hello = self._receive(Hello, connection)
                 self._connections[hello.rank] = connection
+                with contextlib.suppress(psutil.NoSuchProcess):  # it has ended, which its turn will show
+                    self._ranks.append(psutil.Process(hello.pid))
                 self.steps_per_epoch = hello.steps_per_epoch
         self.rest()
 
     def take(self, turn: Turn) -> list[TurnTaken]:
-        """Gives the entrant a turn; afterwards it rests.
+        """Gives the entrant a turn.
+
+        Only its ranks go on, and what they have started: launchers poll, which would disturb the ranks where these take
+        all cores. If the ranks do not answer, the launcher goes on, too, and finds out which of them hangs.
 
         Returns:
             What each rank has measured, in the order of the ranks.
@@ -117,7 +129,8 @@ class LiveEntrant:
         Raises:
             EntrantEnded: It has ended before all ranks had taken the turn.
         """
-        self._signal(signal.SIGCONT)
+        for rank in self._ranks:
+            self._send(signal.SIGCONT, _with_children(rank))
         for connection in self._connections.values():
             with contextlib.suppress(OSError):  # a rank that is gone is noticed below
                 send(connection, turn)
@@ -158,6 +171,7 @@ class LiveEntrant:
         Raises:
             EntrantEnded: The entrant's command line has ended.
         """
+        silent_since = time.monotonic()
         while True:
             readable, _, _ = select.select(sockets, [], [], _POLL_SECONDS)
             if readable:
@@ -165,6 +179,8 @@ class LiveEntrant:
                 return
             if self._process.poll() is not None:
                 raise EntrantEnded
+            if time.monotonic() - silent_since > _SECONDS_OF_SILENCE:
+                self._signal(signal.SIGCONT)
 
     def _receive(self, kind: type[_Message], connection: socket.socket) -> _Message:
         """Returns the message of a rank.
@@ -189,22 +205,20 @@ class LiveEntrant:
         The guardian takes no time, and must be able to end the ranks when the launcher is killed. The launcher is the
         first to be stopped and the last to be continued, or its watchdog would see that the ranks are stopped.
         """
+        processes = self._processes()
+        self._send(number, processes if number == signal.SIGSTOP else processes[::-1])
+
+    @staticmethod
+    def _send(number: signal.Signals, processes: list[psutil.Process]) -> None:
         import psutil
 
-        processes = self._processes()
-        for process in processes if number == signal.SIGSTOP else reversed(processes):
+        for process in processes:
             with contextlib.suppress(psutil.Error):
                 process.send_signal(number)
 
     def _processes(self) -> list[psutil.Process]:
         """Returns the launcher, which comes first, and all that it has started but its guardian."""
-        import psutil
-
-        try:
-            processes = [self._launcher, *self._launcher.children(recursive=True)]
-        except psutil.Error:
-            return []
-        return [process for process in processes if not self._is_guardian(process)]
+        return [process for process in _with_children(self._launcher) if not self._is_guardian(process)]
 
     def _is_guardian(self, process: psutil.Process) -> bool:
         import psutil
@@ -215,6 +229,17 @@ class LiveEntrant:
         return self._guardians.get(process.pid, False)
 
 
-def seconds_of(taken: list[TurnTaken]) -> float:
-    """Returns the seconds in which all ranks together have taken the timed steps of a turn."""
-    return max(one.ended for one in taken) - max(one.began for one in taken)
+def _with_children(process: psutil.Process) -> list[psutil.Process]:
+    """Returns a process and all that it has started and that are left, itself first; nothing if it has ended."""
+    import psutil
+
+    try:
+        return [process, *process.children(recursive=True)]
+    except psutil.Error:
+        return []
+
+
+def step_seconds_of(taken: list[TurnTaken]) -> list[float]:
+    """Returns the seconds in which all ranks together have taken each timed step of a turn."""
+    ends = [max(one.began for one in taken), *(max(ranks) for ranks in zip(*(one.ends for one in taken), strict=True))]
+    return [end - begin for begin, end in pairwise(ends)]

@@ -58,13 +58,13 @@ class TurnTaken:
 
     Attributes:
         began: When the timed steps began, in seconds on the machine's monotonic clock.
-        ended: When they ended.
+        ends: When each of them ended; on a GPU, which works on after a step has been given to it, the last one only.
         cpu_seconds: The processor time of all threads of the rank in between.
         instructions: Their instructions in user mode in between; None where they cannot be counted.
     """
 
     began: float
-    ended: float
+    ends: list[float]
     cpu_seconds: float
     instructions: int | None
 
@@ -103,6 +103,7 @@ class Turns(Hooks):
         self._lines = self._connection.makefile("rb")
         self._turn: Turn | None = None
         self._began, self._reading = self._now()
+        self._ends: list[float] = []
         send(self._connection, Hello(trainer.backend.rank, pid, trainer.plan.steps_per_epoch))
 
     @override
@@ -115,11 +116,14 @@ class Turns(Hooks):
         assert self._turn is not None
         if step == self._turn.warm_through:
             self._began, self._reading = self._now()
-        if step == self._turn.through:
+            self._ends = []
+        elif step == self._turn.through:
             ended, reading = self._now()
-            send(self._connection, TurnTaken(self._began, ended, *reading.since(self._reading)))
+            send(self._connection, TurnTaken(self._began, [*self._ends, ended], *reading.since(self._reading)))
             if step < self._trainer.num_steps:
                 self._rest()
+        elif step > self._turn.warm_through and self._trainer.backend.device.type != "cuda":
+            self._ends.append(time.monotonic())
 
     def _rest(self) -> None:
         self._measurements.rest_begins()

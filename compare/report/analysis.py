@@ -10,11 +10,13 @@ from typing import Any
 from compare.report.entrants import measure_entrant
 from compare.report.grouping import EntrantRuns, condition, group_runs
 from compare.report.info import NothingToReport, ReportInfo
+from compare.report.pairing import paired
 from compare.report.places import mixtures_of, places_of
 from compare.report.references import entrant_parity, sample_of
 from compare.report.runs import Run
 from compare.report.scaling import scaling_of
-from compare.report.statistics import CONFIDENCE, SMALLEST_CLAIM, compare_pairs
+from compare.report.standings import standings_of
+from compare.report.statistics import CONFIDENCE, SMALLEST_CLAIM, compare_group
 from compare.report.training import curves_of, seed_table_of
 from compare.report.words import describe_batch, describe_task, describe_verdict, ranks
 from compare.results import CollectiveSeries, Comparison, Group, GroupResult, Results
@@ -46,11 +48,13 @@ def analyse(runs: Sequence[Run], collectives: Sequence[CollectiveSeries], info: 
         if not run.is_usable
     ]
     problems = [*info.problems, *failures, *mixtures_of(completed)]
+    standings = standings_of(groups, grouped)
     return Results(
         title=info.title,
         created_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        verdict=describe_verdict(groups, len(problems)),
+        verdict=describe_verdict(groups, standings, len(problems)),
         groups=groups,
+        standings=standings,
         curves=curves_of(groups, grouped, info.target_accuracy),
         seed_table=seed_table_of(groups, grouped),
         scaling=scaling_of(groups, grouped),
@@ -111,39 +115,20 @@ def _group_result(key: str, runs: list[EntrantRuns], completed: Sequence[Run]) -
         key=key,
     )
     ranked = [runs[index] for index, entrant in enumerate(entrants) if entrant.ranked]
-    pairs = list(combinations(ranked, 2))
-    comparisons = [_comparison(first, second, num_comparisons=len(pairs)) for first, second in pairs]
+    comparisons = _comparisons(ranked)
     names = {name: None for entrant in entrants for name in entrant.settings}
     measured = [entrant for entrant in entrants if entrant.num_runs]
     differing = [name for name in names if len({entrant.settings.get(name) for entrant in measured}) > 1]
     return GroupResult(group=group, entrants=entrants, comparisons=comparisons, differing_settings=differing)
 
 
-def _comparison(first: EntrantRuns, second: EntrantRuns, *, num_comparisons: int) -> Comparison:
-    """Pairs turns of the same round of a block; runs outside a race are paired in the order in which they were made."""
-    ours, theirs = _by_block(first.timed), _by_block(second.timed)
-    blocks = [block for block in ours if block in theirs]
-    starts = [
-        [(ours[block][turn], theirs[block][turn]) for turn in ours[block] if turn in theirs[block]] for block in blocks
+def _comparisons(ranked: Sequence[EntrantRuns]) -> list[Comparison]:
+    """Compares each pair of entrants; runs outside a race are paired in the order in which they were made."""
+    twos = list(combinations(ranked, 2))
+    compared = compare_group([paired(first, second) for first, second in twos])
+    return [
+        comparison.model_copy(update={"text": f"{comparison.text} (the runs were not made in blocks)"})
+        if not (first.is_of_races and second.is_of_races)
+        else comparison
+        for comparison, (first, second) in zip(compared, twos, strict=True)
     ]
-    comparison = compare_pairs(
-        first.name, second.name, [pairs for pairs in starts if pairs], num_comparisons=num_comparisons
-    )
-    if any(not race for race, _ in blocks):
-        return comparison.model_copy(update={"text": f"{comparison.text} (the runs were not made in blocks)"})
-    return comparison
-
-
-def _by_block(runs: Sequence[Run]) -> dict[tuple[str, int], dict[tuple[int, int], float]]:
-    """Returns the seconds of a step, by the run's race and block, and by the steps that were timed.
-
-    Outside a race, the block is the number of the run.
-    """
-    found = {}
-    for number, run in enumerate(runs):
-        most = max((span.number for span in run.timed_steps), default=0)
-        block = (run.race.race, run.race.block) if run.race else ("", number)
-        found[block] = {
-            (span.first, span.number): span.seconds / span.number for span in run.timed_steps if 2 * span.number >= most
-        }
-    return found

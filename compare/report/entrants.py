@@ -57,7 +57,7 @@ def measure_entrant(runs: EntrantRuns, parity: Parity) -> Entrant:
 def _per_second(run: Run, what: Literal["samples", "tokens"]) -> float:
     """Returns the samples or the real tokens of all ranks in the timed steps, divided by their time."""
     done = sum(span.of(getattr(rank, what)) for span in run.timed_steps for rank in run.record.ranks)
-    return done / sum(span.seconds for span in run.timed_steps)
+    return done / sum(sum(span.seconds) for span in run.timed_steps)
 
 
 def _mfu(runs: Sequence[Run]) -> float | None:

@@ -41,6 +41,11 @@ class EntrantRuns:
     diagnosis: Run | None = None
     whole: Run | None = None
 
+    @property
+    def is_of_races(self) -> bool:
+        """Whether races have made all of its timed runs."""
+        return all(run.race is not None for run in self.timed)
+
 
 def condition(record: RunRecord) -> dict[str, Any]:
     """Returns everything that decides what was computed, and on what machine, whichever the backend."""

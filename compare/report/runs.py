@@ -18,8 +18,8 @@ Purpose = Literal["timed", "diagnosis", "whole"]
 class TurnFacts(BaseModel):
     """One turn of an entrant that took turns with others.
 
-    All entrants of a heat take the same steps in the same round. The clocks of the ranks start when the last of them
-    has ended the step before the first one that is timed, and stop when the last has ended the last step.
+    All entrants of a heat take the same steps in the same round. A step begins when the last rank has ended the step
+    before it, and ends when the last rank has.
     """
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -28,7 +28,9 @@ class TurnFacts(BaseModel):
     position: int = Field(ge=0, description="place in the random order of its round, from 0")
     first_step: int = Field(ge=1, description="the first step that was timed")
     num_steps: int = Field(ge=1, description="how many steps were timed")
-    seconds: float = Field(gt=0, description="wall time of these steps")
+    step_seconds: list[float] = Field(
+        min_length=1, description="wall time of each of these steps; on a GPU, of all of them in one value"
+    )
     cpu_seconds: float = Field(ge=0, description="processor time of all threads of all ranks in these steps")
     instructions: int | None = Field(ge=0, description="their instructions in user mode; null where none are counted")
     foreign_share: float = Field(
@@ -66,12 +68,12 @@ class TimedSteps(NamedTuple):
     Attributes:
         first: The first of them, from 1.
         number: How many they are.
-        seconds: Their wall time, for all ranks together.
+        seconds: Their wall time, for all ranks together: of each step, or of all of them in one value.
     """
 
     first: int
     number: int
-    seconds: float
+    seconds: list[float]
 
     def of(self, values: Sequence[int]) -> int:
         """Sums the values of these steps, of which a record has one for each step of the run."""
@@ -107,11 +109,13 @@ class Run:
         """
         if self.race is not None and self.race.turns:
             return [
-                TimedSteps(turn.first_step, turn.num_steps, turn.seconds) for turn in self.race.turns if turn.round > 0
+                TimedSteps(turn.first_step, turn.num_steps, turn.step_seconds)
+                for turn in self.race.turns
+                if turn.round > 0
             ]
         seconds = training_seconds(self.record)
         number = len(self.record.steps) - NUM_WARMUP_STEPS
-        return [TimedSteps(NUM_WARMUP_STEPS + 1, number, seconds)] if seconds > 0 else []
+        return [TimedSteps(NUM_WARMUP_STEPS + 1, number, [seconds])] if seconds > 0 else []
 
     @property
     def is_usable(self) -> bool:

@@ -10,6 +10,7 @@ from compare.report import figures as report_figures
 from compare.report import tables as report_tables
 from compare.report.figures import Styles
 from compare.report.page import Block, Commands, Figure, Lines, Section, Text
+from compare.report.standing_figure import standing_figure
 from compare.report.styles import styles_for
 from compare.results import CollectiveSeries, Curve, GroupResult, Results, Scaling
 
@@ -20,6 +21,7 @@ def sections(results: Results) -> list[Section]:
     """Returns all sections that have something to show."""
     styles = styles_for(_backends(results))
     everything = [
+        Section("standings", "How long a step takes", [standing_figure(one, styles) for one in results.standings]),
         Section("lockstep", "Did they compute the same?", _parity(results.groups)),
         Section("claims", "Who is faster?", sections=_each(results.groups, "claims", _claims)),
         *_each(results.groups, "group", lambda result: _measurements(result, styles)),

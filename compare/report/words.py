@@ -5,10 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from compare.results import Comparison, Curve, Entrant, GroupResult, SeedRow
+from compare.numbers import joined, number
+from compare.results import Comparison, Curve, Entrant, GroupResult, Interval, Placing, SeedRow, Standing
 from records.record import RunRecord
 from tasks.interface import metric_title
 
+# Entrants that differ by no more are called equally fast, with the figure beside it.
+_AS_GOOD_AS_EQUAL = 0.05
+# A gain of so many times is not worth a sentence of praise.
+_SOME_GAIN = 1.05
 # A race that can only detect that one backend takes twice as long as another is of no use.
 _ANY_DIFFERENCE = 1.0
 
@@ -56,10 +61,11 @@ def software_of(record: RunRecord) -> str:
     return f"Python {environment.python}; {packages}; commit {commit}{dirty}; {environment.platform}"
 
 
-def describe_verdict(groups: Sequence[GroupResult], num_problems: int) -> list[str]:
-    """Returns the sentences at the top of a report."""
-    sentences = _lockstep(groups)
-    sentences += [sentence for group in groups for sentence in _race(group)]
+def describe_verdict(groups: Sequence[GroupResult], standings: Sequence[Standing], num_problems: int) -> list[str]:
+    """Returns the sentences at the top of a report: who is fastest, what more ranks give, and whether all agree."""
+    sentences = [sentence for group in groups for sentence in _speed(group)]
+    sentences += [sentence for standing in standings for sentence in _gain(standing)]
+    sentences += _lockstep(groups)
     if num_problems:
         sentences.append(f"{num_problems} problem(s) are listed below.")
     return sentences
@@ -81,22 +87,78 @@ def _lockstep(groups: Sequence[GroupResult]) -> list[str]:
     return sentences
 
 
-def _race(group: GroupResult) -> list[str]:
+def _speed(group: GroupResult) -> list[str]:
     """Says who is fastest in a group, and how the others compare with it."""
     measured = [entrant for entrant in group.entrants if entrant.ranked and entrant.samples_per_second]
     if len(measured) < 2:
         return []
     fastest = max(measured, key=_rate).backend
-    with_fastest = [one for one in group.comparisons if fastest in (one.first, one.second)]
-    said = [one.text for one in with_fastest if one.claim in ("slower", "faster")]
-    equal = [one for one in with_fastest if one.claim == "none"]
+    others = [_seen_from(fastest, one) for one in group.comparisons if fastest in (one.first, one.second)]
+    equal = [one for one in others if one.claim == "none" and _largest(one) <= _AS_GOOD_AS_EQUAL]
+    parts = [f"{fastest} is the fastest"]
     if equal:
-        others = ", ".join(one.second if one.first == fastest else one.first for one in equal)
-        detectable = _detectable(max(one.detectable or 0.0 for one in equal))
-        said.append(f"between {fastest} and {others} there is no significant difference ({detectable})")
-    if len(said) < len(with_fastest) - len(equal) + bool(equal):
-        said.append("there are too few runs of the others")
-    return [f"{group.group.key}: {'; '.join(said)}."]
+        within = number(100 * max(_largest(one) for one in equal), 2)
+        parts = [f"{joined([fastest, *(one.second for one in equal)])} are equally fast (within {within} %)"]
+    parts += [_relation(one) for one in others if one not in equal]
+    return [f"{group.group.key}: {'; '.join(parts)}."]
+
+
+def _relation(comparison: Comparison) -> str:
+    """Says how the second backend of a comparison compares with the first."""
+    interval = comparison.slowdown
+    if interval is None or interval.low is None or interval.high is None:
+        return f"{comparison.second} was started too seldom to be compared"
+    bounds = f"[{number(100 * interval.low, 2)}, {number(100 * interval.high, 2)}]"
+    if comparison.claim == "none":
+        return f"{comparison.second} may be as fast, or differ by up to {number(100 * _largest(comparison), 2)} %"
+    longer = "longer" if interval.estimate > 0 else "less time"
+    return f"{comparison.second} takes {number(100 * abs(interval.estimate), 3)} % {longer} {bounds}"
+
+
+def _seen_from(name: str, comparison: Comparison) -> Comparison:
+    """Returns a comparison whose first backend is the one that is named."""
+    if comparison.first == name or comparison.slowdown is None:
+        return comparison.model_copy(update={"first": name, "second": _other(name, comparison)})
+    return comparison.model_copy(
+        update={"first": name, "second": comparison.first, "slowdown": _inverse(comparison.slowdown)}
+    )
+
+
+def _other(name: str, comparison: Comparison) -> str:
+    return comparison.second if comparison.first == name else comparison.first
+
+
+def _inverse(interval: Interval) -> Interval:
+    """Turns "the second takes so much longer" into the same of the first."""
+    low, estimate, high = (
+        None if x is None else math.expm1(-math.log1p(x)) for x in (interval.high, interval.estimate, interval.low)
+    )
+    assert estimate is not None
+    return Interval(estimate=estimate, low=low, high=high)
+
+
+def _largest(comparison: Comparison) -> float:
+    """Returns the largest difference that the interval of a comparison contains."""
+    interval = comparison.slowdown
+    if interval is None or interval.low is None or interval.high is None:
+        return math.inf
+    return max(abs(interval.low), abs(interval.high))
+
+
+def _gain(standing: Standing) -> list[str]:
+    """Says what more ranks give, by the fastest entrant of each number of ranks."""
+    best: dict[int, Placing] = {}
+    for placing in standing.placings:
+        best.setdefault(placing.num_processes, placing)
+    fewest = min(best)
+    sentences = []
+    for count, placing in sorted(best.items()):
+        if count > fewest:
+            gain = placing.samples_per_second.estimate / best[fewest].samples_per_second.estimate
+            what = f"{number(gain, 2)} times the speed of {best[fewest].label}"
+            much = "" if gain > _SOME_GAIN else ": nothing is gained"
+            sentences.append(f"{standing.conditions}: {placing.label} reaches {what}{much}.")
+    return sentences
 
 
 def describe_comparison(comparison: Comparison, *, target: float) -> str:
@@ -120,10 +182,10 @@ def describe_comparison(comparison: Comparison, *, target: float) -> str:
         return f"{text}; {remedy}"
     estimate, low, high = interval.estimate, interval.low, interval.high
     if comparison.claim == "faster":
-        # Every claim says slower, and so the first is slower: 10 % slower and 10 % faster are not the same ratio.
+        # Every claim says who takes longer: 10 % longer and 10 % less are not the same ratio.
         first, second = second, first
         estimate, low, high = (math.expm1(-math.log1p(x)) for x in (estimate, high, low))
-    return f"{second} is {100 * estimate:.1f} % slower than {first} [{100 * low:.1f}, {100 * high:.1f}]"
+    return f"{second} takes {100 * estimate:.1f} % longer than {first} [{100 * low:.1f}, {100 * high:.1f}]"
 
 
 def _detectable(difference: float) -> str:
