@@ -45,6 +45,10 @@ class Group(_Strict):
     key: str = Field(
         description="short, unique in this report, fit for a heading: '2 ranks, bf16, batch 32 = 2 x 4 x 4'"
     )
+    machine: str | None = Field(default=None, description="label of the machine; null if the report is about one only")
+    conditions: dict[str, Any] = Field(
+        default={}, description="all options and facts about data and model that the runs have in common"
+    )
 
 
 class Parity(_Strict):
@@ -246,13 +250,53 @@ class CollectiveSeries(_Strict):
     fit: CollectiveFit | None
 
 
+class Machine(_Strict):
+    """One machine."""
+
+    label: str = Field(description="unique in this report: 'AMD EPYC, 2 cores'")
+    cpu: str
+    num_cpus: int
+    gpus: list[str]
+    marks: list[str] = Field(
+        description="digests of the names of its hosts, and of each of its starts: two descriptions of equal hardware "
+        "are of one machine if they share a mark"
+    )
+
+
 class Place(_Strict):
     """Where runs took place, and how idle the machine was."""
 
     machine: str = Field(description="GPUs or CPUs, in words")
     software: str = Field(description="versions, commit")
+    hardware: Machine | None = Field(default=None, description="the same as facts; null in older results")
+    versions: dict[str, str] = Field(default={}, description="of Python, packages, CUDA, NCCL and the kernel")
     num_runs: int
     idleness: str | None = Field(description="what was seen before and during the runs, in words")
+
+
+class GateRow(_Strict):
+    """One entrant beside itself in the baseline."""
+
+    entrant: str = Field(description="its name and the key of its group")
+    status: Literal["passed", "slower", "too few", "missing", "not in lockstep", "new"]
+    text: str = Field(description="the sentence for people")
+    baseline: Interval | None = Field(description="samples a second then")
+    now: Interval | None = Field(description="samples a second now")
+    change: Interval | None = Field(description="time of a sample now over its time then, minus 1")
+    relative_change: Interval | None = Field(
+        description="the same of its time relative to one process of the same race; null where that did not take part"
+    )
+    detectable: float | None = Field(description="smallest difference with which 4 races of 5 would not pass")
+
+
+class Gate(_Strict):
+    """Whether a race passes beside its baseline, an earlier race."""
+
+    baseline: str = Field(description="when the baseline was made, and from what commit")
+    fail_above: float = Field(description="how much slower an entrant may be")
+    passed: bool
+    differences: list[str] = Field(description="in what the baseline differs, one line each, though it was used")
+    rows: list[GateRow]
 
 
 class Results(_Strict):
@@ -272,6 +316,7 @@ class Results(_Strict):
     problems: list[str] = Field(description="what could not be used or compared, one line each")
     commands: dict[str, str] = Field(description="the commands that reproduce the parts of the report")
     facts: dict[str, Any] = Field(description="how the race was run: blocks, warm-up, confidence, order seed")
+    gate: Gate | None = Field(default=None, description="null without a baseline")
 
 
 def read_results(path: Path) -> Results:
