@@ -274,11 +274,14 @@ class Place(_Strict):
     idleness: str | None = Field(description="what was seen before and during the runs, in words")
 
 
+GateStatus = Literal["passed", "slower", "too few", "missing", "not in lockstep", "new"]
+
+
 class GateRow(_Strict):
     """One entrant beside itself in the baseline."""
 
     entrant: str = Field(description="its name and the key of its group")
-    status: Literal["passed", "slower", "too few", "missing", "not in lockstep", "new"]
+    status: GateStatus
     text: str = Field(description="the sentence for people")
     baseline: Interval | None = Field(description="samples a second then")
     now: Interval | None = Field(description="samples a second now")

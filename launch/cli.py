@@ -33,7 +33,7 @@ COMMANDS = {
     "doctor": "launch.doctor",
     "contract": "contract.command",
     "compare": "compare.race.command",
-    "report": "compare.report.command",
+    "report": "compare.race.report_command",
     "allreduce": "compare.collectives.command",
 }
 

@@ -37,12 +37,28 @@ def keys_of(grouped: Sequence[list[EntrantRuns]]) -> list[str]:
     number_of = Counter(keys)
     for key in [key for key, number in number_of.items() if number > 1]:
         places = [index for index, other in enumerate(keys) if other == key]
-        conditions = [dict(_leaves(condition(samples[index]))) for index in places]
+        conditions = [dict(leaves(condition(samples[index]))) for index in places]
         names = dict.fromkeys(name for one in conditions for name in one)
         differing = [name for name in names if len({one.get(name) for one in conditions}) > 1]
         for index, one in zip(places, conditions, strict=True):
             keys[index] = f"{key}; " + ", ".join(f"{name} {one.get(name, 'not set')}" for name in differing)
     return keys
+
+
+def leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Yields the values within a value as people write them, each with its name.
+
+    Args:
+        value: A value of JSON.
+        name: Its name, with which those of the values in it begin.
+    """
+    if isinstance(value, dict):
+        for inner, part in value.items():
+            yield from leaves(part, f"{name} {inner.replace('_', ' ')}".strip())
+    elif isinstance(value, list):
+        yield name, ", ".join(map(str, value))[:_MAX_VALUE] or "none"
+    else:
+        yield name, "not set" if value is None else str(value)[:_MAX_VALUE]
 
 
 def _order(sample: Run, machines: list[str]) -> tuple[Any, ...]:
@@ -57,14 +73,3 @@ def _key(sample: Run, *, with_machine: bool) -> str:
     device = "" if config.device == "cpu" else f" on {config.device}"
     machine = f"; {condition(sample)['machine']}" if with_machine else ""
     return f"{ranks(config.num_processes)}{device}, {config.precision}, batch {describe_batch(record)}{machine}"
-
-
-def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yields names and values as people write them; a value within another has the names of both."""
-    if isinstance(value, dict):
-        for inner, part in value.items():
-            yield from _leaves(part, f"{name} {inner.replace('_', ' ')}".strip())
-    elif isinstance(value, list):
-        yield name, ", ".join(map(str, value))[:_MAX_VALUE] or "none"
-    else:
-        yield name, "not set" if value is None else str(value)[:_MAX_VALUE]
