@@ -112,7 +112,7 @@ def _read(paths: Sequence[Path], options: ReportOptions, asked: dict[str, Any]) 
     files = [file for path in paths for file in (files_of(races[path]) if path in races else [path])]
     inputs = read_inputs(files)
     infos = {path: info_of(race, race.plan()) for path, race in races.items()}
-    names = {}
+    names: dict[str, str] = {}
     for path, race in races.items():
         prefix = f"{path.resolve().name}/" if len(races) > 1 else ""
         names |= {str(file): prefix + name_of(file) for file in files_of(race)}
@@ -125,9 +125,8 @@ def _info(options: ReportOptions, asked: dict[str, Any], races: dict[Path, Repor
     commands = {"this report": command_line(sys.argv[1:], without="--output-dir")}
     if len(races) == 1:
         (info,) = races.values()
-        chosen = {name: asked[name] for name in ("title", "target_accuracy") if name in asked}
-        validated_ones = {name: getattr(options, name) for name in chosen}
-        return dataclasses.replace(info, commands={**info.commands, **commands}, **validated_ones)
+        chosen = {name: getattr(options, name) for name in ("title", "target_accuracy") if name in asked}
+        return dataclasses.replace(info, commands={**info.commands, **commands}, **chosen)
     problems: list[str] = []
     facts: dict[str, Any] = {}
     for path, info in races.items():

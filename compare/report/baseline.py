@@ -21,7 +21,7 @@ from launch.quantities import Share
 from records.config import RunConfig
 from records.environment import describe_environment
 
-_ALLOW = "--allow-other-baseline"
+ALLOW = "--allow-other-baseline"
 _DEFAULT_SHARE = 0.03
 _MOST_SHOWN = 3
 # What groups are matched by, so that it needs no comparison of its own.
@@ -94,8 +94,8 @@ class Baseline:
     @property
     def num_steps(self) -> int | None:
         """The number of steps of each start, if it is the same for all."""
-        found = {group.conditions.get("max_steps") for group, _ in entrants_of(self.results).values()}
-        return found.pop() if len(found) == 1 else None
+        found = {group.conditions["max_steps"] for group, _ in entrants_of(self.results).values()}
+        return found.pop() if len(found) == 1 and min(found) > 0 else None
 
     def refuse(self, differences: list[str]) -> None:
         """Refuses a baseline that differs in something, unless the user allows it.
@@ -106,7 +106,7 @@ class Baseline:
         if differences and not self.is_other_allowed:
             more = f"; and {len(differences) - _MOST_SHOWN} more" if len(differences) > _MOST_SHOWN else ""
             shown = "; ".join(differences[:_MOST_SHOWN])
-            raise UsageError(f"--baseline: {shown}{more}; make one of this kind, or add {_ALLOW}")
+            raise UsageError(f"--baseline: {shown}{more}; make one of this kind, or add {ALLOW}")
 
 
 def read_baseline(options: GateOptions) -> Baseline | None:
@@ -135,7 +135,7 @@ def read_baseline(options: GateOptions) -> Baseline | None:
     fewest = min(entrants.values(), key=lambda one: one[1].num_runs)[1]
     if fewest.num_runs < MIN_PAIRS:
         raise UsageError(
-            f"{named}: {fewest.backend} was started {fewest.num_runs} time(s), which does not tell how much starts "
+            f"{named}: {fewest.name} was started {fewest.num_runs} time(s), which does not tell how much starts "
             f"differ; a baseline needs {MIN_PAIRS} starts of each entrant"
         )
     share = options.fail_above if options.fail_above is not None else _DEFAULT_SHARE
@@ -155,7 +155,7 @@ def entrants_of(results: Results) -> dict[Cell, tuple[Group, Entrant]]:
                 cell = cell_of(entrant, result.group)
                 if cell in found:
                     raise UsageError(
-                        f"{entrant.backend} is there twice, as {found[cell][0].key} and as {result.group.key}; "
+                        f"{entrant.name} is there twice, as {found[cell][0].key} and as {result.group.key}; "
                         "a gate needs results of one machine, one data set and one model"
                     )
                 found[cell] = result.group, entrant
@@ -164,15 +164,18 @@ def entrants_of(results: Results) -> dict[Cell, tuple[Group, Entrant]]:
 
 def cell_of(entrant: Entrant, group: Group) -> Cell:
     """Returns what an entrant is matched by."""
-    return Cell(entrant.backend, *(getattr(group, name) for name in _OF_A_CELL))
+    return Cell(entrant.name, *(getattr(group, name) for name in _OF_A_CELL))
 
 
-def differences_before(baseline: Baseline, planned: Sequence[tuple[str, RunConfig]]) -> list[str]:
+def differences_before(
+    baseline: Baseline, planned: Sequence[tuple[str, RunConfig]], *, num_steps: int | None
+) -> list[str]:
     """Returns in what a baseline differs from a race that has not begun.
 
     Args:
         baseline: The baseline.
         planned: The names of the entrants of the race, each with the configuration of a timed run.
+        num_steps: The number of steps of each start, if it is known.
 
     Raises:
         UsageError: The race leaves out an entrant of the baseline.
@@ -182,13 +185,14 @@ def differences_before(baseline: Baseline, planned: Sequence[tuple[str, RunConfi
     for cell, (group, entrant) in theirs.items():
         if cell not in ours:
             raise UsageError(
-                f"--baseline: has {entrant.backend} ({group.key}), which does not take part in this race; let it take "
+                f"--baseline: has {entrant.name} ({group.key}), which does not take part in this race; let it take "
                 "part, or give a baseline without it"
             )
     environment = describe_environment(with_torch=True)
     machine = describe_machine(environment, [socket.gethostname()])
-    # How many steps a start has is not settled yet.
-    conditions = {cell: _without_steps(asked(config)) for cell, config in ours.items()}
+    # How many steps a start has may not be settled yet.
+    steps = {} if num_steps is None else {"max_steps": num_steps}
+    conditions = {cell: _without_steps(asked(config)) | steps for cell, config in ours.items()}
     return [
         *_of_machines(machines_of(baseline.results.places), [machine]),
         *_of_versions(baseline.results.places, [versions_of(environment)]),

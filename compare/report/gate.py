@@ -157,7 +157,7 @@ def _one_process(cell: Cell, found: _Found) -> Entrant | None:
 
 
 def _name(entrant: Entrant, group: Group) -> str:
-    return f"{entrant.backend} ({group.key})"
+    return f"{entrant.name} ({group.key})"
 
 
 def _described(change: Interval, margin: float) -> str:

@@ -9,7 +9,8 @@ from compare.numbers import joined
 from compare.report import figures as report_figures
 from compare.report import tables as report_tables
 from compare.report.figures import Styles
-from compare.report.page import Block, Commands, Figure, Lines, Section, Text
+from compare.report.gate_table import gate_cells, gate_headings, verdict_of
+from compare.report.page import Block, Cell, Commands, Figure, Lines, Row, Section, Table, Text
 from compare.report.standing_figure import standing_figure
 from compare.report.styles import styles_for
 from compare.results import CollectiveSeries, Curve, GroupResult, Results, Scaling
@@ -21,6 +22,7 @@ def sections(results: Results) -> list[Section]:
     """Returns all sections that have something to show."""
     styles = styles_for(_backends(results))
     everything = [
+        Section("gate", "Compared with the baseline", _gate(results)),
         Section("standings", "How long a step takes", [standing_figure(one, styles) for one in results.standings]),
         Section("lockstep", "Did they compute the same?", _parity(results.groups)),
         Section("claims", "Who is faster?", sections=_each(results.groups, "claims", _claims)),
@@ -36,9 +38,16 @@ def sections(results: Results) -> list[Section]:
     return [section for section in everything if section.blocks or section.sections]
 
 
+def _gate(results: Results) -> list[Block]:
+    if results.gate is None:
+        return []
+    rows = [Row([Cell(cell) for cell in gate_cells(row)]) for row in results.gate.rows]
+    return [Lines(verdict_of(results.gate)), Table("Each entrant then and now", gate_headings(results.gate), rows)]
+
+
 def _backends(results: Results) -> list[str]:
     """Returns the backends in the order in which the report names them, which decides how they look."""
-    entrants = [entrant.backend for result in results.groups for entrant in result.entrants]
+    entrants = [entrant.name for result in results.groups for entrant in result.entrants]
     others: list[Curve | Scaling | CollectiveSeries] = [*results.curves, *results.scaling, *results.collectives]
     return [*entrants, *(one.backend for one in others)]
 
@@ -47,7 +56,7 @@ def _parity(groups: list[GroupResult]) -> list[Block]:
     entrants = [entrant for result in groups for entrant in result.entrants]
     if not entrants:
         return []
-    left = dict.fromkeys(entrant.backend for entrant in entrants if entrant.parity.verdict == "not comparable")
+    left = dict.fromkeys(entrant.name for entrant in entrants if entrant.parity.verdict == "not comparable")
     text = "Only backends that compute the same as the reference take part in claims about speed."
     if left:
         text += f" Out of lockstep, and therefore shown but not ranked: {joined(list(left))}."
@@ -79,7 +88,7 @@ def _measurements(result: GroupResult, styles: Styles) -> list[Block]:
         report_tables.wire_table(result),
         report_tables.settings_table(result),
     ]
-    failures = [f"{entrant.backend} failed: {line}" for entrant in result.entrants for line in entrant.failures]
+    failures = [f"{entrant.name} failed: {line}" for entrant in result.entrants for line in entrant.failures]
     return [Text(about), *_present(figures), *_lines(failures), *(table for table in tables if table.rows)]
 
 
