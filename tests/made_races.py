@@ -38,7 +38,7 @@ def made_record(
     record["config"]["started_at"] += start
     record["environment"] |= {"boot_id": "made", "cpu": "AMD EPYC", "num_cpus": 2, **(change or {})}
     for rank in record["ranks"]:
-        rank["hostname"] = "vm"
+        rank["hostname"] = "made"
         factor = step_seconds * spread * (1 + 0.001 * rank["rank"])
         rank["step_seconds"] = [factor * (1.1 if step % 2 else 0.9) for step in range(NUM_STEPS)]
     return record

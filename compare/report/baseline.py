@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from backends.devices import count_gpus
 from compare.report.grouping import asked
 from compare.report.headings import leaves
 from compare.report.machines import describe_machine, same_machine
@@ -188,7 +189,7 @@ def differences_before(
                 f"--baseline: has {entrant.name} ({group.key}), which does not take part in this race; let it take "
                 "part, or give a baseline without it"
             )
-    environment = describe_environment(with_torch=True)
+    environment = describe_environment(with_torch=count_gpus() > 0)
     machine = describe_machine(environment, [socket.gethostname()])
     # How many steps a start has may not be settled yet.
     steps = {} if num_steps is None else {"max_steps": num_steps}
