@@ -228,6 +228,19 @@ class Scaling(_Strict):
     points: list[ScalingPoint]
 
 
+class Machine(_Strict):
+    """One machine."""
+
+    label: str = Field(description="unique in this report: 'AMD EPYC, 2 cores'")
+    cpu: str
+    num_cpus: int
+    gpus: list[str]
+    marks: list[str] = Field(
+        description="digests of the names of its hosts, and of each of its starts: two descriptions of equal hardware "
+        "are of one machine if they share a mark"
+    )
+
+
 class CollectivePoint(_Strict):
     """One collective at one size."""
 
@@ -255,19 +268,7 @@ class CollectiveSeries(_Strict):
     device: str
     points: list[CollectivePoint]
     fit: CollectiveFit | None
-
-
-class Machine(_Strict):
-    """One machine."""
-
-    label: str = Field(description="unique in this report: 'AMD EPYC, 2 cores'")
-    cpu: str
-    num_cpus: int
-    gpus: list[str]
-    marks: list[str] = Field(
-        description="digests of the names of its hosts, and of each of its starts: two descriptions of equal hardware "
-        "are of one machine if they share a mark"
-    )
+    machine: Machine | None = Field(default=None, description="where it was measured; null in older results")
 
 
 class Place(_Strict):

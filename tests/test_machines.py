@@ -16,9 +16,10 @@ from compare.report.info import ReportInfo
 from compare.report.machines import describe_machine, located, same_machine
 from compare.report.markdown import headline_table, results_table
 from compare.report.runs import RaceFacts, Run
-from compare.results import Results
+from compare.results import CollectiveSeries, Results
 from records.record import RunRecord
 from tests.launching import train
+from tests.sample_results import sample_results
 
 Change = Callable[[dict[str, Any]], None]
 OPTIONS = ["--task", "token-tagging", "--max-steps", "12", "--threads-per-rank", "1", "--global-batch-size", "16"]
@@ -143,6 +144,26 @@ def test_a_run_that_failed_belongs_to_the_machine_it_failed_on(records: dict[str
     # Without a word of where it was, it belongs to the only machine there is.
     (alone,) = _analyse(good[0], _on(records["ddp"], boot=None, change=fail)).groups
     assert alone.entrants[0].failures == ["out of luck (1.json)"]
+
+
+def test_collectives_of_two_machines_are_shown_apart(records: dict[str, str]) -> None:
+    def measured(record: RunRecord) -> CollectiveSeries:
+        return sample_results().collectives[0].model_copy(update={"machine": describe_machine(record.environment, [])})
+
+    here, there = (_on(records["ddp"], host=host, boot=host) for host in ("a", "b"))
+    elsewhere = _on(records["ddp"], boot="elsewhere")
+    older = _on(records["ddp"], boot=None, cpu="Xeon")
+    runs = [Run(f"{number}.json", record, None) for number, record in enumerate([here, there, older])]
+    series = [measured(record) for record in (here, there, elsewhere, older)]
+    results = analyse(runs, series, INFO)
+    labels = [one.machine.label for one in results.collectives if one.machine]
+    one, two, three, four = labels
+    assert (one, two, four) == ("AMD EPYC, 2 cores (a)", "AMD EPYC, 2 cores (b)", "Xeon, 2 cores")
+    assert three.startswith("AMD EPYC, 2 cores #")
+    page = render_html(results)
+    assert all(f"cpu; {label}" in page for label in labels)
+    alone = render_html(analyse(runs[:1], series[:1], INFO))
+    assert "cpu; " not in alone
 
 
 def test_races_of_the_same_name_on_two_machines_are_not_paired(records: dict[str, str], tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from compare.report.entrants import measure_entrant
 from compare.report.grouping import EntrantRuns, condition
 from compare.report.headings import keys_of, ordered_groups
 from compare.report.info import NothingToReport, ReportInfo
-from compare.report.machines import located, several_machines
+from compare.report.machines import located, placed, several_machines
 from compare.report.pairing import paired
 from compare.report.places import mixtures_of, places_of
 from compare.report.references import entrant_parity, sample_of
@@ -62,7 +62,7 @@ def analyse(runs: Sequence[Run], collectives: Sequence[CollectiveSeries], info: 
         curves=curves_of(groups, grouped, info.target_accuracy),
         seed_table=seed_table_of(groups, grouped),
         scaling=scaling_of(groups, grouped),
-        collectives=list(collectives),
+        collectives=placed(collectives, completed),
         places=places_of(completed),
         problems=problems,
         commands=dict(info.commands),

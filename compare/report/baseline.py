@@ -133,12 +133,12 @@ def read_baseline(options: GateOptions) -> Baseline | None:
         )
     if len(machines_of(results.places)) > 1:
         raise UsageError(f"{named}: is about several machines; give the results of one")
-    fewest = min(entrants.values(), key=lambda one: one[1].num_runs)[1]
-    if fewest.num_runs < MIN_PAIRS:
-        raise UsageError(
-            f"{named}: {fewest.name} was started {fewest.num_runs} time(s), which does not tell how much starts "
-            f"differ; a baseline needs {MIN_PAIRS} starts of each entrant"
-        )
+    for _, entrant in entrants.values():
+        if (number := len(entrant.samples_per_second_of_runs)) < MIN_PAIRS:
+            raise UsageError(
+                f"{named}: {entrant.name} was started {number} time(s), which does not tell how much starts differ; a "
+                f"baseline needs {MIN_PAIRS} starts of each entrant"
+            )
     share = options.fail_above if options.fail_above is not None else _DEFAULT_SHARE
     return Baseline(results, share, options.allow_other_baseline)
 

@@ -84,8 +84,8 @@ def _row(cell: Cell, then: _Found, now: _Found, baseline: Baseline, level: float
     group, old = then[cell]
     _, new = now[cell]
     name = _name(old, group)
-    if new.num_runs < MIN_PAIRS:
-        text = f"{name} cannot be judged: only {new.num_runs} of its starts completed, and {MIN_PAIRS} are needed"
+    if (number := len(new.samples_per_second_of_runs)) < MIN_PAIRS:
+        text = f"{name} cannot be judged: only {number} of its starts completed, and {MIN_PAIRS} are needed"
         return _without_change(name, "too few", text, old, new)
     # A sample takes the inverse of the samples in a second.
     margin = baseline.fail_above

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from compare.report.runs import Run
-from compare.results import Machine
+from compare.results import CollectiveSeries, Machine
 from records.record import Environment
 
 
@@ -43,6 +43,28 @@ def located(runs: Sequence[Run]) -> list[Run]:
     return [dataclasses.replace(run, machine=of_run[index]) for index, run in enumerate(runs)]
 
 
+def placed(collectives: Iterable[CollectiveSeries], runs: Iterable[Run]) -> list[CollectiveSeries]:
+    """Returns measurements of collectives with the machines of these runs, as far as they were made there.
+
+    Args:
+        collectives: The measurements.
+        runs: The runs, which have been located.
+    """
+    known = list({run.machine.label: run.machine for run in runs if run.machine is not None}.values())
+    found = []
+    for series in collectives:
+        if (own := series.machine) is not None:
+            alike = [machine for machine in known if _is_alike(machine, own)]
+            same = [machine for machine in alike if same_machine(machine, own)]
+            if not same and (own.marks or len(alike) != 1):
+                namesakes = sum(machine.label.startswith(own.label) for machine in known)
+                same = [own if not namesakes else own.model_copy(update={"label": f"{own.label} #{namesakes + 1}"})]
+                known += same
+            series = series.model_copy(update={"machine": (same or alike)[0]})  # noqa: PLW2901 (the same, placed)
+        found.append(series)
+    return found
+
+
 def several_machines(runs: Iterable[Run]) -> bool:
     """Tells whether the runs, which have been located, took place on more than one machine."""
     return len({run.machine.label for run in runs if run.machine is not None}) > 1
@@ -66,10 +88,11 @@ def describe_machine(environment: Environment, hosts: Sequence[str]) -> Machine:
 
 def same_machine(one: Machine, other: Machine) -> bool:
     """Tells whether two descriptions are of the same machine."""
-    hardware = {"cpu", "num_cpus", "gpus"}
-    return one.model_dump(include=hardware) == other.model_dump(include=hardware) and bool(
-        set(one.marks) & set(other.marks)
-    )
+    return _is_alike(one, other) and bool(set(one.marks) & set(other.marks))
+
+
+def _is_alike(one: Machine, other: Machine) -> bool:
+    return (one.cpu, one.num_cpus, one.gpus) == (other.cpu, other.num_cpus, other.gpus)
 
 
 def _assign(index: int, run: Run, found: list[_Found]) -> None:

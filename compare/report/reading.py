@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import ValidationError
 
 from compare.collectives.measurement import read_collectives
+from compare.report.machines import describe_machine
 from compare.report.runs import RaceFacts, Run, race_file
 from compare.results import RESULTS_NAME, CollectiveSeries, Results, read_results
 from launch.errors import UsageError
@@ -78,13 +79,19 @@ def read_inputs(paths: Sequence[Path]) -> Inputs:
             )
         try:
             if kind == "collectives":
-                inputs.collectives.extend(read_collectives(path).series)
+                inputs.collectives.extend(_series(path))
             elif kind == "record":
                 inputs.runs.append(read_run(path))
         except (ValueError, RecursionError) as error:
             raise UsageError(f"{path}: is not a valid {kind} file ({_first_line(error)}); leave it out") from error
     _refuse_repetitions(inputs.runs)
     return inputs
+
+
+def _series(path: Path) -> list[CollectiveSeries]:
+    measured = read_collectives(path)
+    machine = describe_machine(measured.environment, [])
+    return [series.model_copy(update={"machine": machine}) for series in measured.series]
 
 
 def _refuse_repetitions(runs: Iterable[Run]) -> None:

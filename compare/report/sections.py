@@ -116,9 +116,13 @@ def _collectives(collectives: list[CollectiveSeries], styles: Styles) -> list[Se
         table = report_tables.fit_table(series, title)
         return [report_figures.collective_figure(series, styles), *([table] if table.rows else [])]
 
+    def place(series: CollectiveSeries) -> str:
+        return f"; {series.machine.label}" if series.machine and several else ""
+
     drawn = [one for one in collectives if one.points]
-    groups = _grouped(drawn, lambda one: (one.operation, one.num_processes, one.device))
-    titles = [f"{group[0].operation}, {group[0].num_processes} ranks, {group[0].device}" for group in groups]
+    several = len({one.machine.label for one in drawn if one.machine}) > 1
+    groups = _grouped(drawn, lambda one: (one.operation, one.num_processes, one.device, place(one)))
+    titles = [f"{one.operation}, {one.num_processes} ranks, {one.device}{place(one)}" for one, *_ in groups]
     return [
         Section(f"collectives-{i}", title, blocks(group, title))
         for i, (group, title) in enumerate(zip(groups, titles, strict=True), start=1)
