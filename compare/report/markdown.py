@@ -9,7 +9,7 @@ from pathlib import Path
 
 from backends.registry import REFERENCE
 from compare.numbers import one_line, part_of_step
-from compare.report.gate_table import gate_cells, gate_headings, verdict_of
+from compare.report.gate_table import GATE_HEADINGS, gate_cells, verdict_of
 from compare.report.headline import headlines
 from compare.report.words import metric_heading
 from compare.results import PARTS, Comparison, Curve, Entrant, Group, GroupResult, Interval, Results, read_results
@@ -61,7 +61,7 @@ def _gate(results: Results) -> str:
     """Returns whether the race passes beside its baseline; nothing without one."""
     if results.gate is None:
         return ""
-    table = _table([escape(one) for one in gate_headings(results.gate)], map(gate_cells, results.gate.rows))
+    table = _table(GATE_HEADINGS, map(gate_cells, results.gate.rows))
     return f"{_list(verdict_of(results.gate))}\n\n{table}"
 
 

@@ -9,7 +9,7 @@ from compare.numbers import joined
 from compare.report import figures as report_figures
 from compare.report import tables as report_tables
 from compare.report.figures import Styles
-from compare.report.gate_table import gate_cells, gate_headings, verdict_of
+from compare.report.gate_table import GATE_HEADINGS, gate_cells, verdict_of
 from compare.report.page import Block, Cell, Commands, Figure, Lines, Row, Section, Table, Text
 from compare.report.standing_figure import standing_figure
 from compare.report.styles import styles_for
@@ -42,7 +42,7 @@ def _gate(results: Results) -> list[Block]:
     if results.gate is None:
         return []
     rows = [Row([Cell(cell) for cell in gate_cells(row)]) for row in results.gate.rows]
-    return [Lines(verdict_of(results.gate)), Table("Each entrant then and now", gate_headings(results.gate), rows)]
+    return [Lines(verdict_of(results.gate)), Table("Each entrant then and now", list(GATE_HEADINGS), rows)]
 
 
 def _backends(results: Results) -> list[str]:
