@@ -238,6 +238,7 @@ def test_a_race_is_checked_before_it_begins() -> None:
     for planned in ([], [("ddp", config)], [("single", config.model_copy(update={"precision": "bf16"}))]):
         with pytest.raises(UsageError, match=r"has single .*, which does not take part in this race"):
             differences_before(_baseline(results), planned, num_steps=60)
+    assert differences_before(_baseline(results), [], num_steps=60, is_complete=False) == []
 
 
 def test_a_race_has_the_starts_and_steps_of_its_baseline() -> None:

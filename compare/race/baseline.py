@@ -40,7 +40,8 @@ def check_baseline(
         UsageError: They cannot; the text says why.
     """
     planned = [(entrant.name, config) for entrant, config in configs.items()]
-    differences = differences_before(baseline, planned, num_steps=options.timed_steps)
+    # What tuning finds takes part, too, under a name that says what was found.
+    differences = differences_before(baseline, planned, num_steps=options.timed_steps, is_complete=not options.tune)
     baseline.refuse(differences)
     for difference in differences:
         terminal.print(f"baseline: {difference} ({ALLOW})")

@@ -169,7 +169,7 @@ def cell_of(entrant: Entrant, group: Group) -> Cell:
 
 
 def differences_before(
-    baseline: Baseline, planned: Sequence[tuple[str, RunConfig]], *, num_steps: int | None
+    baseline: Baseline, planned: Sequence[tuple[str, RunConfig]], *, num_steps: int | None, is_complete: bool = True
 ) -> list[str]:
     """Returns in what a baseline differs from a race that has not begun.
 
@@ -177,6 +177,7 @@ def differences_before(
         baseline: The baseline.
         planned: The names of the entrants of the race, each with the configuration of a timed run.
         num_steps: The number of steps of each start, if it is known.
+        is_complete: Whether no other entrant can take part.
 
     Raises:
         UsageError: The race leaves out an entrant of the baseline.
@@ -184,7 +185,7 @@ def differences_before(
     ours = {Cell(name, *(getattr(config, field) for field in _OF_A_CELL)): config for name, config in planned}
     theirs = entrants_of(baseline.results)
     for cell, (group, entrant) in theirs.items():
-        if cell not in ours:
+        if cell not in ours and is_complete:
             raise UsageError(
                 f"--baseline: has {entrant.name} ({group.key}), which does not take part in this race; let it take "
                 "part, or give a baseline without it"
