@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from backends.devices import count_gpus
+from compare.race.peers.table import PEERS
 from launch.comma_lists import CommaList, Names, Numbers
 from launch.quantities import Duration, Share
 from records.config import DEFAULT_CPU_PROCESSES, BatchSize, Precision, ProcessCount
@@ -20,6 +21,9 @@ class RaceOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     backends: Names | None = Field(None, description="who takes part, separated by commas (default: all that run here)")
+    peers: Names | None = Field(
+        None, description=f"trainers of other libraries that race, too, separated by commas: {', '.join(PEERS)}"
+    )
     budget: Duration = Field(600.0, description="how long the whole race may take, such as 90s, 10min or 2h")
     until: Share | None = Field(
         None, description="end as soon as every difference is known this well, such as 1% (needs three starts)"

@@ -6,6 +6,7 @@ import secrets
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +27,9 @@ from records.names import RECORD_NAME
 from records.record import read_record
 
 _MAX_ATTEMPTS = 3
+# The command line of a run, and that of a peer, which trains without resting.
+_PROGRAM = ("launch",)
+_PEER_PROGRAM = ("compare.race.entrant", "-")
 
 
 def run_race(plan: RacePlan, directory: RaceDirectory, terminal: Console) -> None:
@@ -100,7 +104,8 @@ def _run_undisturbed(plan: RacePlan, run: PlannedRun, directory: RaceDirectory, 
 
 def _run(plan: RacePlan, run: PlannedRun, output_dir: Path) -> str | None:
     """Makes one run and returns None, or why it failed."""
-    done = run_command([*plan.arguments(run), f"--output-dir={output_dir}"])
+    module = _PEER_PROGRAM if run.entrant.role == "peer" else _PROGRAM
+    done = run_command([*plan.arguments(run), f"--output-dir={output_dir}"], module=module)
     if done.returncode == 0:
         # No other start of a run has this directory.
         is_its_own = read_record(output_dir / RECORD_NAME).config.output_dir == output_dir
@@ -112,15 +117,19 @@ def _run(plan: RacePlan, run: PlannedRun, output_dir: Path) -> str | None:
     return (why or f"it ended with exit code {done.returncode}")[:500]
 
 
-def run_command(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+def run_command(arguments: list[str], *, module: Sequence[str] = _PROGRAM) -> subprocess.CompletedProcess[str]:
     """Runs Lockstep's own command line to its end; in any case it ends with this process.
+
+    Args:
+        arguments: The command and its options.
+        module: The module to run, and its first arguments.
 
     Raises:
         Interrupted: A signal asked to stop (see signals_raised). The command has received SIGTERM and has ended.
     """
     with guarded() as mark:
         process = subprocess.Popen(
-            [sys.executable, "-m", "launch", *arguments],
+            [sys.executable, "-m", *module, *arguments],
             env={**command_environment(), **mark},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -31,6 +31,9 @@ _SECONDS_OF_A_RUN = 2.5
 # What the modules of an engine, and of the command line, cost beside those of its ranks.
 _IMPORTS_OF_AN_ENGINE = 1.0
 _IMPORTS_OF_A_COMMAND_LINE = 0.3
+# A rank of a peer imports its whole library, and its steps take longer.
+_IMPORTS_OF_A_PEER = 2.5
+_PEER_FACTOR = 1.3
 # A diagnosis run takes each step twice more without communication.
 _DIAGNOSIS_FACTOR = 4.0
 _COMMUNICATION_FACTOR = 1.3
@@ -66,6 +69,7 @@ class Costs:
         whole = self.step_seconds[who.precision, 1, who.global_batch_size]
         alone = self.step_seconds.get((who.precision, who.accumulation, who.global_batch_size), whole)
         factor = 1.0 if who.num_processes == 1 else _COMMUNICATION_FACTOR
+        factor *= _PEER_FACTOR if who.role == "peer" else 1.0
         return factor * alone / min(who.num_processes, self.num_cpus)
 
     def start(self, entrants: Iterable[Entrant]) -> float:
@@ -89,7 +93,8 @@ class Costs:
 
     def _imports(self, who: Entrant) -> float:
         engine = 0.0 if who.backend == REFERENCE else _IMPORTS_OF_AN_ENGINE
-        return who.num_processes + engine + _IMPORTS_OF_A_COMMAND_LINE
+        ranks = who.num_processes * (_IMPORTS_OF_A_PEER if who.role == "peer" else 1.0)
+        return ranks + engine + _IMPORTS_OF_A_COMMAND_LINE
 
 
 def make_schedule(entrants: list[Entrant], options: RaceOptions, costs: Costs) -> Schedule:

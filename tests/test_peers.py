@@ -1,0 +1,169 @@
+"""Trainers of other libraries in a race: they rest, their real tokens are counted, and they reach something."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compare.race.live import EntrantEnded, LiveEntrant
+from compare.race.peers.table import PEERS
+from compare.race.turns import Turn
+from compare.report.peers import pseudo_values
+from compare.results import Results, read_results
+from launch.engines.interface import PROJECT_DIRECTORY
+from records.record import RunRecord, read_record
+from tests.launching import lockstep, wait_until
+from tests.test_turns import _processes, _rests
+
+NUM_ROWS = 96
+NUM_STEPS = 24  # three epochs of eight steps
+GROUPED = "trainer --train-sampling-strategy=group_by_length"
+
+
+def require_peer(name: str) -> None:
+    """Skips where its library is not installed, unless LOCKSTEP_REQUIRE lists it."""
+    reason = PEERS[name].row.unavailable_reason()
+    if reason is not None:
+        if name in os.environ.get("LOCKSTEP_REQUIRE", "").split(","):
+            pytest.fail(f"{name} is required here: {reason}")
+        pytest.skip(f"{name}: {reason}")
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Options of a task that is learnt in a few steps: the first word is the label, and lengths differ widely."""
+    file = tmp_path_factory.mktemp("texts") / "rows.csv"
+    dice = random.Random(1)
+    with file.open("w", newline="") as stream:
+        rows = csv.writer(stream)
+        rows.writerow(["text", "label"])
+        for number in range(NUM_ROWS):
+            label = ("good", "bad")[number % 2]
+            rows.writerow([" ".join([label] * dice.randint(1, 60)), label])
+    return [
+        *(f"--train-file={file}", f"--validation-file={file}", "--global-batch-size=12", "--threads-per-rank=1"),
+        *("--save-every=never", "--lr-scheduler=constant"),
+    ]
+
+
+_records: dict[str, RunRecord] = {}
+
+
+def trained(peer: str, task: list[str], directory: Path) -> RunRecord:
+    """Trains a peer alone, through three epochs on two ranks with two micro-steps; once for all tests."""
+    name, *options = peer.split()
+    require_peer(name)
+    if peer not in _records:
+        command = [sys.executable, "-m", "compare.race.entrant", "-", name, *options, *task, "--num-processes=2"]
+        command += ["--num-train-epochs=3", "--micro-batch-size=3", f"--output-dir={directory / 'run'}"]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT_DIRECTORY)
+        assert done.returncode == 0, done.stderr
+        _records[peer] = read_record(directory / "run" / "record.json")
+    return _records[peer]
+
+
+@pytest.mark.parametrize(
+    "peer", ["trainer", *(pytest.param(peer, marks=pytest.mark.slow) for peer in (GROUPED, "fabric"))]
+)
+def test_real_tokens_are_counted_step_by_step(peer: str, task: list[str], tmp_path: Path) -> None:
+    record = trained(peer, task, tmp_path)
+    assert len(record.ranks) == 2
+    assert [step.num_samples for step in record.steps] == [12] * NUM_STEPS
+    for epoch in range(3):
+        steps = range(8 * epoch, 8 * (epoch + 1))
+        assert sum(rank.tokens[step] for rank in record.ranks for step in steps) == record.task["num_tokens"]["train"]
+    assert all(
+        tokens <= positions
+        for rank in record.ranks
+        for tokens, positions in zip(rank.tokens, rank.positions, strict=True)
+    )
+    assert len({rank.weights_sha256 for rank in record.ranks}) == 1
+
+
+@pytest.mark.parametrize("peer", ["trainer", pytest.param("fabric", marks=pytest.mark.slow)])
+def test_a_peer_learns_and_says_what_it_reaches(peer: str, task: list[str], tmp_path: Path) -> None:
+    record = trained(peer, task, tmp_path)
+    accuracy = record.quality["accuracy"]
+    assert accuracy is not None
+    assert accuracy > 0.75
+
+
+@pytest.mark.slow
+def test_batches_of_equal_lengths_have_less_padding(task: list[str], tmp_path: Path) -> None:
+    def positions(peer: str) -> int:
+        return sum(sum(rank.positions) for rank in trained(peer, task, tmp_path / peer[:10]).ranks)
+
+    assert positions(GROUPED) < 0.9 * positions("trainer")
+
+
+@pytest.fixture(params=["trainer", pytest.param("fabric", marks=pytest.mark.slow)])
+def live(request: pytest.FixtureRequest, task: list[str], tmp_path: Path) -> Iterator[LiveEntrant]:
+    require_peer(request.param)
+    options = [request.param, *task, "--num-processes=2", f"--max-steps={NUM_STEPS}"]
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT_DIRECTORY)}
+    with LiveEntrant(
+        [*options, f"--output-dir={tmp_path / 'run'}"],
+        num_processes=2,
+        address=tmp_path / "socket",
+        environment=environment,
+    ) as entrant:
+        entrant.get_ready()
+        yield entrant
+
+
+def test_a_peer_rests_between_its_turns(live: LiveEntrant, tmp_path: Path) -> None:
+    assert live.steps_per_epoch == 8
+    wait_until(lambda: _rests(tmp_path / "run"), "all of its processes to be stopped")
+    before = live.cpu_seconds()
+    time.sleep(1)
+    assert live.cpu_seconds() == before
+    taken = live.take(Turn(warm_through=2, through=10))
+    assert len(taken) == 2
+    assert all(len(one.ends) == 8 and one.began < one.ends[0] < one.ends[-1] for one in taken)
+    assert all(one.cpu_seconds > 0 for one in taken)
+    live.rest()
+    wait_until(lambda: _rests(tmp_path / "run"), "all of its processes to be stopped")
+    time.sleep(2)  # which is no time of a step
+    live.take(Turn(warm_through=12, through=NUM_STEPS))
+    assert live.end() is None
+    record = read_record(tmp_path / "run" / "record.json")
+    assert all(max(rank.step_seconds[10:]) < 2 for rank in record.ranks)
+    assert not _processes(tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("live", ["trainer"], indirect=True)
+def test_a_peer_that_dies_is_named(live: LiveEntrant, tmp_path: Path) -> None:
+    live.take(Turn(warm_through=1, through=5))
+    live.rest()
+    os.kill(int((tmp_path / "run" / "logs" / "rank1.pid").read_text().split()[0]), signal.SIGKILL)
+    with pytest.raises(EntrantEnded):
+        live.take(Turn(warm_through=6, through=NUM_STEPS))
+    assert live.end() is not None
+    record = read_record(tmp_path / "run" / "record.json")
+    assert record.status == "failed"
+    assert "rank 1" in str(record.error)
+
+
+@given(st.lists(st.tuples(st.integers(1, 1000), st.floats(0.1, 10)), min_size=1, max_size=20), st.floats(0.2, 5))
+def test_a_constant_ratio_is_found_exactly(rounds: list[tuple[int, float]], ratio: float) -> None:
+    pairs = [((tokens, seconds), (tokens, seconds * ratio)) for tokens, seconds in rounds]
+    assert pseudo_values(pairs) == pytest.approx([math.log(ratio)] * len(rounds), abs=1e-9)
+
+
+def test_a_long_round_counts_as_much_as_it_lasts() -> None:
+    pairs = [((1000, 10.0), (1000, 20.0)), ((10, 0.1), (10, 0.1))]
+    values = pseudo_values(pairs)
+    assert sum(values) / len(values) == pytest.approx(math.log(2), abs=0.02)
