@@ -21,10 +21,9 @@ from compare.race.live import EntrantEnded, LiveEntrant
 from compare.race.peers.table import PEERS
 from compare.race.turns import Turn
 from compare.report.peers import pseudo_values
-from compare.results import Results, read_results
 from launch.engines.interface import PROJECT_DIRECTORY
 from records.record import RunRecord, read_record
-from tests.launching import lockstep, wait_until
+from tests.launching import wait_until
 from tests.test_turns import _processes, _rests
 
 NUM_ROWS = 96

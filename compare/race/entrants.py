@@ -11,10 +11,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from backends.capabilities import UnsupportedError
-from backends.registry import BACKENDS, find_backend
+from backends.devices import count_gpus
+from backends.registry import BACKENDS, INDEPENDENT, REFERENCE, find_backend
 from compare.race.options import RaceOptions
+from compare.race.own_entrants import OwnEntrant, read_own_entrant
+from compare.race.peers.table import PEERS, check_peer, find_peer
 from compare.race.plan import Entrant, PlannedRun, RacePlan, Schedule
 from compare.race.schedule import make_schedule, measure_costs
+from compare.results import Role
 from launch.arguments import command_line
 from launch.errors import UsageError
 from launch.options import read_option_file, read_options
@@ -101,8 +105,10 @@ def make_plan(options: RaceOptions, of_runs: RunOptionsOfRace) -> tuple[RacePlan
         reason = find_backend(name).unavailable_reason()
         if reason is not None:
             raise UnsupportedError(f"--backends {name}: cannot run here: {reason}")
+    for name in options.peers or ():
+        find_peer(name)
     plan = RacePlan(
-        schema_version=3,
+        schema_version=4,
         options=options,
         schedule=_UNKNOWN,
         entrants=[],
@@ -141,46 +147,104 @@ def _with_defaults(options: RaceOptions, of_runs: RunOptionsOfRace) -> list[str]
     if "logging_steps" not in of_runs.names:
         # Reading the loss waits for the GPU: this happens at both ends of the steps that are timed.
         arguments.append(f"--logging-steps={NUM_WARMUP_STEPS}")
+    if options.peers and not options.whole_runs and "num_train_epochs" not in of_runs.names:
+        arguments.append("--num-train-epochs=1")  # enough to see what peers reach
     return arguments
 
 
 def _able(plan: RacePlan, backends: Sequence[str]) -> dict[Entrant, RunConfig]:
     """Returns the configuration of each entrant that can take part, and notes the others in the plan."""
     configs: dict[Entrant, RunConfig] = {}
-    refused: list[ValueError] = []
+    refused: dict[Entrant, ValueError] = {}
     for entrant in _candidates(backends, plan.options):
         try:
             configs[entrant] = _resolve(plan, PlannedRun(entrant=entrant, purpose="timed", block=1, position=0))
         except (UnsupportedError, UsageError) as error:
             # Backends that the user did not name are left out where they cannot take part.
-            if isinstance(error, UsageError) and plan.options.backends:
+            if isinstance(error, UsageError) and (plan.options.backends or entrant.role == "peer"):
                 raise
-            refused.append(error)
+            refused[entrant] = error
             plan.left_out.append(f"{entrant.label}: left out, {' '.join(str(error).split())}")
-    if not configs:
-        raise refused[0]
+    able = {entrant.backend for entrant in configs}
+    peers = [error for entrant, error in refused.items() if entrant.role == "peer" and entrant.backend not in able]
+    if peers or not configs:
+        raise [*peers, *refused.values()][0]
     return configs
 
 
 def _candidates(names: Sequence[str], options: RaceOptions) -> list[Entrant]:
     found: dict[Entrant, None] = {}
     for precision, accumulation, number in product(options.precision, options.accumulation, options.num_processes):
-        for size, name in product(_global_batch_sizes(options, number), names):
-            most = find_backend(name).capabilities.max_world_size
-            entrant = Entrant(
-                backend=name,
-                num_processes=min(number, most or number),
-                precision=precision,
-                accumulation=accumulation,
-                global_batch_size=size,
-            )
-            if not entrant.divides:
-                raise UsageError(
-                    f"--global-batch-size {size} is not a multiple of {entrant.num_processes} rank(s) x "
-                    f"{accumulation} accumulation step(s); change one of the three"
-                )
-            found[entrant] = None
+        for size in _global_batch_sizes(options, number):
+            conditions = _Conditions(number, precision, accumulation, size)
+            entrants = [conditions.entrant(name) for name in names]
+            entrants += [conditions.entrant(own.backend, own) for own in map(read_own_entrant, options.entrant)]
+            entrants += [*(_limits(conditions, options) if options.limits else ()), *_peers(conditions, options)]
+            for entrant in entrants:
+                if not entrant.divides:
+                    raise UsageError(
+                        f"--global-batch-size {size} is not a multiple of {entrant.num_processes} rank(s) x "
+                        f"{accumulation} accumulation step(s); change one of the three"
+                    )
+                found[entrant] = None
+    _require_names(list(found))
     return list(found)
+
+
+class _Conditions(NamedTuple):
+    """Conditions under which all entrants take part, with as many of the ranks as they support."""
+
+    num_processes: int
+    precision: str
+    accumulation: int
+    global_batch_size: int
+
+    def entrant(self, backend: str, own: OwnEntrant | None = None, *, role: Role = "backend") -> Entrant:
+        """Returns a backend under these conditions, as it comes or with options of its own."""
+        most = find_backend(backend).capabilities.max_world_size
+        return Entrant(
+            backend=backend,
+            num_processes=min(self.num_processes, most or self.num_processes),
+            precision=self.precision,
+            accumulation=self.accumulation,
+            global_batch_size=self.global_batch_size,
+            role=role,
+            variant=own.variant if own else "",
+            options=own.options if own else (),
+            variables=own.variables if own else (),
+        )
+
+
+def _limits(conditions: _Conditions, options: RaceOptions) -> Iterator[Entrant]:
+    """Yields what shows how much is possible under these conditions, and what could be done instead."""
+    if conditions.num_processes == 1:
+        return
+    apart = OwnEntrant(INDEPENDENT, "independent processes", (), ())
+    yield conditions.entrant(INDEPENDENT, apart, role="limit")
+    if not count_gpus():  # one process has one GPU, and takes part as the reference
+        threads = (f"--threads-per-rank={num_cpus()}",)
+        yield conditions.entrant(REFERENCE, OwnEntrant(REFERENCE, "all cores", threads, ()), role="alternative")
+
+
+def _peers(conditions: _Conditions, options: RaceOptions) -> Iterator[Entrant]:
+    """Yields each variant of each peer that the user names."""
+    for name in options.peers or ():
+        for variant, own in PEERS[name].variants.items():
+            yield Entrant(**conditions._asdict(), backend=name, role="peer", variant=variant, options=own)
+
+
+def _require_names(entrants: list[Entrant]) -> None:
+    """Makes sure that no two entrants that race under the same conditions have the same name.
+
+    Raises:
+        UsageError: Two have.
+    """
+    labels = [entrant.label for entrant in entrants]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise UsageError(
+                f"--entrant: there are two entrants {label}; give one another name, as NAME=BACKEND:OPTIONS"
+            )
 
 
 def _global_batch_sizes(options: RaceOptions, num_processes: int) -> Iterator[int]:
@@ -190,6 +254,10 @@ def _global_batch_sizes(options: RaceOptions, num_processes: int) -> Iterator[in
 
 
 def _resolve(plan: RacePlan, run: PlannedRun) -> RunConfig:
-    row = find_backend(run.entrant.backend)
-    asked = read_options(run.entrant.backend, row.settings, plan.arguments(run)[1:])
-    return resolve(run.entrant.backend, row, asked, started_at=time.time()).config
+    name, is_peer = run.entrant.backend, run.entrant.role == "peer"
+    row = PEERS[name].row if is_peer else find_backend(name)
+    asked = read_options(name, row.settings, plan.arguments(run)[1:])
+    resolved = resolve(name, row, asked, started_at=time.time())
+    if is_peer:
+        check_peer(name, resolved.task, resolved.config)
+    return resolved.config

@@ -6,9 +6,10 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from rich.console import Console
 
@@ -91,6 +92,8 @@ def _run_undisturbed(plan: RacePlan, run: PlannedRun, directory: RaceDirectory, 
     facts = RaceFacts(
         race=plan.race,
         purpose=run.purpose,
+        entrant=run.entrant.name,
+        role=run.entrant.role,
         block=run.block,
         position=run.position,
         busy_share=round(seen.busy_share, 3),
@@ -105,7 +108,8 @@ def _run_undisturbed(plan: RacePlan, run: PlannedRun, directory: RaceDirectory, 
 def _run(plan: RacePlan, run: PlannedRun, output_dir: Path) -> str | None:
     """Makes one run and returns None, or why it failed."""
     module = _PEER_PROGRAM if run.entrant.role == "peer" else _PROGRAM
-    done = run_command([*plan.arguments(run), f"--output-dir={output_dir}"], module=module)
+    arguments = [*plan.arguments(run), f"--output-dir={output_dir}"]
+    done = run_command(arguments, dict(run.entrant.variables), module=module)
     if done.returncode == 0:
         # No other start of a run has this directory.
         is_its_own = read_record(output_dir / RECORD_NAME).config.output_dir == output_dir
@@ -117,11 +121,14 @@ def _run(plan: RacePlan, run: PlannedRun, output_dir: Path) -> str | None:
     return (why or f"it ended with exit code {done.returncode}")[:500]
 
 
-def run_command(arguments: list[str], *, module: Sequence[str] = _PROGRAM) -> subprocess.CompletedProcess[str]:
+def run_command(
+    arguments: list[str], variables: Mapping[str, str] = MappingProxyType({}), *, module: Sequence[str] = _PROGRAM
+) -> subprocess.CompletedProcess[str]:
     """Runs Lockstep's own command line to its end; in any case it ends with this process.
 
     Args:
-        arguments: The command and its options.
+        arguments: The command, and its options.
+        variables: What to add to its environment.
         module: The module to run, and its first arguments.
 
     Raises:
@@ -130,7 +137,7 @@ def run_command(arguments: list[str], *, module: Sequence[str] = _PROGRAM) -> su
     with guarded() as mark:
         process = subprocess.Popen(
             [sys.executable, "-m", *module, *arguments],
-            env={**command_environment(), **mark},
+            env={**command_environment(), **variables, **mark},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

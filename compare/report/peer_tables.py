@@ -31,10 +31,10 @@ def describe_peers(comparison: PeerComparison) -> str:
         return (
             f"{comparison.group}: there is no backend to compare with {joined([row.name for row in comparison.rows])}."
         )
-    parts = [f"{times_as_fast(row)} times as many as {row.name}" for row in comparison.rows if row.longer is not None]
+    parts = [f"{_ratio(row.longer)} times as many as {row.name}" for row in comparison.rows if row.longer is not None]
     if not parts:
         return f"{comparison.group}: {joined(names)} started too seldom to be compared with {opponent}."
-    return f"{comparison.group}: {opponent} computes {joined(parts)}, in real tokens a second."
+    return f"{comparison.group}: in real tokens a second, {opponent} computes {joined(parts)}."
 
 
 def peer_columns(comparison: PeerComparison) -> list[str]:
@@ -67,8 +67,7 @@ def times_as_fast(row: PeerRow) -> str:
         return NOTHING
     if row.longer is None:
         return "started too seldom to be compared"
-    shown = _bounded(row.longer, lambda share: f"{1 + share:.2f}")
-    return shown if row.claim in ("slower", "faster") else f"{shown}, no difference shown"
+    return _ratio(row.longer) if row.claim in ("slower", "faster") else f"{_ratio(row.longer)}, no difference shown"
 
 
 def _table(comparison: PeerComparison) -> Table:
@@ -85,6 +84,10 @@ def _table(comparison: PeerComparison) -> Table:
 def _failures(comparison: PeerComparison) -> list[Block]:
     lines = [f"{row.name} failed: {line}" for row in comparison.rows for line in row.failures]
     return [Lines(lines)] if lines else []
+
+
+def _ratio(longer: Interval) -> str:
+    return _bounded(longer, lambda share: f"{1 + share:.2f}")
 
 
 def _bounded(interval: Interval, written: Callable[[float], str]) -> str:

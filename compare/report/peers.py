@@ -3,9 +3,9 @@
 A peer, such as another library's trainer, draws its own batches. So it is compared by real tokens a second, which leave
 out padding, and by the accuracy that it reaches, and it is never ranked among the backends.
 
-Within a start, the speed of each is all of its tokens over all of its time, in the rounds that both took, so that long
-turns count as much as they last. How well the logarithm of the ratio is known follows from its jackknife pseudo-values,
-one for each round (Efron and Tibshirani 1993, An Introduction to the Bootstrap, section 11.5); they take the place of the
+Within a start, the speed of each is all of its tokens over all of its time, in the rounds that both took, so that a
+turn counts as much as it lasts. How well the logarithm of the ratio is known follows from its jackknife pseudo-values,
+one for each round (Efron and Tibshirani 1993, An Introduction to the Bootstrap, section 11.5); they take the place of
 turns in compare/report/statistics.py.
 """
 

@@ -1,4 +1,4 @@
-"""The work of one rank of a peer: its library trains, and rests while others race; rank 0 evaluates and writes a record.
+"""The work of one rank of a peer: its library trains, and rests while others race; rank 0 writes the record.
 
 Model, samples, optimizer and the seed of the first weights are those of any run. Everything else is the library's own.
 """
@@ -13,7 +13,6 @@ import socket
 import time
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
