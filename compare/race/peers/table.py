@@ -31,7 +31,7 @@ class Peer:
 
     Attributes:
         row: What would be known of it if it were a backend; its adapter is the function that trains.
-        variants: The options of each variant, by its name; "" is the library as it comes.
+        variants: The options of each variant, by what a report calls it; the first is the library as it comes.
     """
 
     row: BackendRow
@@ -60,7 +60,10 @@ PEERS = {
             settings=TrainerSettings,
             packages=("transformers", "accelerate"),
         ),
-        {"": (), "grouped by length": ("--train-sampling-strategy=group_by_length",)},
+        {
+            "transformers.Trainer": (),
+            "transformers.Trainer, grouped by length": ("--train-sampling-strategy=group_by_length",),
+        },
     ),
     "fabric": Peer(
         BackendRow(
@@ -70,7 +73,7 @@ PEERS = {
             lambda: _missing("lightning_fabric", "lightning-fabric>=2.6,<3"),
             packages=("lightning-fabric",),
         ),
-        {"": ()},
+        {"Lightning Fabric": ()},
     ),
 }
 
