@@ -31,10 +31,20 @@ def describe_peers(comparison: PeerComparison) -> str:
         return (
             f"{comparison.group}: there is no backend to compare with {joined([row.name for row in comparison.rows])}."
         )
-    parts = [f"{_ratio(row.longer)} times as many as {row.name}" for row in comparison.rows if row.longer is not None]
-    if not parts:
+    compared = [row for row in comparison.rows if row.longer is not None]
+    if not compared:
         return f"{comparison.group}: {joined(names)} started too seldom to be compared with {opponent}."
-    return f"{comparison.group}: in real tokens a second, {opponent} computes {joined(parts)}."
+    decided, equal = (
+        [
+            f"{_ratio(row.longer)} times {row.name}"
+            for row in compared
+            if row.longer and (row.claim == "none") == is_equal
+        ]
+        for is_equal in (False, True)
+    )
+    parts = [f"reaches {joined(decided)}"] if decided else []
+    parts += [f"may be as fast as these: {joined(equal)}"] if equal else []
+    return f"{comparison.group}: in real tokens a second, {opponent} {'; it '.join(parts)}."
 
 
 def peer_columns(comparison: PeerComparison) -> list[str]:
