@@ -6,7 +6,6 @@ import random
 
 from compare.results import (
     Breakdown,
-    Claim,
     CollectiveFit,
     CollectivePoint,
     CollectiveSeries,
@@ -17,8 +16,6 @@ from compare.results import (
     GroupResult,
     Interval,
     Parity,
-    PeerComparison,
-    PeerRow,
     Place,
     Placing,
     Results,
@@ -28,6 +25,7 @@ from compare.results import (
     Standing,
     Wire,
 )
+from tests.sample_peers import sample_peers
 
 HOSTILE = "<script>alert(1)</script>"
 HOSTILE_TEXTS = [
@@ -73,7 +71,7 @@ def sample_results(steps_a_run: int = 120, losses: int = 600) -> Results:
         ],
         groups=[_one_rank(dice, steps_a_run), _two_ranks(dice, steps_a_run)],
         standings=[_standing()],
-        peers=[_peers()],
+        peers=[sample_peers(_TWO, HOSTILE)],
         curves=[
             _curve(dice, "ddp", 0.051, losses, top=0.924, reached=15.3),
             _curve(dice, "horovod", 0.066, losses, top=0.924, reached=19.8),
@@ -149,45 +147,6 @@ def _standing() -> Standing:
             _placing("horovod", 2, 489, 0.28),
             _placing(HOSTILE, 2, 190, 2.3),
         ],
-    )
-
-
-def _peers() -> PeerComparison:
-    faster = Interval(estimate=0.62, low=0.58, high=0.66)
-    return PeerComparison(
-        group=_TWO,
-        opponent="ddp",
-        num_starts=3,
-        num_epochs=1,
-        rows=[
-            _peer("ddp", 9400, None, accuracy=0.91),
-            _peer("transformers.Trainer", 5800, faster, accuracy=0.905),
-            _peer(HOSTILE, 9300, Interval(estimate=0.01, low=-0.01, high=0.03), accuracy=None),
-            PeerRow(
-                name="Lightning Fabric",
-                failures=["rank 1 ended by SIGKILL (records/timed-001)"],
-                tokens_per_second=None,
-                positions_per_token=None,
-                longer=None,
-                claim="too few",
-                metrics={},
-            ),
-        ],
-    )
-
-
-def _peer(name: str, rate: float, longer: Interval | None, *, accuracy: float | None) -> PeerRow:
-    claim: Claim | None = None
-    if longer is not None:
-        claim = "slower" if longer.estimate > 0.1 else "none"
-    return PeerRow(
-        name=name,
-        failures=[],
-        tokens_per_second=Interval(estimate=rate, low=0.98 * rate, high=1.02 * rate),
-        positions_per_token=1.9,
-        longer=longer,
-        claim=claim,
-        metrics={"accuracy": accuracy},
     )
 
 

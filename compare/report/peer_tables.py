@@ -26,25 +26,23 @@ def peer_section(results: Results) -> Section:
 
 def describe_peers(comparison: PeerComparison) -> str:
     """Says in a sentence how much faster the fastest backend is than each peer."""
-    opponent, names = comparison.opponent, [row.name for row in comparison.rows if row.claim is not None]
-    if opponent is None or not names:
-        return (
-            f"{comparison.group}: there is no backend to compare with {joined([row.name for row in comparison.rows])}."
-        )
-    compared = [row for row in comparison.rows if row.longer is not None]
-    if not compared:
-        return f"{comparison.group}: {joined(names)} started too seldom to be compared with {opponent}."
-    decided, equal = (
-        [
-            f"{_ratio(row.longer)} times {row.name}"
-            for row in compared
-            if row.longer and (row.claim == "none") == is_equal
-        ]
-        for is_equal in (False, True)
-    )
-    parts = [f"reaches {joined(decided)}"] if decided else []
-    parts += [f"may be as fast as these: {joined(equal)}"] if equal else []
-    return f"{comparison.group}: in real tokens a second, {opponent} {'; it '.join(parts)}."
+    opponent, peers = comparison.opponent, [row for row in comparison.rows if row.claim is not None]
+    if not peers:
+        names = joined([row.name for row in comparison.rows])
+        return f"{comparison.group}: there is no backend to compare with {names}."
+    decided = [_against(row) for row in peers if row.claim in ("slower", "faster")]
+    undecided = [_against(row) for row in peers if row.claim == "none"]
+    if not decided + undecided:
+        names = joined([row.name for row in peers])
+        return f"{comparison.group}: {names} started too seldom to be compared with {opponent}."
+    parts = [f"{opponent} reaches {joined(decided)}"] if decided else []
+    parts += [f"no difference was shown between {opponent} and the others ({joined(undecided)})"] if undecided else []
+    return f"{comparison.group}, in real tokens a second: {'; '.join(parts)}."
+
+
+def _against(row: PeerRow) -> str:
+    assert row.longer is not None
+    return f"{_ratio(row.longer)} times {row.name}"
 
 
 def peer_columns(comparison: PeerComparison) -> list[str]:

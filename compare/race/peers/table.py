@@ -62,7 +62,7 @@ PEERS = {
         ),
         {
             "transformers.Trainer": (),
-            "transformers.Trainer, grouped by length": ("--train-sampling-strategy=group_by_length",),
+            "transformers.Trainer grouped by length": ("--train-sampling-strategy=group_by_length",),
         },
     ),
     "fabric": Peer(

@@ -29,7 +29,6 @@ from tasks.interface import HuggingFaceData, Task
 from tasks.registry import load_task
 from training.clock import ProcessorClock
 from training.evaluation import Evaluator
-from training.hooks import Hooks
 from training.measurements import Measurements
 from training.optimizer import build_optimizer
 from training.plan import Plan
@@ -238,5 +237,5 @@ def _evaluate(job: PeerJob, task: Task, epoch: int) -> EvaluationRecord:
     config = job.config.model_copy(update={"backend_settings": {}})
     backend = reference_backend(config.backend_options(BackendSettings))
     began = time.perf_counter()
-    metrics = Evaluator(config, task, backend, Hooks()).metrics(job.model, job.num_steps)
+    metrics = Evaluator(config, task, backend, job.steps.measurements).metrics(job.model, job.num_steps)
     return EvaluationRecord(step=job.num_steps, epoch=epoch, seconds=time.perf_counter() - began, metrics=metrics)
