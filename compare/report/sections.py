@@ -11,6 +11,7 @@ from compare.report import tables as report_tables
 from compare.report.figures import Styles
 from compare.report.gate_table import GATE_HEADINGS, gate_cells, verdict_of
 from compare.report.page import Block, Cell, Commands, Figure, Lines, Row, Section, Table, Text
+from compare.report.peer_tables import peer_section
 from compare.report.standing_figure import standing_figure
 from compare.report.styles import styles_for
 from compare.results import CollectiveSeries, Curve, GroupResult, Results, Scaling
@@ -27,6 +28,7 @@ def sections(results: Results) -> list[Section]:
         Section("lockstep", "Did they compute the same?", _parity(results.groups)),
         Section("claims", "Who is faster?", sections=_each(results.groups, "claims", _claims)),
         *_each(results.groups, "group", lambda result: _measurements(result, styles)),
+        peer_section(results),
         Section("training", "Trained to the end", sections=_trainings(results, styles)),
         Section("scaling", "Scaling", _scaling(results, styles)),
         Section("collectives", "Collectives alone", sections=_collectives(results.collectives, styles)),
