@@ -53,16 +53,9 @@ class Trainer:
         self.task = task
         self.backend = backend
         self.decisions = decisions or Decisions(config, backend)
-        self.plan = Plan(
-            num_samples=task.num_samples("train"),
-            global_batch_size=config.global_batch_size,
-            micro_batch_size=config.micro_batch_size,
-            world_size=config.num_processes,
-            seed=config.seed,
-        )
-        epochs_steps = config.num_train_epochs * self.plan.steps_per_epoch
-        self.num_steps = config.max_steps if config.max_steps > 0 else epochs_steps
-        self._num_warmup_steps = math.ceil(config.warmup_ratio * self.num_steps)
+        self.plan = Plan.of(config, task.num_samples("train"))
+        self.num_steps = config.num_steps(self.plan.steps_per_epoch)
+        self._num_warmup_steps = config.num_warmup_steps(self.num_steps)
         torch.manual_seed(random_seed(config.seed, WEIGHTS))
         model = task.build_model().to(backend.device)
         if config.torch_compile:

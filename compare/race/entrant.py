@@ -1,6 +1,7 @@
-"""Starts one entrant of a race: ``python -m compare.race.entrant ADDRESS BACKEND OPTIONS``.
+"""Starts one entrant of a race: ``python -m compare.race.entrant RANK_PROGRAM ADDRESS BACKEND OPTIONS``.
 
-It is the command line of any run, but its ranks rest while other entrants race (compare/race/rank.py).
+It is the command line of any run, but its ranks run another program, which rests while other entrants race
+(compare/race/rank.py, compare/race/bare_rank.py).
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from launch.cli import answer
 from launch.train_command import train
 
 
-def main(address: str, backend: str, *options: str) -> int:
+def main(rank_program: str, address: str, backend: str, *options: str) -> int:
     """Runs the entrant to its end; returns the exit code."""
     sys.argv = [sys.argv[0], backend, *options]  # what the record calls its command
-    return answer(lambda: train(backend, list(options), rank_program=("compare.race.rank", address)))
+    return answer(lambda: train(backend, list(options), rank_program=(rank_program, address)))
 
 
 if __name__ == "__main__":
