@@ -13,6 +13,11 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 RESULTS_NAME = "results.json"
+# What an entrant stands for: a backend; the same training in one process with all cores; what is possible at most,
+# since its ranks do not communicate; a loop written by hand; another library's trainer.
+Role = Literal["backend", "alternative", "limit", "bare", "peer"]
+# The roles of entrants that must compute what the reference computes, and are then ranked.
+RANKED: tuple[Role, ...] = ("backend", "alternative")
 # Entrants that were started together less often are not compared.
 MIN_PAIRS = 3
 # The parts of a step, in the order in which they are shown.
@@ -99,9 +104,11 @@ class Wire(_Strict):
 
 
 class Entrant(_Strict):
-    """One backend within one group: all its runs."""
+    """One entrant within one group: all its runs."""
 
+    name: str = Field(description="what the report calls it; unique in its group")
     backend: str
+    role: Role = Field("backend", description="what it stands for; only backends and alternatives are ranked")
     num_runs: int = Field(description="completed timed runs")
     failures: list[str] = Field(description="one line for each run that failed")
     parity: Parity
@@ -125,7 +132,7 @@ Claim = Literal["slower", "faster", "none", "too few"]
 
 
 class Comparison(_Strict):
-    """Two backends of a group, compared in pairs of runs of the same block."""
+    """Two entrants of a group, named `first` and `second`, compared in pairs of turns or runs of the same block."""
 
     first: str
     second: str

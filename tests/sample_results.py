@@ -185,6 +185,7 @@ def _two_ranks(dice: random.Random, steps: int) -> GroupResult:
     horovod.settings["fusion threshold"] = "128 MiB"
     horovod.settings["threads"] = "2"
     failed = Entrant(
+        name="apex",
         backend="apex",
         num_runs=0,
         failures=["rank 1 ended with exit code 3: no CUDA device", HOSTILE_TEXTS[0]],
@@ -243,6 +244,7 @@ def _entrant(dice: random.Random, backend: str, step: float, steps: int, communi
     rates = [32 * len(run) / sum(run) * dice.uniform(0.98, 1.02) for run in runs]
     rate = sum(rates) / len(rates)
     return Entrant(
+        name=backend,
         backend=backend,
         num_runs=8,
         failures=[],

@@ -39,7 +39,7 @@ def render_markdown(results: Results) -> str:
         "Where the time of a step goes": breakdown_table(results),
         "Comparisons": _list(f"{group.group.key}: {one.text}" for group, one in _comparisons(results)),
         "Lockstep": _list(
-            f"{entrant.backend}, {group.group.key}: {entrant.parity.verdict}; {entrant.parity.detail}"
+            f"{entrant.name}, {group.group.key}: {entrant.parity.verdict}; {entrant.parity.detail}"
             for group in results.groups
             for entrant in group.entrants
         ),
@@ -64,7 +64,7 @@ def headline_table(results: Results) -> str:
         for group, entrant in headline.rivals:
             speed = entrant.samples_per_second
             against = "-" if speed is None else f"{speed.estimate / headline.rate.estimate:.2f}"
-            rows.append([group.precision, entrant.backend, str(group.num_processes), _interval(speed), against])
+            rows.append([group.precision, entrant.name, str(group.num_processes), _interval(speed), against])
     return _table(("precision", "backend", "ranks", "samples/s [95 %]", "times one process"), rows) if rows else ""
 
 
@@ -107,7 +107,7 @@ def breakdown_table(results: Results) -> str:
                 if (wire := entrant.wire) is not None:
                     sent = f"{wire.bytes_per_step / _MIB:.2f} / {wire.ring_bound / _MIB:.2f} on {wire.interface}"
                 overhead = "-" if parts.overhead is None else f"{parts.overhead:+.0%}"
-                rows.append([group.group.key, entrant.backend, *cells, _milliseconds(parts.total), overhead, sent])
+                rows.append([group.group.key, entrant.name, *cells, _milliseconds(parts.total), overhead, sent])
     return _table(_BREAKDOWN_HEADINGS, rows) if rows else ""
 
 
@@ -122,13 +122,13 @@ def _row(group: GroupResult, entrant: Entrant) -> list[str]:
     cells = [str(conditions.num_processes), conditions.precision, f"{conditions.global_batch_size} = {split}"]
     if not entrant.num_runs:
         why = entrant.failures[0] if entrant.failures else "it has no run"
-        return [*cells, entrant.backend, f"failed: {why}", *[""] * (len(_HEADINGS) - 5)]
+        return [*cells, entrant.name, f"failed: {why}", *[""] * (len(_HEADINGS) - 5)]
     steps = f"{_milliseconds(entrant.median_step_seconds)} / {_milliseconds(entrant.p95_step_seconds)}"
     starts = sorted(entrant.seconds_to_first_step)
     memory = entrant.peak_cuda_memory_bytes or entrant.peak_memory_bytes
     return [
         *cells,
-        entrant.backend,
+        entrant.name,
         entrant.parity.verdict,
         _interval(entrant.samples_per_second),
         steps,
@@ -143,7 +143,7 @@ def _against_first(group: GroupResult, entrant: Entrant) -> str:
         return "not ranked"
     first = next(other for other in group.entrants if other.ranked)
     for comparison in group.comparisons:
-        if (comparison.first, comparison.second) == (first.backend, entrant.backend):
+        if (comparison.first, comparison.second) == (first.name, entrant.name):
             return _slowdown(comparison)
     return "-"
 

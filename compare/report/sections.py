@@ -38,7 +38,7 @@ def sections(results: Results) -> list[Section]:
 
 def _backends(results: Results) -> list[str]:
     """Returns the backends in the order in which the report names them, which decides how they look."""
-    entrants = [entrant.backend for result in results.groups for entrant in result.entrants]
+    entrants = [entrant.name for result in results.groups for entrant in result.entrants]
     others: list[Curve | Scaling | CollectiveSeries] = [*results.curves, *results.scaling, *results.collectives]
     return [*entrants, *(one.backend for one in others)]
 
@@ -47,7 +47,7 @@ def _parity(groups: list[GroupResult]) -> list[Block]:
     entrants = [entrant for result in groups for entrant in result.entrants]
     if not entrants:
         return []
-    left = dict.fromkeys(entrant.backend for entrant in entrants if entrant.parity.verdict == "not comparable")
+    left = dict.fromkeys(entrant.name for entrant in entrants if entrant.parity.verdict == "not comparable")
     text = "Only backends that compute the same as the reference take part in claims about speed."
     if left:
         text += f" Out of lockstep, and therefore shown but not ranked: {joined(list(left))}."
@@ -79,7 +79,7 @@ def _measurements(result: GroupResult, styles: Styles) -> list[Block]:
         report_tables.wire_table(result),
         report_tables.settings_table(result),
     ]
-    failures = [f"{entrant.backend} failed: {line}" for entrant in result.entrants for line in entrant.failures]
+    failures = [f"{entrant.name} failed: {line}" for entrant in result.entrants for line in entrant.failures]
     return [Text(about), *_present(figures), *_lines(failures), *(table for table in tables if table.rows)]
 
 

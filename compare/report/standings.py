@@ -42,7 +42,7 @@ def _standing(field: Sequence[tuple[GroupResult, Entrant, EntrantRuns]]) -> Stan
         placings=[
             Placing(
                 label=label,
-                backend=entrant.backend,
+                backend=entrant.name,
                 num_processes=result.group.num_processes,
                 samples_per_second=_rate(entrant),
                 longer=None if index == 0 else comparisons[index - 1].slowdown,
@@ -54,7 +54,7 @@ def _standing(field: Sequence[tuple[GroupResult, Entrant, EntrantRuns]]) -> Stan
 
 
 def _label(entrant: Entrant, result: GroupResult) -> str:
-    return f"{entrant.backend}, {ranks(result.group.num_processes)}"
+    return f"{entrant.name}, {ranks(result.group.num_processes)}"
 
 
 def _rate(entrant: Entrant) -> Interval:

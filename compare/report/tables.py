@@ -55,7 +55,7 @@ def mark(entrant: Entrant) -> str:
 
 def standings(groups: list[GroupResult]) -> Standings:
     """Returns why backends are not ranked, by group and backend."""
-    return {(result.group.key, entrant.backend): standing(entrant) for result in groups for entrant in result.entrants}
+    return {(result.group.key, entrant.name): standing(entrant) for result in groups for entrant in result.entrants}
 
 
 def standing_cell(entrant: Entrant) -> Cell:
@@ -79,7 +79,7 @@ def parity_table(groups: list[GroupResult]) -> Table:
     rows = [
         Row(
             [
-                Cell(entrant.backend),
+                Cell(entrant.name),
                 Cell(result.group.key),
                 Cell(_VERDICTS[entrant.parity.verdict]),
                 Cell(entrant.parity.detail),
@@ -125,7 +125,7 @@ def measurement_table(result: GroupResult) -> Table:
     rows = [
         Row(
             [
-                Cell(entrant.backend),
+                Cell(entrant.name),
                 standing_cell(entrant),
                 measured(entrant.num_runs),
                 measured(len(entrant.failures) or None),
@@ -152,7 +152,7 @@ def wire_table(result: GroupResult) -> Table:
     rows = [
         Row(
             [
-                Cell(entrant.backend),
+                Cell(entrant.name),
                 Cell(entrant.wire.interface),
                 measured(entrant.wire.bytes_per_step, _MIB),
                 measured(entrant.wire.gradient_bytes, _MIB),
@@ -184,7 +184,7 @@ def settings_table(result: GroupResult) -> Table:
         )
         for name in in_order
     ]
-    columns = ["setting", "backends", *(entrant.backend for entrant in entrants)]
+    columns = ["setting", "backends", *(entrant.name for entrant in entrants)]
     return Table(f"Settings in force, {result.group.key}", columns, rows)
 
 

@@ -83,7 +83,7 @@ def _lockstep(groups: Sequence[GroupResult]) -> list[str]:
     for group, entrant in entrants:
         if entrant.parity.verdict == "not comparable":
             detail = entrant.parity.detail
-            sentences.append(f"NOT in lockstep, and not ranked: {entrant.backend} ({group.group.key}): {detail}.")
+            sentences.append(f"NOT in lockstep, and not ranked: {entrant.name} ({group.group.key}): {detail}.")
     return sentences
 
 
@@ -92,7 +92,7 @@ def _speed(group: GroupResult) -> list[str]:
     measured = [entrant for entrant in group.entrants if entrant.ranked and entrant.samples_per_second]
     if len(measured) < 2:
         return []
-    fastest = max(measured, key=_rate).backend
+    fastest = max(measured, key=_rate).name
     others = [_seen_from(fastest, one) for one in group.comparisons if fastest in (one.first, one.second)]
     equal = [one for one in others if one.claim == "none" and _largest(one) <= _AS_GOOD_AS_EQUAL]
     parts = [f"{fastest} is the fastest"]
