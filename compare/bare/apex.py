@@ -15,9 +15,11 @@ from compare.bare.parts import make_optimizer, make_scheduler
 
 def train(job: BareJob) -> None:
     """Takes all steps of the training."""
-    settings, device = job.settings, torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    torch.cuda.set_device(device)
-    dist.init_process_group("nccl")
+    settings, device = job.settings, torch.device(job.settings.device)
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     model = job.model.to(device).train()
     optimizer = make_optimizer(model, settings)
     scheduler = make_scheduler(optimizer, settings)

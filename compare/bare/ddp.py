@@ -15,15 +15,12 @@ from compare.bare.parts import make_optimizer, make_scheduler
 
 def train(job: BareJob) -> None:
     """Takes all steps of the training."""
-    settings, device, ids = job.settings, torch.device("cpu"), None
-    if settings.device == "cuda":
-        ids = [int(os.environ["LOCAL_RANK"])]
-        device = torch.device("cuda", ids[0])
+    settings, device = job.settings, torch.device(job.settings.device)
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if ids else "gloo")
-    model = DistributedDataParallel(
-        job.model.to(device).train(), ids, broadcast_buffers=False, gradient_as_bucket_view=True
-    )
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    model = DistributedDataParallel(job.model.to(device).train(), broadcast_buffers=False, gradient_as_bucket_view=True)
     optimizer = make_optimizer(model, settings)
     scheduler = make_scheduler(optimizer, settings)
     scaler = torch.amp.GradScaler(

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from backends.capabilities import UnsupportedError
 from backends.devices import count_gpus
 from backends.registry import BACKENDS, INDEPENDENT, REFERENCE, find_backend
+from compare.race.bare import add_loops
 from compare.race.options import RaceOptions
 from compare.race.own_entrants import OwnEntrant, read_own_entrant
 from compare.race.plan import Entrant, PlannedRun, RacePlan, Schedule
@@ -162,6 +163,8 @@ def _able(plan: RacePlan, backends: Sequence[str]) -> dict[Entrant, RunConfig]:
             plan.left_out.append(f"{entrant.label}: left out, {' '.join(str(error).split())}")
     if not configs:
         raise refused[0]
+    if plan.options.bare:
+        add_loops(configs, plan.left_out)
     return configs
 
 

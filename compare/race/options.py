@@ -30,6 +30,10 @@ class RaceOptions(BaseModel):
     limits: bool = Field(
         True, description="also race what is possible here: ranks that do not communicate, one process with all cores"
     )
+    bare: bool = Field(
+        False,
+        description="also race a loop written by hand for each library: what do Lockstep's loop and adapter cost?",
+    )
     budget: Duration = Field(600.0, description="how long the whole race may take, such as 90s, 10min or 2h")
     until: Share | None = Field(
         None, description="end as soon as every difference is known this well, such as 1% (needs three starts)"

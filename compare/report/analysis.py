@@ -7,6 +7,7 @@ from datetime import datetime, timezone
 from itertools import combinations
 from typing import Any
 
+from compare.report.bare import adapter_costs_of, without_bare
 from compare.report.entrants import measure_entrant
 from compare.report.grouping import EntrantRuns, condition, group_runs
 from compare.report.info import NothingToReport, ReportInfo
@@ -35,7 +36,8 @@ def analyse(runs: Sequence[Run], collectives: Sequence[CollectiveSeries], info: 
     Raises:
         NothingToReport: No timed run completed.
     """
-    grouped = sorted(group_runs(runs), key=_order)
+    everyone = sorted(group_runs(runs), key=_order)
+    grouped = [kept for entrants in everyone if (kept := without_bare(entrants))]
     if not grouped:
         raise NothingToReport("no timed run completed, so there is nothing to report")
     completed = [run for run in runs if run.is_usable]
@@ -55,6 +57,7 @@ def analyse(runs: Sequence[Run], collectives: Sequence[CollectiveSeries], info: 
         verdict=describe_verdict(groups, standings, len(problems)),
         groups=groups,
         standings=standings,
+        adapter_costs=adapter_costs_of(keys, [entrants for entrants in everyone if without_bare(entrants)]),
         curves=curves_of(groups, grouped, info.target_accuracy),
         seed_table=seed_table_of(groups, grouped),
         scaling=scaling_of(groups, grouped),
