@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 
 import torch
@@ -63,6 +63,8 @@ class Trainer:
             # cut at its buckets (https://docs.pytorch.org/docs/stable/notes/ddp.html#internal-design).
             model.compile()
         self.state = TrainingState(config, task, backend, *backend.setup(model, build_optimizer(config, model)))
+        # Looked through in each step: to collect them takes ten times as long.
+        self._parameters = dict(self.state.module.named_parameters())
         self._observers = Observers()
         self._loader = Loader(config, task, self.plan, self.state, self._observers)
         self._evaluator = Evaluator(config, task, backend, self._observers)
@@ -145,7 +147,7 @@ class Trainer:
                 backend.backward(loss * self._world_size_or_nan(loss))
             losses.append(loss.detach())
         if not config.find_unused_parameters:
-            require_gradients(state.module)
+            require_gradients(self._parameters)
         observers.on_phase("update", state.step)
         result = backend.step(config.max_grad_norm)
         state.num_updates += not result.skipped
@@ -278,15 +280,13 @@ class Trainer:
         return self.state.evaluated_step < self.state.step and (ends_epoch or self._is_last_step)
 
 
-def require_gradients(model: torch.nn.Module) -> None:
+def require_gradients(parameters: Mapping[str, torch.nn.Parameter]) -> None:
     """Makes sure that every trainable parameter got a gradient, since backends treat one without differently.
 
     Raises:
         ValueError: It names the parameters that got none.
     """
-    missing = [
-        name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter.grad is None
-    ]
+    missing = [name for name, parameter in parameters.items() if parameter.grad is None and parameter.requires_grad]
     if missing:
         raise ValueError(
             f"{len(missing)} parameter(s) got no gradient: {', '.join(missing[:5])}; backends treat such "

@@ -118,7 +118,7 @@ def adapter_cost_blocks(costs: Sequence[AdapterCost]) -> list[Block]:
             [
                 Cell(cost.name),
                 Cell(cost.group),
-                _interval_cell(cost.time),
+                Cell(_interval(cost.time), 100 * cost.time.estimate if cost.time else None),
                 measured(cost.cpu_seconds, 1, difference),
                 measured(cost.instructions, 1, difference),
                 measured(cost.num_starts),
@@ -130,8 +130,18 @@ def adapter_cost_blocks(costs: Sequence[AdapterCost]) -> list[Block]:
     return [Text(_ABOUT), table.without_empty_columns()]
 
 
-def _interval_cell(value: Interval | None) -> Cell:
-    if value is None:
-        return Cell(NOTHING)
-    text = f"{difference(value.estimate)} ({difference(value.low)} to {difference(value.high)})"
-    return Cell(text, 100 * value.estimate)
+def adapter_cost_lines(costs: Sequence[AdapterCost]) -> list[str]:
+    """Returns the same as a line for each adapter."""
+    return [
+        f"{cost.name}, {cost.group}: in percent of the loop by hand, time {_interval(cost.time)}, "
+        f"CPU seconds {difference(cost.cpu_seconds)}, instructions {difference(cost.instructions)}"
+        for cost in costs
+    ]
+
+
+def _interval(value: Interval | None) -> str:
+    return (
+        NOTHING
+        if value is None
+        else f"{difference(value.estimate)} ({difference(value.low)} to {difference(value.high)})"
+    )
