@@ -11,10 +11,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from filelock import FileLock
@@ -164,8 +165,10 @@ def fork_what_follows(path: str) -> None:
         vars(engine).update(command=command, launcher=None)
 
 
-def _run_of_a_race(arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    environment = dict(os.environ)
+def _run_of_a_race(
+    arguments: list[str], variables: Mapping[str, str] = MappingProxyType({})
+) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **variables}
     environment.pop("LOCKSTEP_STARTED_AT", None)
     job = ForkedJob(arguments, environment=environment, directory=None)
     try:
