@@ -204,6 +204,17 @@ class PeerComparison(_Strict):
     rows: list[PeerRow] = Field(description="the opponent first")
 
 
+class AdapterCost(_Strict):
+    """An adapter beside a loop written by hand with its library: how much more it takes, where 0.01 is one per cent."""
+
+    group: str = Field(description="key of the group")
+    name: str = Field(description="the entrant whose adapter this is")
+    num_starts: int = Field(description="how often both were started together")
+    time: Interval | None = Field(description="of a step; null with fewer starts than a comparison needs")
+    cpu_seconds: float | None = Field(description="of all threads of all ranks, in the same steps")
+    instructions: float | None = Field(description="in user mode, in the same steps; null where none were counted")
+
+
 class Curve(_Strict):
     """One run trained to its end; lists of equal length for steps, and for evaluations."""
 
@@ -344,6 +355,7 @@ class Results(_Strict):
     groups: list[GroupResult]
     standings: list[Standing] = Field(default_factory=list)
     peers: list[PeerComparison] = Field(default_factory=list)
+    adapter_costs: list[AdapterCost] = Field(default_factory=list)
     curves: list[Curve]
     seed_table: list[SeedRow]
     scaling: list[Scaling]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from backends.registry import REFERENCE
 from compare.numbers import one_line, part_of_step
+from compare.report.bare import adapter_cost_lines
 from compare.report.gate_table import GATE_HEADINGS, gate_cells, verdict_of
 from compare.report.headline import headlines
 from compare.report.peer_tables import ABOUT, HEADING, peer_cells, peer_columns
@@ -47,6 +48,7 @@ def render_markdown(results: Results) -> str:
             for group in results.groups
             for entrant in group.entrants
         ),
+        "What the adapters cost": _list(adapter_cost_lines(results.adapter_costs)),
         "Problems": _list(results.problems),
         "Machines": _list(where),
         "How the race was run": _list(f"{name}: {value}" for name, value in results.facts.items()),

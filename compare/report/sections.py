@@ -8,6 +8,7 @@ from typing import TypeVar
 from compare.numbers import joined
 from compare.report import figures as report_figures
 from compare.report import tables as report_tables
+from compare.report.bare import adapter_cost_blocks
 from compare.report.figures import Styles
 from compare.report.gate_table import GATE_HEADINGS, gate_cells, verdict_of
 from compare.report.page import Block, Cell, Commands, Figure, Lines, Row, Section, Table, Text
@@ -31,6 +32,7 @@ def sections(results: Results) -> list[Section]:
         peer_section(results),
         Section("training", "Trained to the end", sections=_trainings(results, styles)),
         Section("scaling", "Scaling", _scaling(results, styles)),
+        Section("bare", "What the adapters cost", adapter_cost_blocks(results.adapter_costs)),
         Section("collectives", "Collectives alone", sections=_collectives(results.collectives, styles)),
         Section("table", "The table of published comparisons", _seed_table(results)),
         Section("problems", "What could not be used or compared", _lines(results.problems)),
