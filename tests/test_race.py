@@ -332,58 +332,6 @@ def test_a_dry_run_shows_the_plan_and_creates_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["--backends", "ddq"], "no backend 'ddq'"),
-        (["--backends", "apex"], "--backends apex: cannot run here"),
-        (["--backends", ""], "--backends"),
-        (["--repeats", "0"], "--repeats 0"),
-        (["--repeats", "2"], "--repeats 2: entrants that are started fewer than 3 times cannot be compared"),
-        (["--entrant", "ddp"], "--entrant 'ddp': ddp takes part without options, too; give this one a name"),
-        (["--entrant", "=ddp"], "--entrant '=ddp': write it as [NAME=]BACKEND:OPTIONS"),
-        (["--entrant", "dpd:--x 1"], "no backend 'dpd'"),
-        (["--entrant", "ddp:--opt-level O2"], "--opt-level is not an option of ddp alone; it has none of its own"),
-        (["--entrant", "apex:--max-steps 3"], "--max-steps is not an option of apex alone; its own are --opt-level"),
-        (["--entrant", "ddp:HOROVOD_CYCLE_TIME=5"], "HOROVOD_CYCLE_TIME is not a variable of ddp"),
-        (["--entrant", "horovod:5"], "'5' is neither an option nor a variable"),
-        (["--entrant", "horovod:'x"], "No closing quotation; close the quotation"),
-        (["--entrant", "a=ddp:NCCL_X=1", "--entrant", "a=ddp:NCCL_X=2"], "two entrants are ddp (a)"),
-        (["--repeats", "x"], "--repeats x"),
-        (["--num-processes", "1,zwei"], "--num-processes"),
-        (["--num-processes", "0"], "--num-processes"),
-        (["--precision", "fp8"], "--precision"),
-        (["--accumulation", "3"], "--global-batch-size 32 is not a multiple"),
-        (["--max-steps", "7"], "use --budget or --timed-steps"),
-        (["--micro-batch-size=4"], "use --accumulation"),
-        (["--timed-steps", "5"], "--timed-steps 5"),
-        (["--budget", "soon"], "--budget soon: is not a duration; write it as 90s, 10min or 2h"),
-        (["--budget", "0s"], "--budget 0s"),
-        (["--until", "3"], "--until 3: is not a percentage; write it as 3% or 0.5%"),
-        (["--until", "200%"], "--until 200%"),
-        (["--nonsense", "7"], "unknown option --nonsense"),
-        (["--train-file", "none.csv", "--validation-file", "none.csv"], "none.csv"),
-        (["--output-dir", "/proc/nothing/here"], "/proc/nothing/here"),
-        (["--backends", "accelerate", "--precision", "fp16"], "accelerate cannot compute in fp16"),
-        (["--tracker", "tensorboard"], "a race keeps only the records of its runs"),
-        (["--trace", "3"], "a race keeps only the records of its runs"),
-        (["--start-method", "spawn"], "by its own engine"),
-        (["--train-file", "a" * 300, "--validation-file", "b"], "aaa"),
-        (
-            ["--repeats", "1000", "--num-processes", "1,2,4,8,16,32", "--precision", "fp32,bf16"],
-            "exceed the limit of 10000 runs",
-        ),
-    ],
-)
-def test_bad_requests_end_with_one_line(arguments: list[str], complaint: str, tmp_path: Path) -> None:
-    done = lockstep("compare", "--backends", "single,ddp", *arguments, cwd=tmp_path)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert done.stderr.startswith("lockstep: ")
-    assert complaint in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_directory_with_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("precious")
     done = lockstep("compare", "--backends", "single", "--output-dir", tmp_path)
@@ -395,10 +343,3 @@ def test_a_directory_with_something_else_is_left_alone(tmp_path: Path) -> None:
 def test_the_schema_of_results_is_the_one_in_force() -> None:
     schema = json.loads((PROJECT_DIRECTORY / "compare" / "results.schema.json").read_text())
     assert schema == Results.model_json_schema()
-
-
-def test_a_configuration_file_leaves_to_the_race_what_it_decides(tmp_path: Path) -> None:
-    (tmp_path / "options.yaml").write_text("precision: bf16\n")
-    done = lockstep("compare", "--backends", "single", "--config", tmp_path / "options.yaml", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "--precision: cannot be set in a race" in done.stderr

@@ -15,13 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compare.race.costs import Costs
 from compare.race.directory import RaceDirectory
 from compare.race.heat import next_turn
 from compare.race.live import EntrantEnded, LiveEntrant, guardian_file
 from compare.race.options import RaceOptions
 from compare.race.plan import Entrant
 from compare.race.report import is_decided
-from compare.race.schedule import Costs, make_schedule
+from compare.race.schedule import make_schedule
 from compare.race.turns import Turn
 from compare.report.reading import read_run
 from launch.engines.interface import PROJECT_DIRECTORY
@@ -51,7 +52,13 @@ def test_turns_cover_all_steps_and_cross_no_epoch(warm: int, timed: int, steps_p
 
 
 def _costs(step: float = 0.05) -> Costs:
-    return Costs({("fp32", 1, 32): step}, evaluation_seconds=1.0, import_seconds=2.0, steps_of_whole=1000, num_cpus=2)
+    return Costs(
+        step_seconds={"fp32, 1, 32": step},
+        evaluation_seconds=1.0,
+        import_seconds=2.0,
+        steps_of_whole=1000,
+        num_cpus=2,
+    )
 
 
 def _entrants(*names: str, num_processes: int = 2) -> list[Entrant]:
@@ -63,7 +70,7 @@ def _entrants(*names: str, num_processes: int = 2) -> list[Entrant]:
 
 def test_a_budget_is_spent_and_not_exceeded() -> None:
     options = [RaceOptions(budget=minutes * 60.0, num_processes=[2]) for minutes in (5, 10, 20)]
-    schedules = [make_schedule(_entrants("a", "b"), one, _costs()) for one in options]
+    schedules = [make_schedule(_entrants("a", "b"), one, _costs(), seconds_of_tuning=0.0) for one in options]
     for one, schedule in zip(options, schedules, strict=True):
         assert 0.9 * one.budget < schedule.seconds <= one.budget
         assert schedule.repeats >= 3
@@ -72,16 +79,18 @@ def test_a_budget_is_spent_and_not_exceeded() -> None:
 
 def test_what_the_user_sets_is_not_planned() -> None:
     options = RaceOptions(repeats=4, timed_steps=77, num_processes=[2])
-    schedule = make_schedule(_entrants("a", "b"), options, _costs())
+    schedule = make_schedule(_entrants("a", "b"), options, _costs(), seconds_of_tuning=0.0)
     assert (schedule.repeats, schedule.timed_steps) == (4, 77)
-    schedule = make_schedule(_entrants("a", "b"), options.model_copy(update={"timed_steps": None}), _costs())
+    schedule = make_schedule(
+        _entrants("a", "b"), options.model_copy(update={"timed_steps": None}), _costs(), seconds_of_tuning=0.0
+    )
     assert schedule.repeats == 4
     assert schedule.timed_steps > 77
 
 
 def test_a_budget_that_is_too_small_says_what_is_needed() -> None:
     with pytest.raises(UsageError, match=r"--budget 60s: 2 entrants, each started 3 times, need about \d+min"):
-        make_schedule(_entrants("a", "b"), RaceOptions(budget=60.0, num_processes=[2]), _costs())
+        make_schedule(_entrants("a", "b"), RaceOptions(budget=60.0, num_processes=[2]), _costs(), seconds_of_tuning=0.0)
 
 
 @pytest.fixture
