@@ -180,6 +180,41 @@ class Standing(_Strict):
     placings: list[Placing] = Field(description="the fastest first")
 
 
+class PeerRow(_Strict):
+    """A peer, or the backend that peers are compared with."""
+
+    name: str
+    failures: list[str] = Field(description="one line for each run that failed")
+    tokens_per_second: Interval | None = Field(description="real tokens, padding left out")
+    positions_per_token: float | None = Field(description="positions computed for each real token")
+    longer: Interval | None = Field(
+        description="time for a real token relative to the opponent's, minus 1; null for the opponent"
+    )
+    claim: Claim | None = Field(description="what may be claimed of it; null for the opponent")
+    metrics: dict[str, float | None] = Field(description="after training to the end once; empty if it did not")
+
+
+class PeerComparison(_Strict):
+    """Trainers of other libraries, beside the fastest backend under the same conditions."""
+
+    group: str = Field(description="key of the group of that backend")
+    opponent: str | None = Field(description="the name of that backend; null if none was ranked")
+    num_starts: int = Field(description="how often a peer was started together with it")
+    num_epochs: int = Field(description="passes over the training samples of a run to the end")
+    rows: list[PeerRow] = Field(description="the opponent first")
+
+
+class AdapterCost(_Strict):
+    """An adapter beside a loop written by hand with its library: how much more it takes, where 0.01 is one per cent."""
+
+    group: str = Field(description="key of the group")
+    name: str = Field(description="the entrant whose adapter this is")
+    num_starts: int = Field(description="how often both were started together")
+    time: Interval | None = Field(description="of a step; null with fewer starts than a comparison needs")
+    cpu_seconds: float | None = Field(description="of all threads of all ranks, in the same steps")
+    instructions: float | None = Field(description="in user mode, in the same steps; null where none were counted")
+
+
 class Curve(_Strict):
     """One run trained to its end; lists of equal length for steps, and for evaluations."""
 
@@ -319,6 +354,8 @@ class Results(_Strict):
     verdict: list[str] = Field(description="sentences, the most important first")
     groups: list[GroupResult]
     standings: list[Standing] = Field(default_factory=list)
+    peers: list[PeerComparison] = Field(default_factory=list)
+    adapter_costs: list[AdapterCost] = Field(default_factory=list)
     curves: list[Curve]
     seed_table: list[SeedRow]
     scaling: list[Scaling]

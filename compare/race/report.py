@@ -135,6 +135,8 @@ def _commands(plan: RacePlan) -> dict[str, str]:
     """Returns the command of the race, and one command for each purpose and backend."""
     commands = {"the race, and with it every figure": plan.command}
     for run in plan.runs():
+        if run.entrant.role == "peer":  # which has no command of its own
+            continue
         what = f"a {run.purpose} run of {run.entrant.backend}"
         commands.setdefault(what, command_line(plan.arguments(run), without="--output-dir"))
     return commands

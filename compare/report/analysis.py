@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from itertools import combinations
 
+from compare.report.bare import adapter_costs_of, without_bare
 from compare.report.entrants import measure_entrant
 from compare.report.grouping import EntrantRuns, condition
 from compare.report.headings import keys_of, ordered_groups
 from compare.report.info import NothingToReport, ReportInfo
 from compare.report.machines import located, placed, several_machines
 from compare.report.pairing import paired
+from compare.report.peer_tables import describe_peers
+from compare.report.peers import peers_of, without_peers
 from compare.report.places import mixtures_of, places_of
 from compare.report.references import entrant_parity, sample_of
 from compare.report.runs import Run
@@ -36,10 +39,11 @@ def analyse(runs: Sequence[Run], collectives: Sequence[CollectiveSeries], info: 
         NothingToReport: No timed run completed.
     """
     runs = located(runs)
-    grouped = ordered_groups(runs)
+    everyone = ordered_groups(without_peers(runs))
+    grouped = [kept for entrants in everyone if (kept := without_bare(entrants))]
     if not grouped:
         raise NothingToReport("no timed run completed, so there is nothing to report")
-    completed = [run for run in runs if run.is_usable]
+    completed = [run for run in without_peers(runs) if run.is_usable]
     several = several_machines(completed)
     groups = [
         _group_result(key, entrants, completed, several=several)
@@ -53,12 +57,15 @@ def analyse(runs: Sequence[Run], collectives: Sequence[CollectiveSeries], info: 
     ]
     problems = [*info.problems, *failures, *mixtures_of(completed)]
     standings = standings_of(groups, grouped)
+    peers = peers_of(runs, groups, grouped)
     return Results(
         title=info.title,
         created_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        verdict=describe_verdict(groups, standings, len(problems)),
+        verdict=[*describe_verdict(groups, standings, len(problems)), *map(describe_peers, peers)],
         groups=groups,
         standings=standings,
+        peers=peers,
+        adapter_costs=adapter_costs_of(keys_of(grouped), [entrants for entrants in everyone if without_bare(entrants)]),
         curves=curves_of(groups, grouped, info.target_accuracy),
         seed_table=seed_table_of(groups, grouped),
         scaling=scaling_of(groups, grouped),

@@ -9,8 +9,10 @@ from pathlib import Path
 
 from backends.registry import REFERENCE
 from compare.numbers import one_line, part_of_step
+from compare.report.bare import adapter_cost_lines
 from compare.report.gate_table import GATE_HEADINGS, gate_cells, verdict_of
 from compare.report.headline import headlines
+from compare.report.peer_tables import ABOUT, HEADING, peer_cells, peer_columns
 from compare.report.words import metric_heading
 from compare.results import PARTS, Comparison, Curve, Entrant, Group, GroupResult, Interval, Results, read_results
 
@@ -36,6 +38,7 @@ def render_markdown(results: Results) -> str:
         "": _list(results.verdict),
         "Compared with the baseline": _gate(results),
         "Throughput": results_table(results),
+        HEADING: peer_tables(results),
         "Trained to the end": seed_table(results),
         "Time to an accuracy": _list(_time_to_target(curve) for curve in results.curves if curve.target is not None),
         "Where the time of a step goes": breakdown_table(results),
@@ -45,6 +48,7 @@ def render_markdown(results: Results) -> str:
             for group in results.groups
             for entrant in group.entrants
         ),
+        "What the adapters cost": _list(adapter_cost_lines(results.adapter_costs)),
         "Problems": _list(results.problems),
         "Machines": _list(where),
         "How the race was run": _list(f"{name}: {value}" for name, value in results.facts.items()),
@@ -85,6 +89,15 @@ def results_table(results: Results) -> str:
     """Returns a row for each entrant, group by group."""
     each = [(group, entrant) for group in results.groups for entrant in group.entrants]
     return _table_of_machines(_HEADINGS, [group.group for group, _ in each], [_row(*one) for one in each])
+
+
+def peer_tables(results: Results) -> str:
+    """Returns a table of peers for each set of conditions, with what it is about above it."""
+    tables = [
+        f"{escape(one.group)}:\n\n{_table([*map(escape, peer_columns(one))], map(peer_cells, one.rows))}"
+        for one in results.peers
+    ]
+    return "\n\n".join([ABOUT, *tables]) if tables else ""
 
 
 def seed_table(results: Results) -> str:

@@ -8,9 +8,11 @@ from typing import TypeVar
 from compare.numbers import joined
 from compare.report import figures as report_figures
 from compare.report import tables as report_tables
+from compare.report.bare import adapter_cost_blocks
 from compare.report.figures import Styles
 from compare.report.gate_table import GATE_HEADINGS, gate_cells, verdict_of
 from compare.report.page import Block, Cell, Commands, Figure, Lines, Row, Section, Table, Text
+from compare.report.peer_tables import peer_section
 from compare.report.standing_figure import standing_figure
 from compare.report.styles import styles_for
 from compare.results import CollectiveSeries, Curve, GroupResult, Results, Scaling
@@ -27,8 +29,10 @@ def sections(results: Results) -> list[Section]:
         Section("lockstep", "Did they compute the same?", _parity(results.groups)),
         Section("claims", "Who is faster?", sections=_each(results.groups, "claims", _claims)),
         *_each(results.groups, "group", lambda result: _measurements(result, styles)),
+        peer_section(results),
         Section("training", "Trained to the end", sections=_trainings(results, styles)),
         Section("scaling", "Scaling", _scaling(results, styles)),
+        Section("bare", "What the adapters cost", adapter_cost_blocks(results.adapter_costs)),
         Section("collectives", "Collectives alone", sections=_collectives(results.collectives, styles)),
         Section("table", "The table of published comparisons", _seed_table(results)),
         Section("problems", "What could not be used or compared", _lines(results.problems)),
