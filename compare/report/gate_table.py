@@ -42,7 +42,7 @@ def verdict_of(gate: Gate) -> list[str]:
         unseen = number(100 * max(blunt), 2)
         sentences.append(
             f"An entrant that is up to {unseen} % slower may have passed; four races of five would show one that is "
-            "slower than that. More starts of both races, on an idle machine, show less."
+            "slower than that. More starts of both races, on an idle machine, show smaller differences."
         )
     return sentences
 
