@@ -25,6 +25,7 @@ from compare.results import (
     Standing,
     Wire,
 )
+from tests.sample_peers import sample_peers
 
 HOSTILE = "<script>alert(1)</script>"
 HOSTILE_TEXTS = [
@@ -70,6 +71,7 @@ def sample_results(steps_a_run: int = 120, losses: int = 600) -> Results:
         ],
         groups=[_one_rank(dice, steps_a_run), _two_ranks(dice, steps_a_run)],
         standings=[_standing()],
+        peers=[sample_peers(_TWO, HOSTILE)],
         curves=[
             _curve(dice, "ddp", 0.051, losses, top=0.924, reached=15.3),
             _curve(dice, "horovod", 0.066, losses, top=0.924, reached=19.8),

@@ -15,9 +15,9 @@ from torch.testing import assert_close
 
 from backends.registry import BACKENDS
 from compare.bare.job import BareJob, Outcome, Settings, Step
-from compare.race.bare import RANK_PROGRAM as BY_HAND
+from compare.race.bare import ENTRANT as BY_HAND
 from compare.race.bare import why_no_loop
-from compare.race.live import RANK_PROGRAM, LiveEntrant
+from compare.race.live import ENTRANT, LiveEntrant
 from compare.race.turns import Turn
 from compare.results import Results
 from launch.engines.interface import PROJECT_DIRECTORY
@@ -49,17 +49,17 @@ def _both(backend: str, num_ranks: int, accumulation: int, place: Path) -> list[
                     num_processes=num_ranks,
                     address=place / f"to-{program}",
                     environment=environment,
-                    rank_program=program,
+                    program=program,
                 )
             )
-            for program in (RANK_PROGRAM, BY_HAND)
+            for program in (ENTRANT, BY_HAND)
         ]
         for entrant in entrants:
             entrant.get_ready()
         for entrant in entrants:
             entrant.take(Turn(warm_through=1, through=NUM_STEPS))
             assert entrant.end() is None
-    return [read_record(place / program / "record.json") for program in (RANK_PROGRAM, BY_HAND)]
+    return [read_record(place / program / "record.json") for program in (ENTRANT, BY_HAND)]
 
 
 @pytest.mark.parametrize("accumulation", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -76,7 +76,7 @@ def test_a_loop_computes_what_its_adapter_computes(backend: str, accumulation: i
         assert theirs.loss == pytest.approx(ours.loss, rel=1e-5)
         assert theirs.grad_norm == pytest.approx(ours.grad_norm, rel=1e-4)
         assert theirs.learning_rate == pytest.approx(ours.learning_rate, rel=1e-12)
-    ours, theirs = (load_file(tmp_path / program / "model.safetensors") for program in (RANK_PROGRAM, BY_HAND))
+    ours, theirs = (load_file(tmp_path / program / "model.safetensors") for program in (ENTRANT, BY_HAND))
     assert_close(theirs, ours, rtol=1e-5, atol=1e-6)
     assert len({rank.weights_sha256 for rank in bare.ranks}) == 1
     assert bare.quality == pytest.approx(adapter.quality, rel=1e-4)

@@ -10,8 +10,8 @@ from compare.race.plan import Entrant
 from launch.errors import UsageError
 from records.config import RunConfig
 
-# What a rank with such a loop runs.
-RANK_PROGRAM = "compare.race.bare_rank"
+# What starts such an entrant.
+ENTRANT = "compare.race.bare_entrant"
 _VARIANT = "by hand"
 
 

@@ -20,7 +20,7 @@ from statistics import median
 
 from compare.race import bare
 from compare.race.directory import RaceDirectory
-from compare.race.live import RANK_PROGRAM, EntrantEnded, LiveEntrant, step_seconds_of
+from compare.race.live import ENTRANT, EntrantEnded, LiveEntrant, step_seconds_of
 from compare.race.machine import BusyCores, Idleness, look_for_idleness
 from compare.race.plan import PlannedRun, RacePlan
 from compare.race.progress import ProgressOfRace
@@ -93,7 +93,7 @@ def _started(plan: RacePlan, runs: list[PlannedRun], directory: RaceDirectory) -
                     num_processes=run.entrant.num_processes,
                     address=sockets / str(number),
                     environment={**command_environment(), **dict(run.entrant.variables)},
-                    rank_program=bare.RANK_PROGRAM if run.entrant.role == "bare" else RANK_PROGRAM,
+                    program=bare.ENTRANT if run.entrant.role == "bare" else ENTRANT,
                 )
                 starters.append(_Starter(run, output_dir, stack.enter_context(live)))
             for starter in starters:

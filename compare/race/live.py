@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 _Message = TypeVar("_Message", Hello, TurnTaken)
 
-# What a rank of an adapter runs.
-RANK_PROGRAM = "compare.race.rank"
+# What starts an adapter.
+ENTRANT = "compare.race.entrant"
 _POLL_SECONDS = 0.2
 # Turns are shorter, but for the evaluation with which a turn may begin.
 _SECONDS_OF_SILENCE = 10.0
@@ -50,7 +50,7 @@ class LiveEntrant:
         num_processes: int,
         address: Path,
         environment: dict[str, str],
-        rank_program: str = RANK_PROGRAM,
+        program: str = ENTRANT,
     ) -> None:
         """Starts it.
 
@@ -59,7 +59,7 @@ class LiveEntrant:
             num_processes: The number of its ranks.
             address: Where to create the socket that its ranks connect to.
             environment: The environment of its command line.
-            rank_program: The module that each of its ranks runs.
+            program: The module that starts it.
         """
         import psutil
 
@@ -74,7 +74,7 @@ class LiveEntrant:
             self._listener.listen(num_processes)
             mark = self._resources.enter_context(guarded())
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "compare.race.entrant", rank_program, str(address), *arguments],
+                [sys.executable, "-m", program, str(address), *arguments],
                 env={**environment, **mark},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

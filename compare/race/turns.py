@@ -95,7 +95,7 @@ class Turns(Hooks):
             hello: Who this rank is.
             measurements: What this rank measures of itself, from which rests are left out.
             num_steps: The number of steps of the whole training.
-            on_gpu: Whether the rank computes on a GPU.
+            on_gpu: Whether a step ends on a GPU, after the processor has gone on.
         """
         self._measurements, self._num_steps, self._on_gpu = measurements, num_steps, on_gpu
         self._connection = socket.socket(socket.AF_UNIX)

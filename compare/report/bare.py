@@ -12,7 +12,7 @@ from compare.report.page import Block, Cell, Row, Table, Text, measured
 from compare.report.pairing import paired
 from compare.report.runs import Run, TurnFacts
 from compare.report.statistics import compare_group
-from compare.results import AdapterCost, Comparison, Interval
+from compare.results import AdapterCost, Comparison, GroupResult, Interval
 
 _ABOUT = (
     "A loop written by hand with the library alone takes the same steps, in turn with the adapter. What the adapter "
@@ -32,18 +32,18 @@ def without_bare(entrants: Sequence[EntrantRuns]) -> list[EntrantRuns]:
     return [entrant for entrant in entrants if entrant.role != "bare"]
 
 
-def adapter_costs_of(keys: Sequence[str], grouped: Sequence[list[EntrantRuns]]) -> list[AdapterCost]:
+def adapter_costs_of(groups: Sequence[GroupResult], grouped: Sequence[list[EntrantRuns]]) -> list[AdapterCost]:
     """Compares adapters with loops written by hand.
 
     Args:
-        keys: The names of the groups.
-        grouped: The entrants of each group.
+        groups: The groups.
+        grouped: The runs of all entrants of each, loops written by hand included.
     """
     costs = []
-    for key, entrants in zip(keys, grouped, strict=True):
+    for result, entrants in zip(groups, grouped, strict=True):
         twins = _twins(entrants)
         compared = compare_group([paired(two.bare, two.adapter) for two in twins])
-        costs += [_cost(key, two, comparison) for two, comparison in zip(twins, compared, strict=True)]
+        costs += [_cost(result.group.key, two, comparison) for two, comparison in zip(twins, compared, strict=True)]
     return costs
 
 
