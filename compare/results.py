@@ -50,6 +50,10 @@ class Group(_Strict):
     key: str = Field(
         description="short, unique in this report, fit for a heading: '2 ranks, bf16, batch 32 = 2 x 4 x 4'"
     )
+    machine: str | None = Field(default=None, description="label of the machine; null if the report is about one only")
+    conditions: dict[str, Any] = Field(
+        default={}, description="all options and facts about data and model that the runs have in common"
+    )
 
 
 class Parity(_Strict):
@@ -200,6 +204,17 @@ class PeerComparison(_Strict):
     rows: list[PeerRow] = Field(description="the opponent first")
 
 
+class AdapterCost(_Strict):
+    """An adapter beside a loop written by hand with its library: how much more it takes, where 0.01 is one per cent."""
+
+    group: str = Field(description="key of the group")
+    name: str = Field(description="the entrant whose adapter this is")
+    num_starts: int = Field(description="how often both were started together")
+    time: Interval | None = Field(description="of a step; null with fewer starts than a comparison needs")
+    cpu_seconds: float | None = Field(description="of all threads of all ranks, in the same steps")
+    instructions: float | None = Field(description="in user mode, in the same steps; null where none were counted")
+
+
 class Curve(_Strict):
     """One run trained to its end; lists of equal length for steps, and for evaluations."""
 
@@ -248,6 +263,19 @@ class Scaling(_Strict):
     points: list[ScalingPoint]
 
 
+class Machine(_Strict):
+    """One machine."""
+
+    label: str = Field(description="unique in this report: 'AMD EPYC, 2 cores'")
+    cpu: str
+    num_cpus: int
+    gpus: list[str]
+    marks: list[str] = Field(
+        description="digests of the names of its hosts, and of each of its starts: two descriptions of equal hardware "
+        "are of one machine if they share a mark"
+    )
+
+
 class CollectivePoint(_Strict):
     """One collective at one size."""
 
@@ -275,6 +303,7 @@ class CollectiveSeries(_Strict):
     device: str
     points: list[CollectivePoint]
     fit: CollectiveFit | None
+    machine: Machine | None = Field(default=None, description="where it was measured; null in older results")
 
 
 class Place(_Strict):
@@ -282,8 +311,38 @@ class Place(_Strict):
 
     machine: str = Field(description="GPUs or CPUs, in words")
     software: str = Field(description="versions, commit")
+    hardware: Machine | None = Field(default=None, description="the same as facts; null in older results")
+    versions: dict[str, str] = Field(default={}, description="of Python, packages, CUDA, NCCL and the kernel")
     num_runs: int
     idleness: str | None = Field(description="what was seen before and during the runs, in words")
+
+
+GateStatus = Literal["passed", "slower", "too few", "missing", "not in lockstep", "new"]
+
+
+class GateRow(_Strict):
+    """One entrant beside itself in the baseline."""
+
+    entrant: str = Field(description="its name and the key of its group")
+    status: GateStatus
+    text: str = Field(description="the sentence for people")
+    baseline: Interval | None = Field(description="samples a second then")
+    now: Interval | None = Field(description="samples a second now")
+    change: Interval | None = Field(description="time of a sample now over its time then, minus 1")
+    relative_change: Interval | None = Field(
+        description="the same of its time relative to one process of the same race; null where that did not take part"
+    )
+    detectable: float | None = Field(description="smallest difference with which 4 races of 5 would not pass")
+
+
+class Gate(_Strict):
+    """Whether a race passes beside its baseline, an earlier race."""
+
+    baseline: str = Field(description="when the baseline was made, and from what commit")
+    fail_above: float = Field(description="how much slower an entrant may be")
+    passed: bool
+    differences: list[str] = Field(description="in what the baseline differs, one line each, though it was used")
+    rows: list[GateRow]
 
 
 class Results(_Strict):
@@ -296,6 +355,7 @@ class Results(_Strict):
     groups: list[GroupResult]
     standings: list[Standing] = Field(default_factory=list)
     peers: list[PeerComparison] = Field(default_factory=list)
+    adapter_costs: list[AdapterCost] = Field(default_factory=list)
     curves: list[Curve]
     seed_table: list[SeedRow]
     scaling: list[Scaling]
@@ -304,6 +364,7 @@ class Results(_Strict):
     problems: list[str] = Field(description="what could not be used or compared, one line each")
     commands: dict[str, str] = Field(description="the commands that reproduce the parts of the report")
     facts: dict[str, Any] = Field(description="how the race was run: blocks, warm-up, confidence, order seed")
+    gate: Gate | None = Field(default=None, description="null without a baseline")
 
 
 def read_results(path: Path) -> Results:

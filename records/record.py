@@ -209,6 +209,9 @@ class Environment(_Strict):
     nccl: str | None
     packages: dict[str, str]
     variables: dict[str, str]
+    boot_id: str | None = Field(
+        default=None, description="random, new at each start of the machine, and the same in all of its containers"
+    )
 
 
 class Resumption(_Strict):

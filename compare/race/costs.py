@@ -63,8 +63,8 @@ class Costs(BaseModel):
         alone = self.step_seconds.get(_key(who.precision, who.accumulation, who.global_batch_size), whole)
         # All cores work in either case: on several ranks, or on several threads of one process.
         cores = self.num_cpus if who.role == "alternative" else min(who.num_processes, self.num_cpus)
-        factor = _PEER_FACTOR if who.role == "peer" else 1.0
-        return factor * (1.0 if cores == 1 else _COMMUNICATION_FACTOR) * alone / cores
+        factor = 1.0 if cores == 1 else _COMMUNICATION_FACTOR
+        return factor * (_PEER_FACTOR if who.role == "peer" else 1.0) * alone / cores
 
     def start(self, entrants: Iterable[Entrant]) -> float:
         """Returns the expected time until entrants that are started together are ready, in seconds."""

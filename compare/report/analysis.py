@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from itertools import combinations
-from typing import Any
 
+from compare.report.bare import adapter_costs_of, without_bare
 from compare.report.entrants import measure_entrant
-from compare.report.grouping import EntrantRuns, condition, group_runs
+from compare.report.grouping import EntrantRuns, condition
+from compare.report.headings import keys_of, ordered_groups
 from compare.report.info import NothingToReport, ReportInfo
+from compare.report.machines import located, placed, several_machines
 from compare.report.pairing import paired
 from compare.report.peer_tables import describe_peers
 from compare.report.peers import peers_of, without_peers
@@ -20,9 +22,8 @@ from compare.report.scaling import scaling_of
 from compare.report.standings import standings_of
 from compare.report.statistics import CONFIDENCE, SMALLEST_CLAIM, compare_group
 from compare.report.training import curves_of, seed_table_of
-from compare.report.words import describe_batch, describe_task, describe_verdict, ranks
+from compare.report.words import describe_task, describe_verdict
 from compare.results import CollectiveSeries, Comparison, Group, GroupResult, Results
-from records.record import RunRecord
 from records.throughput import NUM_WARMUP_STEPS
 
 
@@ -37,12 +38,17 @@ def analyse(runs: Sequence[Run], collectives: Sequence[CollectiveSeries], info: 
     Raises:
         NothingToReport: No timed run completed.
     """
-    grouped = sorted(group_runs(without_peers(runs)), key=_order)
+    runs = located(runs)
+    everyone = ordered_groups(without_peers(runs))
+    grouped = [kept for entrants in everyone if (kept := without_bare(entrants))]
     if not grouped:
         raise NothingToReport("no timed run completed, so there is nothing to report")
     completed = [run for run in without_peers(runs) if run.is_usable]
-    keys = _keys(grouped)
-    groups = [_group_result(key, entrants, completed) for key, entrants in zip(keys, grouped, strict=True)]
+    several = several_machines(completed)
+    groups = [
+        _group_result(key, entrants, completed, several=several)
+        for key, entrants in zip(keys_of(grouped), grouped, strict=True)
+    ]
     failures = [
         f"{run.record.config.backend} {'is left out' if run.record.status == 'completed' else 'failed'}: "
         f"{run.why_unusable} ({run.name})"
@@ -59,10 +65,11 @@ def analyse(runs: Sequence[Run], collectives: Sequence[CollectiveSeries], info: 
         groups=groups,
         standings=standings,
         peers=peers,
+        adapter_costs=adapter_costs_of(keys_of(grouped), [entrants for entrants in everyone if without_bare(entrants)]),
         curves=curves_of(groups, grouped, info.target_accuracy),
         seed_table=seed_table_of(groups, grouped),
         scaling=scaling_of(groups, grouped),
-        collectives=list(collectives),
+        collectives=placed(collectives, completed),
         places=places_of(completed),
         problems=problems,
         commands=dict(info.commands),
@@ -75,38 +82,12 @@ def analyse(runs: Sequence[Run], collectives: Sequence[CollectiveSeries], info: 
     )
 
 
-def _order(entrants: list[EntrantRuns]) -> tuple[Any, ...]:
-    record = sample_of(entrants).record
-    config = record.config
-    return (-config.num_processes, config.precision != "fp32", record.gradient_accumulation_steps,
-            config.global_batch_size, config.precision, config.started_at)  # fmt: skip
-
-
-def _keys(grouped: Sequence[list[EntrantRuns]]) -> list[str]:
-    """Names groups; groups that would have the same name also say in what they differ."""
-    samples = [sample_of(entrants).record for entrants in grouped]
-    keys = [_key(sample) for sample in samples]
-    for key in {key for key in keys if keys.count(key) > 1}:
-        places = [index for index, other in enumerate(keys) if other == key]
-        conditions = [condition(samples[index]) for index in places]
-        names = [name for name in conditions[0] if len({repr(one.get(name)) for one in conditions}) > 1]
-        for index, one in zip(places, conditions, strict=True):
-            keys[index] = f"{key}; " + ", ".join(
-                f"{name.replace('_', ' ')} {str(one.get(name))[:60]}" for name in names
-            )
-    return keys
-
-
-def _key(sample: RunRecord) -> str:
-    config = sample.config
-    device = "" if config.device == "cpu" else f" on {config.device}"
-    return f"{ranks(config.num_processes)}{device}, {config.precision}, batch {describe_batch(sample)}"
-
-
-def _group_result(key: str, runs: list[EntrantRuns], completed: Sequence[Run]) -> GroupResult:
+def _group_result(key: str, runs: list[EntrantRuns], completed: Sequence[Run], *, several: bool) -> GroupResult:
     entrants = [measure_entrant(entrant, entrant_parity(entrant, runs, completed)) for entrant in runs]
-    sample = sample_of(runs).record
-    config = sample.config
+    run = sample_of(runs)
+    sample, config = run.record, run.record.config
+    conditions = condition(run)
+    machine = conditions.pop("machine")
     group = Group(
         task=describe_task(sample),
         device=config.device,
@@ -117,6 +98,8 @@ def _group_result(key: str, runs: list[EntrantRuns], completed: Sequence[Run]) -
         gradient_accumulation_steps=sample.gradient_accumulation_steps,
         seed=config.seed,
         key=key,
+        machine=machine if several else None,
+        conditions=conditions,
     )
     ranked = [runs[index] for index, entrant in enumerate(entrants) if entrant.ranked]
     comparisons = _comparisons(ranked)

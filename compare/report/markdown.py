@@ -9,10 +9,12 @@ from pathlib import Path
 
 from backends.registry import REFERENCE
 from compare.numbers import one_line, part_of_step
+from compare.report.bare import adapter_cost_lines
+from compare.report.gate_table import GATE_HEADINGS, gate_cells, verdict_of
 from compare.report.headline import headlines
 from compare.report.peer_tables import ABOUT, HEADING, peer_cells, peer_columns
 from compare.report.words import metric_heading
-from compare.results import PARTS, Comparison, Curve, Entrant, GroupResult, Interval, Results, read_results
+from compare.results import PARTS, Comparison, Curve, Entrant, Group, GroupResult, Interval, Results, read_results
 
 _MIB = 2**20
 _HEADINGS = (
@@ -34,6 +36,7 @@ def render_markdown(results: Results) -> str:
     commands = [f"{escape(name)}:\n\n    {one_line(command)}" for name, command in results.commands.items()]
     sections = {
         "": _list(results.verdict),
+        "Compared with the baseline": _gate(results),
         "Throughput": results_table(results),
         HEADING: peer_tables(results),
         "Trained to the end": seed_table(results),
@@ -45,6 +48,7 @@ def render_markdown(results: Results) -> str:
             for group in results.groups
             for entrant in group.entrants
         ),
+        "What the adapters cost": _list(adapter_cost_lines(results.adapter_costs)),
         "Problems": _list(results.problems),
         "Machines": _list(where),
         "How the race was run": _list(f"{name}: {value}" for name, value in results.facts.items()),
@@ -57,22 +61,34 @@ def render_markdown(results: Results) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def _gate(results: Results) -> str:
+    """Returns whether the race passes beside its baseline; nothing without one."""
+    if results.gate is None:
+        return ""
+    table = _table(GATE_HEADINGS, map(gate_cells, results.gate.rows))
+    return f"{_list(verdict_of(results.gate))}\n\n{table}"
+
+
 def headline_table(results: Results) -> str:
     """Returns what each backend reaches on several ranks beside one process on the same batch, without accumulation."""
+    groups: list[Group] = []
     rows = []
     for headline in headlines(results):
         alone = headline.alone
+        groups += [alone, *(group for group, _ in headline.rivals)]
         rows.append([alone.precision, REFERENCE, "1", _interval(headline.rate), "1"])
         for group, entrant in headline.rivals:
             speed = entrant.samples_per_second
             against = "-" if speed is None else f"{speed.estimate / headline.rate.estimate:.2f}"
             rows.append([group.precision, entrant.name, str(group.num_processes), _interval(speed), against])
-    return _table(("precision", "backend", "ranks", "samples/s [95 %]", "times one process"), rows) if rows else ""
+    headings = ("precision", "backend", "ranks", "samples/s [95 %]", "times one process")
+    return _table_of_machines(headings, groups, rows) if rows else ""
 
 
 def results_table(results: Results) -> str:
     """Returns a row for each entrant, group by group."""
-    return _table(_HEADINGS, (_row(group, entrant) for group in results.groups for entrant in group.entrants))
+    each = [(group, entrant) for group in results.groups for entrant in group.entrants]
+    return _table_of_machines(_HEADINGS, [group.group for group, _ in each], [_row(*one) for one in each])
 
 
 def peer_tables(results: Results) -> str:
@@ -194,6 +210,14 @@ def _milliseconds(seconds: float | None) -> str:
 
 def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
+
+
+def _table_of_machines(headings: Sequence[str], groups: Sequence[Group], rows: Sequence[Sequence[str]]) -> str:
+    """Returns a table with a row for each group, which names the machine if there are several."""
+    if not any(group.machine for group in groups):
+        return _table(headings, rows)
+    named = [[group.machine or "-", *row] for group, row in zip(groups, rows, strict=True)]
+    return _table(("machine", *headings), named)
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

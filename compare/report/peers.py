@@ -52,11 +52,11 @@ def peers_of(
     """
     found = []
     for peers in group_runs([run for run in runs if run.role == _PEER]):
-        wanted = condition(sample_of(peers).record)
+        wanted = condition(sample_of(peers))
         same = [
             (result, entrants)
             for result, entrants in zip(groups, grouped, strict=True)
-            if condition(sample_of(entrants).record) == wanted
+            if condition(sample_of(entrants)) == wanted
         ]
         if same:
             found.append(_comparison(peers, *same[0]))

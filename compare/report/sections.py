@@ -8,8 +8,10 @@ from typing import TypeVar
 from compare.numbers import joined
 from compare.report import figures as report_figures
 from compare.report import tables as report_tables
+from compare.report.bare import adapter_cost_blocks
 from compare.report.figures import Styles
-from compare.report.page import Block, Commands, Figure, Lines, Section, Text
+from compare.report.gate_table import GATE_HEADINGS, gate_cells, verdict_of
+from compare.report.page import Block, Cell, Commands, Figure, Lines, Row, Section, Table, Text
 from compare.report.peer_tables import peer_section
 from compare.report.standing_figure import standing_figure
 from compare.report.styles import styles_for
@@ -22,6 +24,7 @@ def sections(results: Results) -> list[Section]:
     """Returns all sections that have something to show."""
     styles = styles_for(_backends(results))
     everything = [
+        Section("gate", "Compared with the baseline", _gate(results)),
         Section("standings", "How long a step takes", [standing_figure(one, styles) for one in results.standings]),
         Section("lockstep", "Did they compute the same?", _parity(results.groups)),
         Section("claims", "Who is faster?", sections=_each(results.groups, "claims", _claims)),
@@ -29,6 +32,7 @@ def sections(results: Results) -> list[Section]:
         peer_section(results),
         Section("training", "Trained to the end", sections=_trainings(results, styles)),
         Section("scaling", "Scaling", _scaling(results, styles)),
+        Section("bare", "What the adapters cost", adapter_cost_blocks(results.adapter_costs)),
         Section("collectives", "Collectives alone", sections=_collectives(results.collectives, styles)),
         Section("table", "The table of published comparisons", _seed_table(results)),
         Section("problems", "What could not be used or compared", _lines(results.problems)),
@@ -36,6 +40,13 @@ def sections(results: Results) -> list[Section]:
         Section("commands", "Commands", [Commands(results.commands)] if results.commands else []),
     ]
     return [section for section in everything if section.blocks or section.sections]
+
+
+def _gate(results: Results) -> list[Block]:
+    if results.gate is None:
+        return []
+    rows = [Row([Cell(cell) for cell in gate_cells(row)]) for row in results.gate.rows]
+    return [Lines(verdict_of(results.gate)), Table("Each entrant then and now", list(GATE_HEADINGS), rows)]
 
 
 def _backends(results: Results) -> list[str]:
@@ -109,9 +120,13 @@ def _collectives(collectives: list[CollectiveSeries], styles: Styles) -> list[Se
         table = report_tables.fit_table(series, title)
         return [report_figures.collective_figure(series, styles), *([table] if table.rows else [])]
 
+    def place(series: CollectiveSeries) -> str:
+        return f"; {series.machine.label}" if series.machine and several else ""
+
     drawn = [one for one in collectives if one.points]
-    groups = _grouped(drawn, lambda one: (one.operation, one.num_processes, one.device))
-    titles = [f"{group[0].operation}, {group[0].num_processes} ranks, {group[0].device}" for group in groups]
+    several = len({one.machine.label for one in drawn if one.machine}) > 1
+    groups = _grouped(drawn, lambda one: (one.operation, one.num_processes, one.device, place(one)))
+    titles = [f"{one.operation}, {one.num_processes} ranks, {one.device}{place(one)}" for one, *_ in groups]
     return [
         Section(f"collectives-{i}", title, blocks(group, title))
         for i, (group, title) in enumerate(zip(groups, titles, strict=True), start=1)

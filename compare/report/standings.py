@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from compare.report.grouping import EntrantRuns, unsplit
 from compare.report.pairing import paired
 from compare.report.statistics import compare_group
-from compare.report.words import ranks
+from compare.report.words import on_machine, ranks
 from compare.results import Entrant, GroupResult, Interval, Placing, Standing
 
 
@@ -17,7 +17,7 @@ def standings_of(groups: Sequence[GroupResult], grouped: Sequence[list[EntrantRu
     for result, runs in zip(groups, grouped, strict=True):
         for entrant, own in zip(result.entrants, runs, strict=True):
             if entrant.ranked and entrant.samples_per_second is not None:
-                conditions = unsplit(own.timed[0].record), result.group.gradient_accumulation_steps
+                conditions = unsplit(own.timed[0]), result.group.gradient_accumulation_steps
                 fields.setdefault(conditions, []).append((result, entrant, own))
     return [_standing(field) for field in fields.values() if len(field) > 1]
 
@@ -34,7 +34,7 @@ def _standing(field: Sequence[tuple[GroupResult, Entrant, EntrantRuns]]) -> Stan
     return Standing(
         conditions=(
             f"{group.precision}, global batch {group.global_batch_size}, "
-            f"{group.gradient_accumulation_steps} accumulation step(s)"
+            f"{group.gradient_accumulation_steps} accumulation step(s)" + on_machine(group)
         ),
         opponent=labels[0],
         num_starts=max(len(pair.starts) for pair in pairs[1:]),

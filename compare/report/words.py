@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from compare.numbers import joined, number
-from compare.results import Comparison, Curve, Entrant, GroupResult, Interval, Placing, SeedRow, Standing
+from compare.results import Comparison, Curve, Entrant, Group, GroupResult, Interval, Placing, SeedRow, Standing
 from records.record import RunRecord
 from tasks.interface import metric_title
 
@@ -21,6 +21,11 @@ _ANY_DIFFERENCE = 1.0
 def ranks(number: int) -> str:
     """Returns the number of ranks in words."""
     return "1 rank" if number == 1 else f"{number} ranks"
+
+
+def on_machine(group: Group) -> str:
+    """Returns on which machine the runs of a group took place, as an ending; nothing if all took place on one."""
+    return f"; {group.machine}" if group.machine else ""
 
 
 def describe_batch(record: RunRecord) -> str:
