@@ -135,6 +135,7 @@ def live(request: pytest.FixtureRequest, task: list[str], tmp_path: Path) -> Ite
         num_processes=2,
         address=tmp_path / "socket",
         environment=environment,
+        rank_program="compare.race.peers.rank",
     ) as entrant:
         entrant.get_ready()
         yield entrant
