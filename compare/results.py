@@ -15,6 +15,12 @@ from pydantic import BaseModel, ConfigDict, Field
 RESULTS_NAME = "results.json"
 # Entrants that were started together less often are not compared.
 MIN_PAIRS = 3
+# A race should be able to show this difference in time.
+TARGET = 0.05
+# Differences of no more than this are never claimed.
+SMALLEST_CLAIM = 0.01
+# If other programs take a larger share of the cores than this, they disturb a race.
+DISTURBED_SHARE = 0.05
 # The parts of a step, in the order in which they are shown.
 PARTS = ("data", "forward", "backward", "communication", "optimizer", "building")
 
@@ -98,10 +104,16 @@ class Wire(_Strict):
     reductions_per_step: float | None = None
 
 
+# Only backends are ranked. A bare loop shows what the adapter costs, a peer draws its own batches, and a limit does the
+# same work without communication.
+Role = Literal["backend", "bare", "peer", "limit"]
+
+
 class Entrant(_Strict):
     """One backend within one group: all its runs."""
 
     backend: str
+    role: Role = "backend"
     num_runs: int = Field(description="completed timed runs")
     failures: list[str] = Field(description="one line for each run that failed")
     parity: Parity
@@ -149,24 +161,65 @@ class GroupResult(_Strict):
 class Placing(_Strict):
     """One entrant of a standing."""
 
-    label: str = Field(description="the backend and the number of ranks")
+    label: str = Field(description="the entrant and the number of ranks")
     backend: str
+    group: str = Field(description="the key of its group")
     num_processes: int
     samples_per_second: Interval
     longer: Interval | None = Field(
-        description="time of a step, relative to the opponent's: 0.1 is a tenth longer; null for the opponent"
+        description="time of a step, relative to the opponent's: 0.1 is a tenth longer; null for the opponent, and where "
+        "both were started together too seldom"
     )
     claim: Claim | None = Field(description="what may be claimed of it; null for the opponent")
+    detectable: float | None = Field(
+        default=None, description="smallest difference from the opponent that 4 races of 5 would claim"
+    )
+
+    @property
+    def relative(self) -> float | None:
+        """The time of a step where that of the opponent is 1; None if it is not known."""
+        if self.claim is None:
+            return 1.0
+        return None if self.longer is None else 1 + self.longer.estimate
 
 
 class Standing(_Strict):
-    """All entrants that did the same work, whatever their number of ranks, compared with the fastest of them."""
+    """All entrants that did the same work, whatever their number of ranks, compared with one of them.
+
+    The opponent is the fastest of those with the most ranks.
+    """
 
     conditions: str = Field(description="precision, batch and accumulation in words")
-    opponent: str = Field(description="the label of the fastest entrant")
+    opponent: str = Field(description="the label of the entrant that all others are compared with")
     num_starts: int = Field(description="how often each was started")
     num_turns: int = Field(description="how many turns each pair took, over all starts; 0 if they took none")
-    placings: list[Placing] = Field(description="the fastest first")
+    placings: list[Placing] = Field(description="the opponent first, then by the number of ranks and the speed")
+    limits: list[Placing] = Field(
+        default=[], description="the same work without communication: what is possible on this machine"
+    )
+
+    @property
+    def rivals(self) -> list[Placing]:
+        """The entrants with as many ranks as the opponent, the opponent first."""
+        return [one for one in self.placings if one.num_processes == self.placings[0].num_processes]
+
+    @property
+    def base(self) -> Placing | None:
+        """The fastest entrant with the fewest ranks; None if all have equally many."""
+        fewest = min(one.num_processes for one in self.placings)
+        if fewest == self.placings[0].num_processes:
+            return None
+        return next(one for one in self.placings if one.num_processes == fewest)
+
+    @property
+    def undecided(self) -> list[Placing]:
+        """The entrants with the most ranks of which it was not shown whether they are faster or slower."""
+        return [one for one in self.rivals if one.claim in ("none", "too few")]
+
+    @property
+    def detectable(self) -> float | None:
+        """The smallest difference that would have been found where none was; None if all are decided or none can be."""
+        return max((one.detectable for one in self.undecided if one.detectable is not None), default=None)
 
 
 class Curve(_Strict):
@@ -255,6 +308,13 @@ class Place(_Strict):
     idleness: str | None = Field(description="what was seen before and during the runs, in words")
 
 
+class Idleness(_Strict):
+    """What share of the machine's cores other programs took while entrants were timed."""
+
+    mean: float
+    largest: float = Field(description="in one turn, or in one run where no turns were taken")
+
+
 class Results(_Strict):
     """Everything the report shows."""
 
@@ -269,6 +329,7 @@ class Results(_Strict):
     scaling: list[Scaling]
     collectives: list[CollectiveSeries]
     places: list[Place]
+    idleness: Idleness | None = Field(default=None, description="null where no race has watched the machine")
     problems: list[str] = Field(description="what could not be used or compared, one line each")
     commands: dict[str, str] = Field(description="the commands that reproduce the parts of the report")
     facts: dict[str, Any] = Field(description="how the race was run: blocks, warm-up, confidence, order seed")

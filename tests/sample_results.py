@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 
+from compare.report.verdict import describe_verdict
 from compare.results import (
     Breakdown,
+    Claim,
     CollectiveFit,
     CollectivePoint,
     CollectiveSeries,
@@ -14,6 +16,7 @@ from compare.results import (
     Entrant,
     Group,
     GroupResult,
+    Idleness,
     Interval,
     Parity,
     Place,
@@ -53,6 +56,7 @@ _PARITY = {
         first_step=4,
         parameter="classifier.weight",
     ),
+    "ddp #2": Parity(verdict="bitwise", detail="the bits of the reference in all 20 steps"),
     HOSTILE: Parity(verdict="rounding", detail="largest relative difference 4e-7", first_step=3, parameter="a<b>c"),
 }
 
@@ -60,16 +64,12 @@ _PARITY = {
 def sample_results(steps_a_run: int = 120, losses: int = 600) -> Results:
     """Builds the same result each time; `steps_a_run` and `losses` make it as large as wanted."""
     dice = random.Random(7)
-    return Results(
+    results = Results(
         title="Sample data for tests: four backends on two cores",
         created_at="2026-01-02T03:04:05Z",
-        verdict=[
-            "Sample data: on 2 ranks horovod is slower than ddp by 22 % (18 % to 26 %).",
-            "Sample data: accelerate left the reference in step 4 and is not ranked.",
-            "On one rank no difference was shown between single and ddp; one of 4 % would have been seen.",
-        ],
+        verdict=[],
         groups=[_one_rank(dice, steps_a_run), _two_ranks(dice, steps_a_run)],
-        standings=[_standing()],
+        standings=_standings(),
         curves=[
             _curve(dice, "ddp", 0.051, losses, top=0.924, reached=15.3),
             _curve(dice, "horovod", 0.066, losses, top=0.924, reached=19.8),
@@ -105,6 +105,7 @@ def sample_results(steps_a_run: int = 120, losses: int = 600) -> Results:
                 idleness="at most 0.3 of a core was busy before each run",
             )
         ],
+        idleness=Idleness(mean=0.004, largest=0.031),
         problems=["runs/sample-7: not a record (no such field: steps)", *HOSTILE_TEXTS],
         commands={
             "races": "lockstep race --backends single,ddp,horovod,accelerate --repeats 8 --output-dir runs/race",
@@ -112,6 +113,19 @@ def sample_results(steps_a_run: int = 120, losses: int = 600) -> Results:
             HOSTILE_TEXTS[1]: "echo '</script>' && true",
         },
         facts={"blocks": 8, "warm_up": "20 steps", "confidence": 0.95, "order_seed": 7, "pinned": True},
+    )
+    return results.model_copy(update={"verdict": describe_verdict(results)})
+
+
+def disturbed_results() -> Results:
+    """The same, from a race beside other programs that started each entrant only twice."""
+    results = sample_results()
+    first = results.standings[0]
+    first.num_starts = 2
+    for placing in [*first.placings[1:], *first.limits]:
+        placing.longer, placing.claim, placing.detectable = None, "too few", None
+    return results.model_copy(
+        update={"idleness": Idleness(mean=0.43, largest=0.81), "verdict": describe_verdict(results)}
     )
 
 
@@ -133,30 +147,63 @@ def empty_results() -> Results:
     )
 
 
-def _standing() -> Standing:
-    return Standing(
-        conditions="bf16, global batch 32, 1 accumulation step(s)",
+def _standings() -> list[Standing]:
+    first = Standing(
+        conditions="bf16, 32 samples a step in 2 parts",
         opponent="ddp, 2 ranks",
         num_starts=4,
         num_turns=48,
         placings=[
             _placing("ddp", 2, 627, None),
-            _placing("single", 1, 618, 0.015),
-            _placing("horovod", 2, 489, 0.28),
-            _placing(HOSTILE, 2, 190, 2.3),
+            _placing("ddp #2", 2, 624, 0.004, half=0.009),
+            _placing("horovod", 2, 489, 0.22, half=0.04),
+            _placing(HOSTILE, 2, 190, 2.3, half=0.2),
+            _placing("single", 1, 390, 0.61),
+            _placing("ddp", 1, 386, 0.63),
+            _placing("horovod", 1, 364, 0.72),
+        ],
+        limits=[
+            _placing("single", 2, 741, -0.154, label="2 independent processes"),
+            _placing("single", 1, 621, 0.01, label="one process with all cores"),
+        ],
+    )
+    return [
+        first,
+        _other("fp32, 32 samples a step", 0.28, 0.05),
+        _other("fp32, 32 samples a step in 4 parts", 0.31, 0.02),
+    ]
+
+
+def _other(conditions: str, slower: float, half: float) -> Standing:
+    return Standing(
+        conditions=conditions,
+        opponent="ddp, 2 ranks",
+        num_starts=4,
+        num_turns=48,
+        placings=[
+            _placing("ddp", 2, 515, None),
+            _placing("accelerate", 2, 511, 0.008, half=0.02),
+            _placing("horovod", 2, 515 / (1 + slower), slower, half=half),
+            _placing("single", 1, 546, -0.06),
         ],
     )
 
 
-def _placing(backend: str, num_processes: int, rate: float, longer: float | None) -> Placing:
-    label = f"{backend}, {num_processes} rank{'s' * (num_processes > 1)}"
+def _placing(
+    backend: str, num_processes: int, rate: float, longer: float | None, half: float = 0.02, label: str = ""
+) -> Placing:
+    claim: Claim | None = None
+    if longer is not None:
+        claim = "slower" if longer - half > 0.01 else "faster" if longer + half < -0.01 else "none"
     return Placing(
-        label=label,
+        label=label or f"{backend}, {num_processes} rank{'s' * (num_processes > 1)}",
         backend=backend,
+        group=_TWO if num_processes == 2 else _ONE,
         num_processes=num_processes,
         samples_per_second=Interval(estimate=rate, low=0.98 * rate, high=1.02 * rate),
-        longer=None if longer is None else Interval(estimate=longer, low=longer - 0.02, high=longer + 0.02),
-        claim=None if longer is None else "slower" if longer > 0.03 else "none",
+        longer=None if longer is None else Interval(estimate=longer, low=longer - half, high=longer + half),
+        claim=claim,
+        detectable=None if longer is None else 0.8 * half,
     )
 
 
@@ -164,9 +211,9 @@ def _one_rank(dice: random.Random, steps: int) -> GroupResult:
     return GroupResult(
         group=_group(1, "fp32", 32, 1, _ONE),
         entrants=[
-            _entrant(dice, "single", 29.5e-3, steps),
-            _entrant(dice, "ddp", 30.1e-3, steps),
-            _entrant(dice, "horovod", 31.8e-3, steps),
+            _entrant(dice, "single", 82e-3, steps),
+            _entrant(dice, "ddp", 83e-3, steps),
+            _entrant(dice, "horovod", 88e-3, steps),
         ],
         comparisons=[
             _comparison("single", "ddp", 0.02, 0.03, "none"),
@@ -181,6 +228,7 @@ def _two_ranks(dice: random.Random, steps: int) -> GroupResult:
     horovod = _entrant(dice, "horovod", 65.5e-3, steps, communication=24e-3)
     accelerate = _entrant(dice, "accelerate", 48.2e-3, steps, communication=9e-3).model_copy(update={"ranked": False})
     hostile = _entrant(dice, HOSTILE, 168e-3, steps, communication=120e-3)
+    tuned = _entrant(dice, "ddp #2", 51.2e-3, steps, communication=11e-3)
     ddp.settings["bucket size"] = "25 MiB"
     horovod.settings["fusion threshold"] = "128 MiB"
     horovod.settings["threads"] = "2"
@@ -204,9 +252,10 @@ def _two_ranks(dice: random.Random, steps: int) -> GroupResult:
     )
     return GroupResult(
         group=_group(2, "bf16", 8, 2, _TWO),
-        entrants=[ddp, horovod, accelerate, hostile, failed],
+        entrants=[ddp, horovod, accelerate, hostile, failed, tuned],
         comparisons=[
             _comparison("ddp", "horovod", 0.22, 0.04, "slower"),
+            _comparison("ddp", "ddp #2", 0.004, 0.009, "none"),
             _comparison("ddp", HOSTILE, 2.3, 0.2, "slower"),
             Comparison(
                 first="horovod",

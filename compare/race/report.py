@@ -57,6 +57,7 @@ def write_report(directory: RaceDirectory, plan: RacePlan, terminal: Console) ->
             "order": f"drawn anew for each round of turns, --order-seed {options.order_seed}",
         },
         target_accuracy=options.target_accuracy,
+        conditions=list(dict.fromkeys((one.precision, one.accumulation) for one in plan.entrants)),
     )
     try:
         results = analyse(runs, inputs.collectives, info)
@@ -65,7 +66,7 @@ def write_report(directory: RaceDirectory, plan: RacePlan, terminal: Console) ->
             print(f"lockstep: {line}", file=sys.stderr)
         print(f"lockstep: {error}; logs are in {directory.failed}", file=sys.stderr)
         return 1
-    write_pages(render(results), results.verdict, directory.path, terminal)
+    write_pages(render(results), results, directory.path, terminal)
     return 0
 
 

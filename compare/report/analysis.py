@@ -11,15 +11,16 @@ from compare.report.entrants import measure_entrant
 from compare.report.grouping import EntrantRuns, condition, group_runs
 from compare.report.info import NothingToReport, ReportInfo
 from compare.report.pairing import paired
-from compare.report.places import mixtures_of, places_of
+from compare.report.places import idleness_of, mixtures_of, places_of
 from compare.report.references import entrant_parity, sample_of
 from compare.report.runs import Run
 from compare.report.scaling import scaling_of
 from compare.report.standings import standings_of
-from compare.report.statistics import CONFIDENCE, SMALLEST_CLAIM, compare_group
+from compare.report.statistics import CONFIDENCE, compare_group
 from compare.report.training import curves_of, seed_table_of
-from compare.report.words import describe_batch, describe_task, describe_verdict, ranks
-from compare.results import CollectiveSeries, Comparison, Group, GroupResult, Results
+from compare.report.verdict import describe_verdict
+from compare.report.words import describe_batch, describe_task, ranks
+from compare.results import SMALLEST_CLAIM, CollectiveSeries, Comparison, Group, GroupResult, Results
 from records.record import RunRecord
 from records.throughput import NUM_WARMUP_STEPS
 
@@ -48,18 +49,18 @@ def analyse(runs: Sequence[Run], collectives: Sequence[CollectiveSeries], info: 
         if not run.is_usable
     ]
     problems = [*info.problems, *failures, *mixtures_of(completed)]
-    standings = standings_of(groups, grouped)
-    return Results(
+    results = Results(
         title=info.title,
         created_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        verdict=describe_verdict(groups, standings, len(problems)),
+        verdict=[],
         groups=groups,
-        standings=standings,
+        standings=standings_of(groups, grouped, info.conditions, info.opponent),
         curves=curves_of(groups, grouped, info.target_accuracy),
         seed_table=seed_table_of(groups, grouped),
         scaling=scaling_of(groups, grouped),
         collectives=list(collectives),
         places=places_of(completed),
+        idleness=idleness_of(completed),
         problems=problems,
         commands=dict(info.commands),
         facts={
@@ -69,6 +70,7 @@ def analyse(runs: Sequence[Run], collectives: Sequence[CollectiveSeries], info: 
             "differences never claimed, up to": SMALLEST_CLAIM,
         },
     )
+    return results.model_copy(update={"verdict": describe_verdict(results)})
 
 
 def _order(entrants: list[EntrantRuns]) -> tuple[Any, ...]:

@@ -70,5 +70,5 @@ def run(arguments: list[str]) -> int:
         raise UsageError(
             f"cannot compare these records ({error!r}); pass fewer files to find the inconsistent one"
         ) from error
-    write_pages(pages, results.verdict, options.output_dir, console())
+    write_pages(pages, results, options.output_dir, console())
     return 0

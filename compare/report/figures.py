@@ -221,8 +221,8 @@ def scaling_figure(series: list[Scaling], styles: Styles) -> Figure:
         low, high = [point.low for point in rate], [point.high for point in rate]
         rates.append(Line(one.backend, style, worlds, [point.estimate for point in rate], low, high))
         efficiencies.append(Line(one.backend, style, worlds, [100 * point.efficiency for point in one.points]))
-        ideal.append(Line("ideal", style, worlds, [_ideal(one, n) for n in worlds]))
-    whole = [Line("ideal", line.style, line.x, [100.0] * len(line.x)) for line in ideal]
+        ideal.append(Line("", style, worlds, [_ideal(one, n) for n in worlds]))
+    whole = [Line("", line.style, line.x, [100.0] * len(line.x)) for line in ideal]
     rows = [
         Row(
             [

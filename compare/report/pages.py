@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
+import rich.table
 from rich.console import Console
+from rich.text import Text
 
 from compare.results import RESULTS_NAME, Results
 from launch.errors import UsageError
@@ -53,8 +55,8 @@ def render(results: Results) -> dict[str, str]:
     }
 
 
-def write_pages(pages: Mapping[str, str], verdict: Sequence[str], directory: Path, terminal: Console) -> None:
-    """Writes the files of a report, and shows its verdict.
+def write_pages(pages: Mapping[str, str], results: Results, directory: Path, terminal: Console) -> None:
+    """Writes the files of a report, and shows its first screen.
 
     Raises:
         UsageError: The directory cannot be written to.
@@ -65,6 +67,28 @@ def write_pages(pages: Mapping[str, str], verdict: Sequence[str], directory: Pat
             write_atomically(directory / name, text)
     except OSError as error:
         raise UsageError(f"--output-dir {directory}: {error.strerror}; choose another directory") from error
-    for sentence in verdict:
-        terminal.print(sentence)
+    _show(results, terminal)
     terminal.print(f"report: {directory / _HTML_NAME} (also {_MARKDOWN_NAME}, {RESULTS_NAME})")
+
+
+def _show(results: Results, terminal: Console) -> None:
+    """Prints what the page shows first: verdict, numbers, and how far they can be trusted."""
+    from compare.report.first_screen import first_screen
+    from compare.report.sections import look_of
+
+    screen = first_screen(results, look_of(results))
+    for sentence in screen.warnings:
+        terminal.print(f"WARNING: {sentence}", style="bold red", markup=False)
+    for sentence in screen.verdict:
+        terminal.print(sentence, markup=False)
+    for table in screen.tables:
+        shown = rich.table.Table(title=Text(table.caption), title_justify="left", box=None, pad_edge=False)
+        for column, numeric in zip(table.columns, table.numeric, strict=True):
+            shown.add_column(Text(column), justify="right" if numeric else "left")
+        for row in table.rows:
+            shown.add_row(*(Text(cell.text) for cell in row.cells))
+        terminal.print()
+        terminal.print(shown)
+    terminal.print()
+    for ground in screen.grounds:
+        terminal.print(f"{ground.question}: {ground.answer}", markup=False)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from statistics import median
+from statistics import fmean, median
 
 from compare.report.runs import Run
 from compare.report.words import machine_of, software_of
-from compare.results import Place
+from compare.results import Idleness, Place
 
 
 def places_of(completed: Sequence[Run]) -> list[Place]:
@@ -20,6 +20,14 @@ def places_of(completed: Sequence[Run]) -> list[Place]:
         Place(machine=machine, software=software, num_runs=len(runs), idleness=_idleness(runs))
         for (machine, software), runs in places.items()
     ]
+
+
+def idleness_of(completed: Sequence[Run]) -> Idleness | None:
+    """Returns what other programs took while entrants were timed; None where no race has watched the machine."""
+    shares = []
+    for race in (run.race for run in completed if run.race and run.purpose == "timed"):
+        shares += [turn.foreign_share for turn in race.turns if turn.round > 0] or [race.foreign_share]
+    return Idleness(mean=fmean(shares), largest=max(shares)) if shares else None
 
 
 def _idleness(runs: Sequence[Run]) -> str | None:

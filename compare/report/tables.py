@@ -6,19 +6,21 @@ import json
 import statistics
 from typing import Any
 
-from compare.numbers import NOTHING, difference, interval, part_of_step, percent, score
+from compare.numbers import NOTHING, interval, joined, longer, part_of_step, percent, points, score
 from compare.report.page import Cell, Row, Table, measured
-from compare.report.words import metric_heading
+from compare.report.words import largest, metric_heading, seen_from
 from compare.results import (
     Breakdown,
+    Claim,
     CollectiveSeries,
-    Comparison,
     Curve,
     Entrant,
     GroupResult,
     Interval,
+    Parity,
     Place,
     SeedRow,
+    Standing,
 )
 
 _MIB = 1 / 2**20
@@ -30,13 +32,12 @@ _VERDICTS = {
     "unknown": "? unknown",
 }
 Standings = dict[tuple[str, str], str]
+# A backend, and the key of a group.
+Seat = tuple[str, str]
 
-_CLAIMS = {
-    "slower": "second is slower",
-    "faster": "second is faster",
-    "none": "no significant difference",
-    "too few": "too few pairs",
-}
+# How the sentence about an entrant goes on, and how a setting is called that was asked for.
+_SAME_BITS = "; its timed runs end with the same bits as "
+_ASKED = "asked: "
 
 
 def standing(entrant: Entrant) -> str:
@@ -74,47 +75,83 @@ def part_cell(breakdown: Breakdown, part: str) -> Cell:
 
 
 def parity_table(groups: list[GroupResult]) -> Table:
-    """Returns the table of who computes the same as the reference."""
-    columns = ["backend", "group", "verdict", "how close", "first step that differs", "first parameter that differs"]
+    """Returns who computes the same as the reference; entrants of which the same is said share a row."""
+    said: dict[tuple[str, ...], list[Seat]] = {}
+    for result in groups:
+        for entrant in result.entrants:
+            parity = entrant.parity
+            step = NOTHING if parity.first_step is None else str(parity.first_step)
+            findings = (parity.verdict, _how_close(parity), step, parity.parameter or NOTHING)
+            said.setdefault(findings, []).append((entrant.backend, result.group.key))
+    everyone = seats(groups)
+    columns = ["entrants", "verdict", "how close", "first step that differs", "first parameter that differs"]
     rows = [
         Row(
-            [
-                Cell(entrant.backend),
-                Cell(result.group.key),
-                Cell(_VERDICTS[entrant.parity.verdict]),
-                Cell(entrant.parity.detail),
-                measured(entrant.parity.first_step),
-                Cell(entrant.parity.parameter or NOTHING),
-            ],
-            "unranked" if entrant.parity.verdict in ("not comparable", "unknown") else "",
+            [Cell(where(sitting, everyone)), Cell(_VERDICTS[verdict]), *map(Cell, rest)],
+            "unranked" if verdict in ("not comparable", "unknown") else "",
         )
-        for result in groups
-        for entrant in result.entrants
+        for (verdict, *rest), sitting in said.items()
     ]
-    return Table("Whether each backend computes the same as the reference", columns, rows).without_empty_columns()
+    return Table("Whether each entrant computes the same as the reference", columns, rows).without_empty_columns()
 
 
-def comparison_table(comparisons: list[Comparison], key: str) -> Table:
-    """Returns the numbers behind the claims about a group."""
-    columns = ["second against first", "difference in time (%)", "from (%)", "to (%)", "pairs of runs", "claim"]
-    columns += ["smallest detectable difference (%)", "more repeats needed"]
-    rows = [
-        Row(
-            [
-                Cell(f"{comparison.second} against {comparison.first}"),
-                *(
-                    measured(getattr(comparison.slowdown, bound, None), 1, difference)
-                    for bound in ("estimate", "low", "high")
-                ),
-                measured(comparison.num_pairs),
-                Cell(_CLAIMS[comparison.claim]),
-                measured(comparison.detectable, 1, percent),
-                measured(comparison.more_repeats),
-            ]
-        )
-        for comparison in comparisons
-    ]
-    return Table(f"Pairs of backends, {key}", columns, rows).without_empty_columns()
+def _how_close(parity: Parity) -> str:
+    """Returns the sentence about an entrant without the names of others, which differ from entrant to entrant."""
+    head, mark, _ = parity.detail.partition(_SAME_BITS)
+    return f"{head}; timed runs end with the same bits as those of others" if mark else head
+
+
+def seats(groups: list[GroupResult]) -> list[Seat]:
+    """Returns all entrants, each with the group that it is of."""
+    return [(entrant.backend, result.group.key) for result in groups for entrant in result.entrants]
+
+
+def where(found: list[Seat], everyone: list[Seat]) -> str:
+    """Says in few words which entrants are meant: all, all of some backends, or those of some groups."""
+    if set(found) == set(everyone):
+        return "all"
+    names: dict[tuple[str, ...], list[str]] = {}
+    for backend in dict.fromkeys(backend for backend, _ in found):
+        keys = tuple(key for other, key in found if other == backend)
+        is_all = set(keys) == {key for other, key in everyone if other == backend}
+        names.setdefault(() if is_all else keys, []).append(backend)
+    return "; ".join(joined(backends) + (f" ({'; '.join(keys)})" if keys else "") for keys, backends in names.items())
+
+
+def finding(claim: Claim, interval: Interval | None) -> str:
+    """Says in a few words what was found of an entrant beside another."""
+    if claim == "none":
+        return f"at most {points(largest(interval))} % apart"
+    return {"slower": "slower", "faster": "faster", "too few": "too few starts"}[claim]
+
+
+def comparison_table(groups: list[GroupResult], standings: list[Standing]) -> Table:
+    """Returns every pair that was compared; where the opponent takes part, the other is compared with it."""
+    opponents = {one.placings[0].group: one.placings[0].backend for one in standings}
+    columns = ["conditions", "entrant", "compared with", "takes longer by", "finding", "starts"]
+    columns += ["would have been found (%)", "more starts needed"]
+    rows = []
+    for result in groups:
+        opponent = opponents.get(result.group.key)
+        for pair in result.comparisons:
+            comparison = seen_from(pair.second, pair) if pair.second == opponent else pair
+            rows.append(
+                Row(
+                    [
+                        Cell(result.group.key),
+                        Cell(comparison.second),
+                        Cell(comparison.first),
+                        Cell(
+                            longer(comparison.slowdown), comparison.slowdown.estimate if comparison.slowdown else None
+                        ),
+                        Cell(finding(comparison.claim, comparison.slowdown)),
+                        measured(comparison.num_pairs),
+                        measured(comparison.detectable, 1, percent),
+                        measured(comparison.more_repeats),
+                    ]
+                )
+            )
+    return Table("Pairs of entrants under equal conditions", columns, rows).without_empty_columns()
 
 
 def measurement_table(result: GroupResult) -> Table:
@@ -168,24 +205,25 @@ def wire_table(result: GroupResult) -> Table:
     return Table(f"Data sent, {result.group.key}", columns, rows).without_empty_columns()
 
 
-def settings_table(result: GroupResult) -> Table:
-    """Returns the settings in force, those that differ first."""
-    entrants = [entrant for entrant in result.entrants if entrant.settings]
-    names = dict.fromkeys(name for entrant in entrants for name in entrant.settings)
-    in_order = sorted(names, key=lambda name: name not in result.differing_settings)
-    rows = [
-        Row(
-            [
-                Cell(name),
-                Cell("≠ differs" if name in result.differing_settings else "same"),
-                *(Cell(entrant.settings.get(name, NOTHING)) for entrant in entrants),
-            ],
-            "differs" if name in result.differing_settings else "",
-        )
-        for name in in_order
+def settings_table(groups: list[GroupResult]) -> Table:
+    """Returns the settings in force, those that differ between entrants first; a value that many have is said once."""
+    values: dict[str, dict[str, list[Seat]]] = {}
+    for result in groups:
+        for entrant in result.entrants:
+            for name, value in entrant.settings.items():
+                asked = name.removeprefix(_ASKED)
+                if asked == name or entrant.settings.get(asked) != value:
+                    values.setdefault(name, {}).setdefault(value, []).append((entrant.backend, result.group.key))
+    differing = {name for result in groups for name in result.differing_settings}
+    everyone = [
+        (entrant.backend, result.group.key) for result in groups for entrant in result.entrants if entrant.settings
     ]
-    columns = ["setting", "backends", *(entrant.backend for entrant in entrants)]
-    return Table(f"Settings in force, {result.group.key}", columns, rows)
+    rows = [
+        Row([Cell(name), Cell(value), Cell(where(found, everyone))], "differs" if name in differing else "")
+        for name in sorted(values, key=lambda name: name not in differing)
+        for value, found in values[name].items()
+    ]
+    return Table("Settings in force, read back from the running processes", ["setting", "value", "entrants"], rows)
 
 
 def training_table(curves: list[Curve], standings: Standings) -> Table:
