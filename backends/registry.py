@@ -194,6 +194,9 @@ BACKENDS = {
 # The backend that all others are compared with.
 REFERENCE = "single"
 
+# Ranks that do not communicate: no backend to train with, but what all others are measured against.
+INDEPENDENT = "backends.independent:IndependentProcesses"
+
 
 def find_backend(name: str) -> BackendRow:
     """Looks up a backend by its name in the table or as "module:Class".

@@ -13,6 +13,11 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 RESULTS_NAME = "results.json"
+# What an entrant stands for: a backend; the same training in one process with all cores; what is possible at most,
+# since its ranks do not communicate; a loop written by hand; another library's trainer.
+Role = Literal["backend", "alternative", "limit", "bare", "peer"]
+# The roles of entrants that must compute what the reference computes, and are then ranked.
+RANKED: tuple[Role, ...] = ("backend", "alternative")
 # Entrants that were started together less often are not compared.
 MIN_PAIRS = 3
 # A race should be able to show this difference in time.
@@ -104,16 +109,12 @@ class Wire(_Strict):
     reductions_per_step: float | None = None
 
 
-# Only backends are ranked. A bare loop shows what the adapter costs, a peer draws its own batches, and a limit does the
-# same work without communication.
-Role = Literal["backend", "bare", "peer", "limit"]
-
-
 class Entrant(_Strict):
-    """One backend within one group: all its runs."""
+    """One entrant within one group: all its runs."""
 
+    name: str = Field(description="what the report calls it; unique in its group")
     backend: str
-    role: Role = "backend"
+    role: Role = Field("backend", description="what it stands for; only backends and alternatives are ranked")
     num_runs: int = Field(description="completed timed runs")
     failures: list[str] = Field(description="one line for each run that failed")
     parity: Parity
@@ -137,7 +138,7 @@ Claim = Literal["slower", "faster", "none", "too few"]
 
 
 class Comparison(_Strict):
-    """Two backends of a group, compared in pairs of runs of the same block."""
+    """Two entrants of a group, named `first` and `second`, compared in pairs of turns or runs of the same block."""
 
     first: str
     second: str
@@ -162,13 +163,13 @@ class Placing(_Strict):
     """One entrant of a standing."""
 
     label: str = Field(description="the entrant and the number of ranks")
-    backend: str
+    name: str = Field(description="the name of the entrant in its group")
     group: str = Field(description="the key of its group")
     num_processes: int
     samples_per_second: Interval
     longer: Interval | None = Field(
-        description="time of a step, relative to the opponent's: 0.1 is a tenth longer; null for the opponent, and where "
-        "both were started together too seldom"
+        description="time of a step, relative to the opponent's: 0.1 is a tenth longer; null for the opponent, and "
+        "where both were started together too seldom"
     )
     claim: Claim | None = Field(description="what may be claimed of it; null for the opponent")
     detectable: float | None = Field(
@@ -184,7 +185,7 @@ class Placing(_Strict):
 
 
 class Standing(_Strict):
-    """All entrants that did the same work, whatever their number of ranks, compared with one of them.
+    """All backends that did the same work, whatever their number of ranks, compared with one of them.
 
     The opponent is the fastest of those with the most ranks.
     """

@@ -186,10 +186,20 @@ def add_options(parser: argparse.ArgumentParser, models: Mapping[str, type[BaseM
             if field.annotation is bool:
                 group.add_argument(_option(name), action=argparse.BooleanOptionalAction, help=field.description)
             else:
-                # An option that may be given without a value declares the value that it then has.
-                extra: Any = field.json_schema_extra
-                alone = {"nargs": "?", "const": extra["alone"]} if extra else {}
-                group.add_argument(_option(name), metavar=_metavar(field), help=_help(field), **alone)
+                group.add_argument(_option(name), help=_help(field), **_form(field))
+
+
+def _form(field: FieldInfo) -> dict[str, Any]:
+    """Returns how argparse is to read the values of a field.
+
+    An option that may be given without a value declares the value that it then has ("alone"). One that may be given
+    several times declares how to write one of its values ("each").
+    """
+    extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+    if "each" in extra:
+        return {"action": "append", "metavar": extra["each"]}
+    alone = {"nargs": "?", "const": extra["alone"]} if "alone" in extra else {}
+    return {"metavar": _metavar(field), **alone}
 
 
 def _metavar(field: FieldInfo) -> str:
@@ -212,7 +222,7 @@ def _annotations(annotation: Any) -> Iterator[Any]:
 def _help(field: FieldInfo) -> str:
     text = (field.description or "").replace("%", "%%")
     default = ",".join(map(str, field.default)) if isinstance(field.default, list) else field.default
-    return text if default is None or field.default_factory else f"{text} (default: {default})"
+    return text if default in (None, "") or field.default_factory else f"{text} (default: {default})"
 
 
 def read_option_file(file: Path) -> dict[str, Any]:

@@ -14,12 +14,12 @@ from records.record import Environment
 # Of every run; those of the backends are added.
 _PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy")
 
-_VARIABLE_PREFIXES = (
+# Beginnings of the variables that a record notes, of every run; those of the backends are added.
+VARIABLES = (
     *("OMP_", "MKL_", "KMP_", "ONEDNN_", "DNNL_", "ATEN_", "TORCH_", "PYTORCH_"),
     *("CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_", "NCCL_", "GLOO_"),
+    *("TOKENIZERS_PARALLELISM", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES", "LD_PRELOAD"),
 )
-
-_VARIABLES = ("TOKENIZERS_PARALLELISM", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES", "LD_PRELOAD")
 
 
 def describe_environment(*, with_torch: bool) -> Environment:
@@ -34,10 +34,8 @@ def describe_environment(*, with_torch: bool) -> Environment:
             cuda = torch.version.cuda
             nccl = ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
             gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    beginnings = (*_VARIABLE_PREFIXES, *(name for row in BACKENDS.values() for name in row.variables))
-    variables = {
-        name: value for name, value in sorted(os.environ.items()) if name.startswith(beginnings) or name in _VARIABLES
-    }
+    beginnings = (*VARIABLES, *(name for row in BACKENDS.values() for name in row.variables))
+    variables = {name: value for name, value in sorted(os.environ.items()) if name.startswith(beginnings)}
     return Environment(
         git_commit=commit,
         git_dirty=dirty,

@@ -197,7 +197,7 @@ def _placing(
         claim = "slower" if longer - half > 0.01 else "faster" if longer + half < -0.01 else "none"
     return Placing(
         label=label or f"{backend}, {num_processes} rank{'s' * (num_processes > 1)}",
-        backend=backend,
+        name=backend,
         group=_TWO if num_processes == 2 else _ONE,
         num_processes=num_processes,
         samples_per_second=Interval(estimate=rate, low=0.98 * rate, high=1.02 * rate),
@@ -233,6 +233,7 @@ def _two_ranks(dice: random.Random, steps: int) -> GroupResult:
     horovod.settings["fusion threshold"] = "128 MiB"
     horovod.settings["threads"] = "2"
     failed = Entrant(
+        name="apex",
         backend="apex",
         num_runs=0,
         failures=["rank 1 ended with exit code 3: no CUDA device", HOSTILE_TEXTS[0]],
@@ -292,6 +293,7 @@ def _entrant(dice: random.Random, backend: str, step: float, steps: int, communi
     rates = [32 * len(run) / sum(run) * dice.uniform(0.98, 1.02) for run in runs]
     rate = sum(rates) / len(rates)
     return Entrant(
+        name=backend,
         backend=backend,
         num_runs=8,
         failures=[],

@@ -100,7 +100,7 @@ def test_two_versions_of_one_backend_are_two_entrants(records: dict[str, Path]) 
         record["environment"]["packages"]["torch"] = "2.7.0"
 
     (group,) = _analyse(read_record(records["ddp"]), _changed(records["ddp"], older)).groups
-    assert [entrant.backend for entrant in group.entrants] == ["ddp", "ddp #2"]
+    assert [entrant.name for entrant in group.entrants] == ["ddp", "ddp #2"]
     assert "torch" in group.differing_settings
 
 

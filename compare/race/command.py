@@ -82,13 +82,13 @@ def _describe(plan: RacePlan) -> str:
 
 def _show_plan(plan: RacePlan, terminal: Console) -> None:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("", "purpose", "backend", "ranks", "precision", "global batch = ranks x micro x accumulation"):
+    for heading in ("", "purpose", "entrant", "ranks", "precision", "global batch = ranks x micro x accumulation"):
         table.add_column(heading)
     for number, planned in enumerate(plan.runs(), start=1):
         who = planned.entrant
         batch = f"{who.global_batch_size} = {who.num_processes} x {who.micro_batch_size} x {who.accumulation}"
         purpose = f"timed, block {planned.block}" if planned.purpose == "timed" else planned.purpose
-        table.add_row(str(number), purpose, who.backend, str(who.num_processes), who.precision, batch)
+        table.add_row(str(number), purpose, who.name, str(who.num_processes), who.precision, batch)
     terminal.print(table)
     for line in plan.left_out:
         terminal.print(line)

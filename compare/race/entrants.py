@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from backends.capabilities import UnsupportedError
-from backends.registry import BACKENDS, find_backend
+from backends.devices import count_gpus
+from backends.registry import BACKENDS, INDEPENDENT, REFERENCE, find_backend
 from compare.race.options import RaceOptions
+from compare.race.own_entrants import OwnEntrant, read_own_entrant
 from compare.race.plan import Entrant, PlannedRun, RacePlan, Schedule
 from compare.race.schedule import make_schedule, measure_costs
+from compare.results import Role
 from launch.arguments import command_line
 from launch.errors import UsageError
 from launch.options import read_option_file, read_options
@@ -102,7 +105,7 @@ def make_plan(options: RaceOptions, of_runs: RunOptionsOfRace) -> tuple[RacePlan
         if reason is not None:
             raise UnsupportedError(f"--backends {name}: cannot run here: {reason}")
     plan = RacePlan(
-        schema_version=3,
+        schema_version=4,
         options=options,
         schedule=_UNKNOWN,
         entrants=[],
@@ -165,22 +168,68 @@ def _able(plan: RacePlan, backends: Sequence[str]) -> dict[Entrant, RunConfig]:
 def _candidates(names: Sequence[str], options: RaceOptions) -> list[Entrant]:
     found: dict[Entrant, None] = {}
     for precision, accumulation, number in product(options.precision, options.accumulation, options.num_processes):
-        for size, name in product(_global_batch_sizes(options, number), names):
-            most = find_backend(name).capabilities.max_world_size
-            entrant = Entrant(
-                backend=name,
-                num_processes=min(number, most or number),
-                precision=precision,
-                accumulation=accumulation,
-                global_batch_size=size,
-            )
-            if not entrant.divides:
-                raise UsageError(
-                    f"--global-batch-size {size} is not a multiple of {entrant.num_processes} rank(s) x "
-                    f"{accumulation} accumulation step(s); change one of the three"
-                )
-            found[entrant] = None
+        for size in _global_batch_sizes(options, number):
+            conditions = _Conditions(number, precision, accumulation, size)
+            entrants = [conditions.entrant(name) for name in names]
+            entrants += [conditions.entrant(own.backend, own) for own in map(read_own_entrant, options.entrant)]
+            for entrant in [*entrants, *(_limits(conditions, options) if options.limits else ())]:
+                if not entrant.divides:
+                    raise UsageError(
+                        f"--global-batch-size {size} is not a multiple of {entrant.num_processes} rank(s) x "
+                        f"{accumulation} accumulation step(s); change one of the three"
+                    )
+                found[entrant] = None
+    _require_names(list(found))
     return list(found)
+
+
+class _Conditions(NamedTuple):
+    """Conditions under which all entrants take part, with as many of the ranks as they support."""
+
+    num_processes: int
+    precision: str
+    accumulation: int
+    global_batch_size: int
+
+    def entrant(self, backend: str, own: OwnEntrant | None = None, *, role: Role = "backend") -> Entrant:
+        """Returns a backend under these conditions, as it comes or with options of its own."""
+        most = find_backend(backend).capabilities.max_world_size
+        return Entrant(
+            backend=backend,
+            num_processes=min(self.num_processes, most or self.num_processes),
+            precision=self.precision,
+            accumulation=self.accumulation,
+            global_batch_size=self.global_batch_size,
+            role=role,
+            variant=own.variant if own else "",
+            options=own.options if own else (),
+            variables=own.variables if own else (),
+        )
+
+
+def _limits(conditions: _Conditions, options: RaceOptions) -> Iterator[Entrant]:
+    """Yields what shows how much is possible under these conditions, and what could be done instead."""
+    if conditions.num_processes == 1:
+        return
+    apart = OwnEntrant(INDEPENDENT, "independent processes", (), ())
+    yield conditions.entrant(INDEPENDENT, apart, role="limit")
+    if not count_gpus():  # one process has one GPU, and takes part as the reference
+        threads = (f"--threads-per-rank={num_cpus()}",)
+        yield conditions.entrant(REFERENCE, OwnEntrant(REFERENCE, "all cores", threads, ()), role="alternative")
+
+
+def _require_names(entrants: list[Entrant]) -> None:
+    """Makes sure that no two entrants that race under the same conditions have the same name.
+
+    Raises:
+        UsageError: Two have.
+    """
+    labels = [entrant.label for entrant in entrants]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise UsageError(
+                f"--entrant: there are two entrants {label}; give one another name, as NAME=BACKEND:OPTIONS"
+            )
 
 
 def _global_batch_sizes(options: RaceOptions, num_processes: int) -> Iterator[int]:

@@ -84,7 +84,7 @@ def _started(plan: RacePlan, runs: list[PlannedRun], directory: RaceDirectory) -
                     [*plan.arguments(run), f"--output-dir={output_dir}"],
                     num_processes=run.entrant.num_processes,
                     address=sockets / str(number),
-                    environment=command_environment(),
+                    environment={**command_environment(), **dict(run.entrant.variables)},
                 )
                 starters.append(_Starter(run, output_dir, stack.enter_context(live)))
             for starter in starters:
@@ -181,6 +181,8 @@ def _facts(plan: RacePlan, starter: _Starter, seen: Idleness, peak: float | None
     return RaceFacts(
         race=plan.race,
         purpose=starter.run.purpose,
+        entrant=starter.run.entrant.name,
+        role=starter.run.entrant.role,
         block=starter.run.block,
         position=starter.run.position,
         busy_share=round(seen.busy_share, 3),

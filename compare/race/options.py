@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from backends.devices import count_gpus
+from compare.results import MIN_PAIRS
 from launch.comma_lists import CommaList, Names, Numbers
 from launch.quantities import Duration, Share
 from records.config import DEFAULT_CPU_PROCESSES, BatchSize, Precision, ProcessCount
@@ -20,6 +21,15 @@ class RaceOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     backends: Names | None = Field(None, description="who takes part, separated by commas (default: all that run here)")
+    entrant: list[str] = Field(
+        default=[],
+        description='one more entrant, with options or variables of its backend: "horovod:HOROVOD_CYCLE_TIME=5", or '
+        '"fast=apex:--opt-level O2" to name it; may be given several times',
+        json_schema_extra={"each": "[NAME=]BACKEND:OPTIONS"},
+    )
+    limits: bool = Field(
+        True, description="also race what is possible here: ranks that do not communicate, one process with all cores"
+    )
     budget: Duration = Field(600.0, description="how long the whole race may take, such as 90s, 10min or 2h")
     until: Share | None = Field(
         None, description="end as soon as every difference is known this well, such as 1% (needs three starts)"
@@ -28,8 +38,9 @@ class RaceOptions(BaseModel):
         None, ge=1, le=1000, description="how often each entrant is started (default: as the budget allows)"
     )
     num_processes: Numbers[ProcessCount] = Field(
-        default_factory=lambda: [count_gpus() or DEFAULT_CPU_PROCESSES],
-        description="numbers of ranks, separated by commas; single runs with one (default: one per GPU; without GPU 2)",
+        default_factory=lambda: sorted({1, count_gpus() or DEFAULT_CPU_PROCESSES}),
+        description="numbers of ranks, separated by commas; single runs with one "
+        "(default: 1 and one per GPU; without a GPU 1 and 2)",
     )
     precision: CommaList[Precision] = Field(["fp32"], description="precisions, separated by commas")
     accumulation: Numbers[Annotated[int, Field(ge=1, le=1024)]] = Field(
@@ -48,6 +59,13 @@ class RaceOptions(BaseModel):
         True, description="wait for an idle machine before each run, and repeat runs that other programs disturbed"
     )
     order_seed: int = Field(0, ge=0, lt=2**32, description="seed of the order of runs within blocks")
+
+    @field_validator("repeats")
+    @classmethod
+    def _can_be_compared(cls, repeats: int | None) -> int | None:
+        if repeats is not None and repeats < MIN_PAIRS:
+            raise ValueError(f"entrants that are started fewer than {MIN_PAIRS} times cannot be compared; ask for more")
+        return repeats
 
     @model_validator(mode="after")
     def _has_an_end(self) -> RaceOptions:

@@ -17,10 +17,23 @@ from pydantic import BaseModel, ConfigDict, Field
 from backends.registry import REFERENCE
 from compare.race.options import RaceOptions
 from compare.report.runs import Purpose
+from compare.results import RANKED, Role
 
 
 class Entrant(BaseModel):
-    """One backend under one set of conditions."""
+    """One backend under one set of conditions.
+
+    Attributes:
+        backend: The backend, by its name or as "module:Class".
+        num_processes: The number of its ranks.
+        precision: The precision in which it computes.
+        accumulation: Its gradient accumulation steps.
+        global_batch_size: Samples of one optimizer step, over all ranks.
+        role: What it stands for.
+        variant: What tells it from other entrants of its backend, in words; "" if it is the backend as it comes.
+        options: Options of a run that it alone has.
+        variables: Environment variables that it alone has, with their values.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -29,6 +42,17 @@ class Entrant(BaseModel):
     precision: str
     accumulation: int
     global_batch_size: int
+    role: Role = "backend"
+    variant: str = ""
+    options: tuple[str, ...] = ()
+    variables: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What a report calls it, beside the number of its ranks."""
+        if self.role in ("limit", "peer"):  # no backend that a user could choose
+            return self.variant
+        return f"{self.backend} ({self.variant})" if self.variant else self.backend
 
     @property
     def micro_batch_size(self) -> int:
@@ -44,7 +68,7 @@ class Entrant(BaseModel):
     def label(self) -> str:
         """The backend and its conditions, for people."""
         return (
-            f"{self.backend}, {self.num_processes} rank(s), {self.precision}, "
+            f"{self.name}, {self.num_processes} rank(s), {self.precision}, "
             f"{self.micro_batch_size} x {self.accumulation}"
         )
 
@@ -63,14 +87,20 @@ class PlannedRun(BaseModel):
     def name(self) -> str:
         """The name of the run's files."""
         who = self.entrant
-        backend = re.sub(r"[^A-Za-z0-9]+", "-", who.backend)
+        backend = re.sub(r"[^A-Za-z0-9]+", "-", who.name).strip("-")
         conditions = f"{who.num_processes}x-{who.precision}-a{who.accumulation}-g{who.global_batch_size}"
         return f"{self.purpose}-{self.block:03d}-{self.position:02d}-{backend}-{conditions}"
 
 
 def reference_of(entrant: Entrant) -> Entrant:
     """Returns one process on the whole batch, which must compute the same as the entrant."""
-    return entrant.model_copy(update={"backend": REFERENCE, "num_processes": 1, "accumulation": 1})
+    return Entrant(
+        backend=REFERENCE,
+        num_processes=1,
+        precision=entrant.precision,
+        accumulation=1,
+        global_batch_size=entrant.global_batch_size,
+    )
 
 
 def yardstick_of(entrant: Entrant) -> Entrant:
@@ -101,14 +131,15 @@ def draw_plan(entrants: list[Entrant], options: RaceOptions, *, repeats: int) ->
         repeats: How often each entrant is started for timed runs.
     """
     order = random.Random(options.order_seed)
-    judged = [other for entrant in entrants for other in (reference_of(entrant), yardstick_of(entrant))]
-    diagnosed = list(dict.fromkeys([*(entrant for entrant in judged if entrant.divides), *entrants]))
+    able = [entrant for entrant in entrants if entrant.role in RANKED]
+    judged = [other for entrant in able for other in (reference_of(entrant), yardstick_of(entrant))]
+    diagnosed = list(dict.fromkeys([*(entrant for entrant in judged if entrant.divides), *able]))
     runs = _block(diagnosed, "diagnosis", 0, order)
     for block in range(1, repeats + 1):
         runs += _block(entrants, "timed", block, order)
     if options.whole_runs:
         # For each backend and number of ranks, only the first conditions that the user asked for.
-        firsts = {(entrant.backend, entrant.num_processes): entrant for entrant in reversed(entrants)}
+        firsts = {(entrant.name, entrant.num_processes): entrant for entrant in reversed(able)}
         runs += _block(list(reversed(firsts.values())), "whole", repeats + 1, order)
     return runs
 
@@ -136,7 +167,7 @@ class RacePlan(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    schema_version: Literal[3]  # without a default: plans of version 1 do not have the field
+    schema_version: Literal[4]  # without a default: plans of version 1 do not have the field
     options: RaceOptions
     schedule: Schedule
     entrants: list[Entrant]
@@ -158,7 +189,8 @@ class RacePlan(BaseModel):
     def arguments(self, run: PlannedRun) -> list[str]:
         """Returns the command line of one run, without its output directory."""
         who = run.entrant
-        arguments = [who.backend, *self.run_options, f"--num-processes={who.num_processes}"]
+        arguments = [who.backend, *self.run_options, *who.options]  # the last of two options is the one that holds
+        arguments += [f"--num-processes={who.num_processes}"]
         arguments += [f"--precision={who.precision}", f"--global-batch-size={who.global_batch_size}"]
         arguments += [f"--micro-batch-size={who.micro_batch_size}", "--save-every=never"]
         if run.purpose == "timed":

@@ -6,8 +6,10 @@ import secrets
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from rich.console import Console
 
@@ -87,6 +89,8 @@ def _run_undisturbed(plan: RacePlan, run: PlannedRun, directory: RaceDirectory, 
     facts = RaceFacts(
         race=plan.race,
         purpose=run.purpose,
+        entrant=run.entrant.name,
+        role=run.entrant.role,
         block=run.block,
         position=run.position,
         busy_share=round(seen.busy_share, 3),
@@ -100,7 +104,7 @@ def _run_undisturbed(plan: RacePlan, run: PlannedRun, directory: RaceDirectory, 
 
 def _run(plan: RacePlan, run: PlannedRun, output_dir: Path) -> str | None:
     """Makes one run and returns None, or why it failed."""
-    done = run_command([*plan.arguments(run), f"--output-dir={output_dir}"])
+    done = run_command([*plan.arguments(run), f"--output-dir={output_dir}"], dict(run.entrant.variables))
     if done.returncode == 0:
         # No other start of a run has this directory.
         is_its_own = read_record(output_dir / RECORD_NAME).config.output_dir == output_dir
@@ -112,8 +116,14 @@ def _run(plan: RacePlan, run: PlannedRun, output_dir: Path) -> str | None:
     return (why or f"it ended with exit code {done.returncode}")[:500]
 
 
-def run_command(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+def run_command(
+    arguments: list[str], variables: Mapping[str, str] = MappingProxyType({})
+) -> subprocess.CompletedProcess[str]:
     """Runs Lockstep's own command line to its end; in any case it ends with this process.
+
+    Args:
+        arguments: The command, and its options.
+        variables: What to add to its environment.
 
     Raises:
         Interrupted: A signal asked to stop (see signals_raised). The command has received SIGTERM and has ended.
@@ -121,7 +131,7 @@ def run_command(arguments: list[str]) -> subprocess.CompletedProcess[str]:
     with guarded() as mark:
         process = subprocess.Popen(
             [sys.executable, "-m", "launch", *arguments],
-            env={**command_environment(), **mark},
+            env={**command_environment(), **variables, **mark},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

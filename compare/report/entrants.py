@@ -13,7 +13,7 @@ from compare.report.flops import model_flops_per_second, peak_flops_per_second
 from compare.report.grouping import EntrantRuns
 from compare.report.runs import Run
 from compare.report.statistics import mean_interval
-from compare.results import Entrant, Parity, Wire
+from compare.results import RANKED, Entrant, Parity, Wire
 from records.record import RunRecord
 from records.throughput import NUM_WARMUP_STEPS, slowest_rank
 
@@ -33,11 +33,13 @@ def measure_entrant(runs: EntrantRuns, parity: Parity) -> Entrant:
     middle = median(pooled) if pooled else None
     diagnosis = runs.diagnosis.record if runs.diagnosis else None
     return Entrant(
-        backend=runs.name,
+        name=runs.name,
+        backend=runs.backend,
+        role=runs.role,
         num_runs=len(timed),
         failures=runs.failures,
         parity=parity,
-        ranked=bool(measured) and parity.verdict in _IN_LOCKSTEP,
+        ranked=runs.role in RANKED and bool(measured) and parity.verdict in _IN_LOCKSTEP,
         samples_per_second=mean_interval(rates) if rates else None,
         tokens_per_second=mean_interval(tokens) if tokens else None,
         samples_per_second_of_runs=rates,

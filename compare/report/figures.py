@@ -36,9 +36,9 @@ def throughput_figure(result: GroupResult, styles: Styles) -> Figure | None:
     )
     items = [
         Item(
-            entrant.backend,
+            entrant.name,
             standing(entrant),
-            styles[entrant.backend],
+            styles[entrant.name],
             values=entrant.samples_per_second_of_runs,
             estimate=entrant.samples_per_second.estimate if entrant.samples_per_second else None,
             low=entrant.samples_per_second.low if entrant.samples_per_second else None,
@@ -50,7 +50,7 @@ def throughput_figure(result: GroupResult, styles: Styles) -> Figure | None:
     rows = [
         Row(
             [
-                Cell(entrant.backend),
+                Cell(entrant.name),
                 standing_cell(entrant),
                 interval_cell(entrant.samples_per_second),
                 *(measured(rate) for rate in _filled(entrant.samples_per_second_of_runs, num_runs)),
@@ -83,13 +83,12 @@ def step_time_figure(result: GroupResult, styles: Styles) -> Figure | None:
         if entrant.median_step_seconds
     )
     items = [
-        Item(entrant.backend, standing(entrant), styles[entrant.backend], values=pooled[id(entrant)])
-        for entrant in entrants
+        Item(entrant.name, standing(entrant), styles[entrant.name], values=pooled[id(entrant)]) for entrant in entrants
     ]
     rows = [
         Row(
             [
-                Cell(entrant.backend),
+                Cell(entrant.name),
                 measured(len(pooled[id(entrant)])),
                 *(measured(float(value)) for value in np.quantile(pooled[id(entrant)], [0, 0.25, 0.5, 0.75, 0.95, 1])),
             ],
@@ -116,9 +115,9 @@ def breakdown_figure(result: GroupResult, styles: Styles) -> Figure | None:
     said = "; ".join(_named(entrant, _said_of_parts(parts)) for entrant, parts in diagnosed)
     items = [
         Item(
-            entrant.backend,
+            entrant.name,
             standing(entrant),
-            styles[entrant.backend],
+            styles[entrant.name],
             values=[1e3 * parts.resolved(part) for part in PARTS],
         )
         for entrant, parts in diagnosed
@@ -126,7 +125,7 @@ def breakdown_figure(result: GroupResult, styles: Styles) -> Figure | None:
     rows = [
         Row(
             [
-                Cell(entrant.backend),
+                Cell(entrant.name),
                 *(part_cell(parts, part) for part in PARTS),
                 measured(parts.total, 1e3),
                 measured(parts.overhead, 1, difference),
@@ -313,7 +312,7 @@ def _sentence(said: str) -> str:
 
 def _named(entrant: Entrant, said: str) -> str:
     note = standing(entrant)
-    return f"{entrant.backend} ({note}) {said}" if note else f"{entrant.backend} {said}"
+    return f"{entrant.name} ({note}) {said}" if note else f"{entrant.name} {said}"
 
 
 def _said_of_parts(parts: Breakdown) -> str:

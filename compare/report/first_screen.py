@@ -62,22 +62,22 @@ def forest_figure(standing: Standing, styles: Styles) -> Figure | None:
         return None
     items = [
         Item(
-            one.backend,
+            one.name,
             "the least time" if one.claim is None else longer(one.longer),
-            styles[one.backend] if one.claim in (None, "slower", "faster") else styles[one.backend].hollow(),
+            styles[one.name] if one.claim in (None, "slower", "faster") else styles[one.name].hollow(),
             estimate=100 * one.longer.estimate if one.longer else 0.0,
             low=100 * one.longer.low if one.longer and one.longer.low is not None else None,
             high=100 * one.longer.high if one.longer and one.longer.high is not None else None,
         )
         for one in rivals
     ]
-    said = "; ".join(f"{one.backend} {longer(one.longer)}" for one in rivals[1:])
+    said = "; ".join(f"{one.name} {longer(one.longer)}" for one in rivals[1:])
     title = f"Time of a step against {standing.opponent}, {standing.conditions}"
     return Figure(
         "Who is fastest",
-        f"By how much a step takes longer than under {rivals[0].backend}, with 95 % intervals. A hollow mark: perhaps "
+        f"By how much a step takes longer than under {rivals[0].name}, with 95 % intervals. A hollow mark: perhaps "
         "as fast. Within the grey zone, nothing is ever claimed.",
-        [Plot(f"{title}: {said}", plots.forest(items, Axis(f"% longer than {rivals[0].backend}")))],
+        [Plot(f"{title}: {said}", plots.forest(items, Axis(f"% longer than {rivals[0].name}")))],
     )
 
 
@@ -89,12 +89,10 @@ def ranks_figure(standing: Standing, styles: Styles) -> Figure | None:
     worlds = sorted({one.num_processes for one in standing.placings})
     by_backend: dict[str, list[Placing]] = {}
     for one in sorted(standing.placings, key=lambda one: one.num_processes):
-        by_backend.setdefault(one.backend, []).append(one)
+        by_backend.setdefault(one.name, []).append(one)
     lines = [_line(name, placings, styles) for name, placings in by_backend.items()]
     rate = base.samples_per_second.estimate
-    ideal = [
-        Line("each rank as fast as one alone", styles[base.backend], worlds, [rate * n / worlds[0] for n in worlds])
-    ]
+    ideal = [Line("each rank as fast as one alone", styles[base.name], worlds, [rate * n / worlds[0] for n in worlds])]
     alone = [one for one in standing.limits if one.num_processes > 1]
     if alone:
         ideal = [_possible(base, alone, styles)]
@@ -152,7 +150,7 @@ def conditions_table(standings: Sequence[Standing]) -> Table:
     rows = []
     for one in standings:
         opponent, *others = one.rivals
-        compared = "; ".join(f"{other.backend} {longer(other.longer)}" for other in others)
+        compared = "; ".join(f"{other.name} {longer(other.longer)}" for other in others)
         cells = [
             Cell(one.conditions),
             Cell(opponent.label),
@@ -189,7 +187,7 @@ def _possible(base: Placing, alone: Sequence[Placing], styles: Styles) -> Line:
     points_of = sorted([base, *alone], key=lambda one: one.num_processes)
     return Line(
         "processes that work alone",
-        styles[base.backend],
+        styles[base.name],
         [one.num_processes for one in points_of],
         [one.samples_per_second.estimate for one in points_of],
     )

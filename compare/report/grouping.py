@@ -14,6 +14,7 @@ from typing import Any
 
 from backends.registry import BACKENDS
 from compare.report.runs import Run
+from compare.results import Role
 from records.record import RunRecord
 
 # What belongs to a backend, or to one start of a run, and not to what is computed.
@@ -36,6 +37,8 @@ class EntrantRuns:
 
     name: str
     key: str
+    backend: str
+    role: Role
     timed: list[Run] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     diagnosis: Run | None = None
@@ -87,8 +90,7 @@ def group_runs(runs: Sequence[Run]) -> list[list[EntrantRuns]]:
     for run in completed:
         if run.purpose == "timed" or (run.purpose == "whole" and not _has_timed(run, completed)):
             entrants = groups.setdefault(_key(condition(run.record)), {})
-            key = _entrant(run.record)
-            entrants.setdefault(key, EntrantRuns(run.record.config.backend, key)).timed.append(run)
+            entrants.setdefault(_entrant(run), _without_runs(run, _entrant(run))).timed.append(run)
     for entrants in groups.values():
         for entrant in entrants.values():
             _attach(entrant, completed)
@@ -132,7 +134,7 @@ def _has_timed(whole: Run, completed: Sequence[Run]) -> bool:
 def _attach(entrant: EntrantRuns, completed: Sequence[Run]) -> None:
     entrant.timed.sort(key=lambda run: run.record.config.started_at)
     for run in completed:
-        if run.purpose == "timed" or _entrant(run.record) != entrant.key or not _belongs(run, entrant.timed[0]):
+        if run.purpose == "timed" or _entrant(run) != entrant.key or not _belongs(run, entrant.timed[0]):
             continue
         if run.purpose == "diagnosis":
             entrant.diagnosis = run
@@ -144,34 +146,37 @@ def _attach_failure(run: Run, groups: dict[str, dict[str, EntrantRuns]]) -> None
     """Attaches a failed run, which knows neither its data nor its settings, to the group with the same options."""
     backend = _backend(run.record)
     leave_out = set() if run.purpose == "timed" else {"max_steps", "dropout"}
-    wanted = _key(_without(_asked(run.record), leave_out))
+    asked = _key(_without(_asked(run.record), leave_out))
     for entrants in groups.values():
         sample = next((entrant.timed[0] for entrant in entrants.values() if entrant.timed), None)
-        if sample is not None and _key(_without(_asked(sample.record), leave_out)) == wanted:
-            fitting = [entrant for key, entrant in entrants.items() if json.loads(key)["backend"] == backend]
+        if sample is not None and _key(_without(_asked(sample.record), leave_out)) == asked:
+            wanted = {"backend": backend, "name": run.entrant}
+            fitting = [entrant for key, entrant in entrants.items() if wanted.items() <= json.loads(key).items()]
             if not fitting:
-                key = _key({"backend": backend})
-                fitting = [entrants.setdefault(key, EntrantRuns(run.record.config.backend, key))]
+                fitting = [entrants.setdefault(_key(wanted), _without_runs(run, _key(wanted)))]
             fitting[0].failures.append(f"{run.why_unusable} ({run.name})")
             return
 
 
 def _place_of(entrant: EntrantRuns) -> tuple[int, str]:
     known = list(BACKENDS)
-    name = entrant.name.partition(" ")[0]
-    return (known.index(name) if name in known else len(known), entrant.name)
+    return (known.index(entrant.backend) if entrant.backend in known else len(known), entrant.name)
 
 
 def _number_namesakes(entrants: list[EntrantRuns]) -> None:
-    """Numbers entrants of the same backend, which have two versions of it, or two sets of settings."""
+    """Numbers entrants of the same name, which have two versions of a backend, or two sets of settings."""
     for name in {entrant.name for entrant in entrants}:
         namesakes = [entrant for entrant in entrants if entrant.name == name]
         for number, entrant in enumerate(namesakes[1:], start=2):
             entrant.name = f"{name} #{number}"
 
 
-def _entrant(record: RunRecord) -> str:
-    return _key({**version(record), "in force": record.ranks[0].effective_settings})
+def _entrant(run: Run) -> str:
+    return _key({**version(run.record), "name": run.entrant, "in force": run.record.ranks[0].effective_settings})
+
+
+def _without_runs(sample: Run, key: str) -> EntrantRuns:
+    return EntrantRuns(sample.entrant, key, sample.record.config.backend, sample.role)
 
 
 def _key(facts: dict[str, Any]) -> str:

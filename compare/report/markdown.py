@@ -95,7 +95,7 @@ def headline_table(results: Results) -> str:
         for standing in results.standings
         if standing.placings[0].group in plain
         for one in standing.placings
-        if one in standing.rivals or one.backend == REFERENCE
+        if one in standing.rivals or one.name == REFERENCE
     ]
     return _table(("conditions", "entrant", "samples/s [95 %]", "a step takes longer by [95 %]"), rows) if rows else ""
 
@@ -103,12 +103,12 @@ def headline_table(results: Results) -> str:
 def results_table(results: Results) -> str:
     """Returns a row for each entrant, group by group."""
     against = {
-        (one.group, one.backend): "is the opponent" if one.claim is None else longer(one.longer)
+        (one.group, one.name): "is the opponent" if one.claim is None else longer(one.longer)
         for standing in results.standings
         for one in standing.placings
     }
     rows = [
-        _row(group, entrant, against.get((group.group.key, entrant.backend), "not ranked"))
+        _row(group, entrant, against.get((group.group.key, entrant.name), "not ranked"))
         for group in results.groups
         for entrant in group.entrants
     ]
@@ -149,7 +149,7 @@ def breakdown_table(results: Results) -> str:
                 if (wire := entrant.wire) is not None:
                     sent = f"{wire.bytes_per_step / _MIB:.2f} / {wire.ring_bound / _MIB:.2f} on {wire.interface}"
                 overhead = "-" if parts.overhead is None else f"{parts.overhead:+.0%}"
-                rows.append([group.group.key, entrant.backend, *cells, _milliseconds(parts.total), overhead, sent])
+                rows.append([group.group.key, entrant.name, *cells, _milliseconds(parts.total), overhead, sent])
     return _table(_BREAKDOWN_HEADINGS, rows) if rows else ""
 
 
@@ -164,13 +164,13 @@ def _row(group: GroupResult, entrant: Entrant, against: str) -> list[str]:
     cells = [str(conditions.num_processes), conditions.precision, f"{conditions.global_batch_size} = {split}"]
     if not entrant.num_runs:
         why = entrant.failures[0] if entrant.failures else "it has no run"
-        return [*cells, entrant.backend, f"failed: {why}", *[""] * (len(_HEADINGS) - 5)]
+        return [*cells, entrant.name, f"failed: {why}", *[""] * (len(_HEADINGS) - 5)]
     steps = f"{_milliseconds(entrant.median_step_seconds)} / {_milliseconds(entrant.p95_step_seconds)}"
     starts = sorted(entrant.seconds_to_first_step)
     memory = entrant.peak_cuda_memory_bytes or entrant.peak_memory_bytes
     return [
         *cells,
-        entrant.backend,
+        entrant.name,
         entrant.parity.verdict,
         _interval(entrant.samples_per_second),
         steps,

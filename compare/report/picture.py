@@ -59,7 +59,7 @@ def render_picture(results: Results) -> str:
 
 def _panels(shown: Sequence[Headline], *, with_ranks: bool) -> Markup:
     """Draws the panels side by side, all with the same axis."""
-    styles = styles_for(entrant.backend for one in shown for _, entrant in one.rivals)
+    styles = styles_for(entrant.name for one in shown for _, entrant in one.rivals)
     rates = [entrant.samples_per_second for one in shown for _, entrant in one.rivals]
     rates += [one.rate for one in shown]
     scale = Scale(_AXIS, [value for rate in rates if rate is not None for value in (rate.estimate, rate.high)])
@@ -67,7 +67,7 @@ def _panels(shown: Sequence[Headline], *, with_ranks: bool) -> Markup:
     panels = Markup("")
     for i, one in enumerate(shown):
         names = [
-            f"{entrant.backend}, {ranks(group.num_processes)}" if with_ranks else entrant.backend
+            f"{entrant.name}, {ranks(group.num_processes)}" if with_ranks else entrant.name
             for group, entrant in one.rivals
         ]
         room = 50 + _PIXELS_OF_A_LETTER * max(map(len, names))
@@ -96,7 +96,7 @@ def _bars(headline: Headline, scale: Scale, styles: dict[str, Style]) -> Drawing
     drawing.x_axis(_AXIS, scale)
     for i, (_, entrant) in enumerate(headline.rivals):
         if entrant.samples_per_second is not None:
-            kind = f"fill c{styles[entrant.backend].colour}"
+            kind = f"fill c{styles[entrant.name].colour}"
             _draw_bar(drawing, scale, entrant.samples_per_second, _ROW * i + _ROW / 2, kind)
     share = scale.share(headline.rate.estimate)
     drawing.rule(share, -8, drawing.height, "solo")
@@ -117,7 +117,7 @@ def _said(shown: Sequence[Headline]) -> str:
     sentences = []
     for one in shown:
         rivals = ", ".join(
-            f"{entrant.backend} on {ranks(group.num_processes)} {entrant.samples_per_second.estimate:.0f}"
+            f"{entrant.name} on {ranks(group.num_processes)} {entrant.samples_per_second.estimate:.0f}"
             for group, entrant in one.rivals
             if entrant.samples_per_second is not None
         )

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from compare.results import Role
 from records.record import RunRecord
 from records.throughput import NUM_WARMUP_STEPS, training_seconds
 
@@ -47,6 +48,8 @@ class RaceFacts(BaseModel):
     kind: Literal["race"] = "race"
     race: str = Field(description="the same for all runs of a race")
     purpose: Purpose
+    entrant: str | None = Field(None, description="what the race calls the entrant; null: its backend")
+    role: Role = Field("backend", description="what the entrant stands for")
     block: int = Field(ge=0, description="runs of one block are compared in pairs")
     position: int = Field(ge=0, description="place in the random order of its block, from 0")
     busy_share: float = Field(ge=0, description="share of the machine's cores that were busy just before the run")
@@ -100,6 +103,16 @@ class Run:
         if self.race is not None:
             return self.race.purpose
         return "diagnosis" if self.record.config.diagnose else "timed"
+
+    @property
+    def entrant(self) -> str:
+        """What the entrant is called."""
+        return (self.race.entrant if self.race else None) or self.record.config.backend
+
+    @property
+    def role(self) -> Role:
+        """What the entrant stands for."""
+        return self.race.role if self.race else "backend"
 
     @property
     def timed_steps(self) -> list[TimedSteps]:

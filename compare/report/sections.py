@@ -46,7 +46,7 @@ def beside_the_ranking(results: Results) -> list[Section]:
 
 def look_of(results: Results) -> Styles:
     """Gives backends their looks, in the order in which the report names them."""
-    entrants = [entrant.backend for result in results.groups for entrant in result.entrants]
+    entrants = [entrant.name for result in results.groups for entrant in result.entrants]
     others: list[Curve | Scaling | CollectiveSeries] = [*results.curves, *results.scaling, *results.collectives]
     return styles_for([*entrants, *(one.backend for one in others)])
 
@@ -97,7 +97,7 @@ def _of_group(result: GroupResult, styles: Styles) -> list[Block]:
         report_figures.breakdown_figure(result, styles),
     ]
     tables = _tables(report_tables.measurement_table(result), report_tables.wire_table(result))
-    failures = [f"{entrant.backend} failed: {line}" for entrant in result.entrants for line in entrant.failures]
+    failures = [f"{entrant.name} failed: {line}" for entrant in result.entrants for line in entrant.failures]
     return [Text(about), *_lines(failures), *tables, *_present(figures)]
 
 

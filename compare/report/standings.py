@@ -30,11 +30,13 @@ class _Candidate(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The name with the number of ranks; limits are called what they are."""
+        """The name with the number of ranks; what is possible here is called what it is."""
         number = self.group.num_processes
+        if self.entrant.role == "alternative":
+            return "one process with all cores"
         if self.entrant.role == "limit":
-            return "one process with all cores" if number == 1 else f"{number} independent processes"
-        return f"{self.entrant.backend}, {ranks(number)}"
+            return f"{number} independent processes"
+        return f"{self.entrant.name}, {ranks(number)}"
 
 
 def standings_of(
@@ -49,13 +51,13 @@ def standings_of(
         groups: What was found of each group.
         grouped: The runs of the entrants of each group.
         order: Precisions and accumulation steps in the order in which the user named them.
-        opponent: With whom to compare all others, wherever it was ranked; by default, the fastest of the first standing.
+        opponent: With whom to compare all others, wherever it was ranked; by default, the fastest under the first
+            conditions.
     """
     fields: dict[tuple[str, int], list[_Candidate]] = {}
     for result, runs in zip(groups, grouped, strict=True):
         for entrant, own in zip(result.entrants, runs, strict=True):
-            ranked = entrant.ranked if entrant.role == "backend" else entrant.role == "limit"
-            if ranked and entrant.samples_per_second is not None:
+            if (entrant.ranked or entrant.role == "limit") and entrant.samples_per_second is not None:
                 conditions = unsplit(own.timed[0].record), result.group.gradient_accumulation_steps
                 fields.setdefault(conditions, []).append(_Candidate(result, entrant, own))
     # A limit by itself is of no use.
@@ -65,7 +67,7 @@ def standings_of(
     standings: list[Standing] = []
     for field in complete:
         standings.append(_standing(field, opponent, with_machine=len(machines) > 1))
-        opponent = opponent or standings[0].placings[0].backend
+        opponent = opponent or standings[0].placings[0].name
     return standings
 
 
@@ -83,7 +85,7 @@ def _standing(field: Sequence[_Candidate], named: str | None, *, with_machine: b
     compared = compare_group([paired(opponent.runs, one.runs, names=(opponent.label, one.label)) for one in across])
     comparisons |= {id(one): comparison for one, comparison in zip(across, compared, strict=True)}
     ordered = sorted(backends, key=lambda one: (one is not opponent, -one.group.num_processes, -one.rate.estimate))
-    limits = [one for one in others if one.entrant.role == "limit"]
+    limits = [one for one in others if one.entrant.role != "backend"]
     return Standing(
         conditions=_conditions(opponent, with_machine=with_machine),
         opponent=opponent.label,
@@ -101,7 +103,7 @@ def _opponent(backends: Sequence[_Candidate], named: str | None) -> _Candidate:
     """
     most = max(one.group.num_processes for one in backends)
     rivals = [one for one in backends if one.group.num_processes == most]
-    rivals = [one for one in rivals if one.entrant.backend == named] or rivals
+    rivals = [one for one in rivals if one.entrant.name == named] or rivals
     first = max(rivals, key=lambda one: one.rate.estimate)
 
     def longer(one: _Candidate) -> float:
@@ -115,9 +117,9 @@ def _within(opponent: _Candidate, other: _Candidate) -> Comparison | None:
     """Returns what the group of both says of the other, seen from the opponent; None if they are of two groups."""
     if other.result is not opponent.result:
         return None
-    names = {opponent.entrant.backend, other.entrant.backend}
+    names = {opponent.entrant.name, other.entrant.name}
     found = [one for one in opponent.result.comparisons if {one.first, one.second} == names]
-    return seen_from(opponent.entrant.backend, found[0]) if len(names) == 2 and found else None
+    return seen_from(opponent.entrant.name, found[0]) if len(names) == 2 and found else None
 
 
 def _conditions(one: _Candidate, *, with_machine: bool) -> str:
@@ -131,7 +133,7 @@ def _conditions(one: _Candidate, *, with_machine: bool) -> str:
 def _placing(one: _Candidate, comparison: Comparison | None) -> Placing:
     return Placing(
         label=one.label,
-        backend=one.entrant.backend,
+        name=one.entrant.name,
         group=one.group.key,
         num_processes=one.group.num_processes,
         samples_per_second=one.rate,

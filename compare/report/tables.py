@@ -56,7 +56,7 @@ def mark(entrant: Entrant) -> str:
 
 def standings(groups: list[GroupResult]) -> Standings:
     """Returns why backends are not ranked, by group and backend."""
-    return {(result.group.key, entrant.backend): standing(entrant) for result in groups for entrant in result.entrants}
+    return {(result.group.key, entrant.name): standing(entrant) for result in groups for entrant in result.entrants}
 
 
 def standing_cell(entrant: Entrant) -> Cell:
@@ -82,7 +82,7 @@ def parity_table(groups: list[GroupResult]) -> Table:
             parity = entrant.parity
             step = NOTHING if parity.first_step is None else str(parity.first_step)
             findings = (parity.verdict, _how_close(parity), step, parity.parameter or NOTHING)
-            said.setdefault(findings, []).append((entrant.backend, result.group.key))
+            said.setdefault(findings, []).append((entrant.name, result.group.key))
     everyone = seats(groups)
     columns = ["entrants", "verdict", "how close", "first step that differs", "first parameter that differs"]
     rows = [
@@ -103,7 +103,7 @@ def _how_close(parity: Parity) -> str:
 
 def seats(groups: list[GroupResult]) -> list[Seat]:
     """Returns all entrants, each with the group that it is of."""
-    return [(entrant.backend, result.group.key) for result in groups for entrant in result.entrants]
+    return [(entrant.name, result.group.key) for result in groups for entrant in result.entrants]
 
 
 def where(found: list[Seat], everyone: list[Seat]) -> str:
@@ -127,7 +127,7 @@ def finding(claim: Claim, interval: Interval | None) -> str:
 
 def comparison_table(groups: list[GroupResult], standings: list[Standing]) -> Table:
     """Returns every pair that was compared; where the opponent takes part, the other is compared with it."""
-    opponents = {one.placings[0].group: one.placings[0].backend for one in standings}
+    opponents = {one.placings[0].group: one.placings[0].name for one in standings}
     columns = ["conditions", "entrant", "compared with", "takes longer by", "finding", "starts"]
     columns += ["would have been found (%)", "more starts needed"]
     rows = []
@@ -162,7 +162,7 @@ def measurement_table(result: GroupResult) -> Table:
     rows = [
         Row(
             [
-                Cell(entrant.backend),
+                Cell(entrant.name),
                 standing_cell(entrant),
                 measured(entrant.num_runs),
                 measured(len(entrant.failures) or None),
@@ -189,7 +189,7 @@ def wire_table(result: GroupResult) -> Table:
     rows = [
         Row(
             [
-                Cell(entrant.backend),
+                Cell(entrant.name),
                 Cell(entrant.wire.interface),
                 measured(entrant.wire.bytes_per_step, _MIB),
                 measured(entrant.wire.gradient_bytes, _MIB),
@@ -213,10 +213,10 @@ def settings_table(groups: list[GroupResult]) -> Table:
             for name, value in entrant.settings.items():
                 asked = name.removeprefix(_ASKED)
                 if asked == name or entrant.settings.get(asked) != value:
-                    values.setdefault(name, {}).setdefault(value, []).append((entrant.backend, result.group.key))
+                    values.setdefault(name, {}).setdefault(value, []).append((entrant.name, result.group.key))
     differing = {name for result in groups for name in result.differing_settings}
     everyone = [
-        (entrant.backend, result.group.key) for result in groups for entrant in result.entrants if entrant.settings
+        (entrant.name, result.group.key) for result in groups for entrant in result.entrants if entrant.settings
     ]
     rows = [
         Row([Cell(name), Cell(value), Cell(where(found, everyone))], "differs" if name in differing else "")

@@ -14,6 +14,7 @@ from compare.report.words import largest, ranks
 from compare.results import (
     DISTURBED_SHARE,
     MIN_PAIRS,
+    RANKED,
     TARGET,
     Breakdown,
     GroupResult,
@@ -25,8 +26,6 @@ from compare.results import (
 
 # Entrants that differ by no more are called equally fast, with the figure beside it.
 _AS_GOOD_AS_EQUAL = 0.05
-# Entrants that are held to what the reference computes; a peer draws its own batches.
-_HELD_TO_THE_REFERENCE = ("backend", "bare")
 _TRUSTED = ("reference", "bitwise", "rounding")
 
 
@@ -102,7 +101,7 @@ def grounds_of(results: Results) -> list[Ground]:
 
 
 def _same_computation(groups: Sequence[GroupResult]) -> Ground:
-    held = [one for group in groups for one in group.entrants if one.num_runs and one.role in _HELD_TO_THE_REFERENCE]
+    held = [one for group in groups for one in group.entrants if one.num_runs and one.role in RANKED]
     verdicts = [one.parity.verdict for one in held]
     judged = [verdict for verdict in verdicts if verdict != "unknown"]
     good = [verdict for verdict in judged if verdict in _TRUSTED]
@@ -135,18 +134,18 @@ def _idle_machine(results: Results) -> Ground:
 def _speed(standing: Standing, results: Results) -> str:
     """Says who is fastest with the most ranks, and how the others compare."""
     opponent, *others = standing.rivals
-    name, where = opponent.backend, f"On {ranks(opponent.num_processes)}"
+    name, where = opponent.name, f"On {ranks(opponent.num_processes)}"
     if len({place.machine for place in results.places}) == 1:
         where += " of this machine"
     if not others:
         rate = number(opponent.samples_per_second.estimate, 3)
         return f"{where}, only {name} was timed: {rate} samples/s."
     equal = [one for one in others if one.claim == "none" and largest(one.longer) <= _AS_GOOD_AS_EQUAL]
-    unknown = [one.backend for one in others if one.claim == "too few"]
+    unknown = [one.name for one in others if one.claim == "too few"]
     rest = [one for one in others if one not in equal and one.claim != "too few"]
     if equal:
         within = points(max(largest(one.longer) for one in equal))
-        start = f"{joined([name, *(one.backend for one in equal)])} are equally fast (within {within} %)"
+        start = f"{joined([name, *(one.name for one in equal)])} are equally fast (within {within} %)"
     elif all(one.claim == "slower" for one in others):
         start = f"{name} is the fastest"
     elif all(one.longer is None or one.longer.estimate >= 0 for one in others):
@@ -160,7 +159,7 @@ def _speed(standing: Standing, results: Results) -> str:
 
 def _relation(placing: Placing, standing: Standing, results: Results) -> str:
     """Says how an entrant that was compared differs from the opponent."""
-    interval, name = placing.longer, placing.backend
+    interval, name = placing.longer, placing.name
     if placing.claim == "none" or interval is None or interval.low is None or interval.high is None:
         return f"{name} may be as fast, or differ by up to {points(largest(interval))} %"
     if interval.estimate < 0:
@@ -181,7 +180,7 @@ def _reason(placing: Placing, standing: Standing, results: Results) -> str:
 
 def _breakdown(placing: Placing, results: Results) -> Breakdown | None:
     entrants = [one for result in results.groups if result.group.key == placing.group for one in result.entrants]
-    return next((one.breakdown for one in entrants if one.backend == placing.backend), None)
+    return next((one.breakdown for one in entrants if one.name == placing.name), None)
 
 
 def _gain(standing: Standing) -> list[str]:
@@ -243,7 +242,7 @@ def speed_of(one: Placing, other: Placing) -> float:
 def _left_out(groups: Sequence[GroupResult]) -> list[str]:
     """Names who is not ranked although it took part: it computes something else, or it failed."""
     entrants = [entrant for group in groups for entrant in group.entrants]
-    wrong = [one.backend for one in entrants if one.parity.verdict == "not comparable"]
-    failed = [one.backend for one in entrants if not one.num_runs and one.failures]
+    wrong = [one.name for one in entrants if one.parity.verdict == "not comparable"]
+    failed = [one.name for one in entrants if not one.num_runs and one.failures]
     named = {"Not ranked, because of a computation that differs": wrong, "Failed, and left out": failed}
     return [f"{why}: {joined(list(dict.fromkeys(names)))}." for why, names in named.items() if names]

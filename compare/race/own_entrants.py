@@ -1,0 +1,100 @@
+"""Entrants with options of their own, as the user writes them: ``[NAME=]BACKEND:OPTIONS``."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import NamedTuple
+
+from backends.registry import BACKENDS, BackendRow, find_backend
+from launch.errors import UsageError
+from records.environment import VARIABLES
+
+# A backend is a name of the table, or "package.module:Class".
+_FORM = re.compile(r"(?:(?P<name>[^=:]*)=)?(?P<backend>[\w.]+\.\w+:\w+|[^:]*)(?::(?P<options>.*))?", re.DOTALL)
+_VARIABLE = re.compile(r"([A-Z_][A-Z0-9_]*)=(.*)", re.DOTALL)
+
+
+class OwnEntrant(NamedTuple):
+    """A backend with options of its own.
+
+    Attributes:
+        backend: The backend.
+        variant: What it is called, in parentheses after the backend.
+        options: Its options, each as ``--name=value``.
+        variables: Its environment variables, with their values.
+    """
+
+    backend: str
+    variant: str
+    options: tuple[str, ...]
+    variables: tuple[tuple[str, str], ...]
+
+
+def read_own_entrant(text: str) -> OwnEntrant:
+    """Reads an entrant, such as ``horovod:HOROVOD_CYCLE_TIME=5`` or ``fast=apex:--opt-level O2``.
+
+    Raises:
+        UsageError: It cannot be understood, or has an option that is not one of its backend.
+        UnsupportedError: There is no such backend.
+    """
+    found = _FORM.fullmatch(text)
+    if found is None or not found["backend"] or found["name"] == "":
+        raise UsageError(
+            f"--entrant {text!r}: write it as [NAME=]BACKEND:OPTIONS, such as horovod:HOROVOD_CYCLE_TIME=5"
+        )
+    row = find_backend(found["backend"])
+    try:
+        words = shlex.split(found["options"] or "")
+    except ValueError as error:
+        raise UsageError(f"--entrant {text!r}: {error}; close the quotation") from error
+    options: list[str] = []
+    variables: list[tuple[str, str]] = []
+    for word in words:
+        variable = _VARIABLE.fullmatch(word)
+        if variable is not None:
+            variables.append((_checked_variable(text, found["backend"], row, variable[1]), variable[2]))
+        elif word.startswith("--"):
+            options.append(_checked_option(text, found["backend"], row, word))
+        elif options and "=" not in options[-1]:
+            options[-1] += f"={word}"
+        else:
+            raise UsageError(
+                f"--entrant {text!r}: {word!r} is neither an option (--name value) nor a variable (NAME=value)"
+            )
+    variant = found["name"] or " ".join(words)
+    if not variant:
+        raise UsageError(
+            f"--entrant {text!r}: {found['backend']} takes part without options, too; give this one a name, "
+            f"such as again={found['backend']}"
+        )
+    return OwnEntrant(found["backend"], variant, tuple(options), tuple(variables))
+
+
+def _checked_option(text: str, backend: str, row: BackendRow, word: str) -> str:
+    """Returns an option, which must be one of the backend alone: others would change what is computed.
+
+    Raises:
+        UsageError: It is not.
+    """
+    option = word.partition("=")[0]
+    own = [f"--{name.replace('_', '-')}" for name in row.settings.model_fields]
+    if option.replace("--no-", "--", 1) not in own:
+        known = f"its own are {', '.join(own)}" if own else "it has none of its own"
+        raise UsageError(f"--entrant {text!r}: {option} is not an option of {backend} alone; {known}")
+    return word
+
+
+def _checked_variable(text: str, backend: str, row: BackendRow, name: str) -> str:
+    """Returns the name of a variable, which must be one that a run's record notes for this backend.
+
+    Raises:
+        UsageError: It is not.
+    """
+    of_others = {prefix for other in BACKENDS.values() for prefix in other.variables} - {*row.variables}
+    own = tuple(prefix for prefix in (*VARIABLES, *row.variables) if prefix not in of_others)
+    if not name.startswith(own):
+        raise UsageError(
+            f"--entrant {text!r}: {name} is not a variable of {backend}; those begin with {', '.join(own)}"
+        )
+    return name
