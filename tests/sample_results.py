@@ -7,7 +7,6 @@ import random
 from compare.report.verdict import describe_verdict
 from compare.results import (
     Breakdown,
-    Claim,
     CollectiveFit,
     CollectivePoint,
     CollectiveSeries,
@@ -20,24 +19,20 @@ from compare.results import (
     Interval,
     Parity,
     Place,
-    Placing,
     Results,
     Scaling,
     ScalingPoint,
     SeedRow,
-    Standing,
     Wire,
 )
+from tests.sample_standings import HOSTILE, ONE_RANK, TWO_RANKS, sample_standings
 
-HOSTILE = "<script>alert(1)</script>"
 HOSTILE_TEXTS = [
     '"><img src="https://example.org/x" onerror="window.executed = true">',
     "</script><script>window.executed = true</script><!--",
     "<a href='javascript:window.executed=true'>link</a> <b>bold</b> {{ 7 * 7 }} %{x}",
 ]
 
-_ONE = "1 rank, fp32, batch 32 = 1 x 32 x 1"
-_TWO = "2 ranks, bf16, batch 32 = 2 x 8 x 2"
 _SETTINGS = {"threads": "1", "dtype of attention output": "torch.float32", "gradient clipping": "1.0"}
 _PARITY = {
     "single": Parity(verdict="reference", detail="one process, no communication", first_step=None, parameter=None),
@@ -69,7 +64,7 @@ def sample_results(steps_a_run: int = 120, losses: int = 600) -> Results:
         created_at="2026-01-02T03:04:05Z",
         verdict=[],
         groups=[_one_rank(dice, steps_a_run), _two_ranks(dice, steps_a_run)],
-        standings=_standings(),
+        standings=sample_standings(),
         curves=[
             _curve(dice, "ddp", 0.051, losses, top=0.924, reached=15.3),
             _curve(dice, "horovod", 0.066, losses, top=0.924, reached=19.8),
@@ -147,69 +142,9 @@ def empty_results() -> Results:
     )
 
 
-def _standings() -> list[Standing]:
-    first = Standing(
-        conditions="bf16, 32 samples a step in 2 parts",
-        opponent="ddp, 2 ranks",
-        num_starts=4,
-        num_turns=48,
-        placings=[
-            _placing("ddp", 2, 627, None),
-            _placing("ddp #2", 2, 624, 0.004, half=0.009),
-            _placing("horovod", 2, 489, 0.22, half=0.04),
-            _placing(HOSTILE, 2, 190, 2.3, half=0.2),
-            _placing("single", 1, 390, 0.61),
-            _placing("ddp", 1, 386, 0.63),
-            _placing("horovod", 1, 364, 0.72),
-        ],
-        limits=[
-            _placing("single", 2, 741, -0.154, label="2 independent processes"),
-            _placing("single", 1, 621, 0.01, label="one process with all cores"),
-        ],
-    )
-    return [
-        first,
-        _other("fp32, 32 samples a step", 0.28, 0.05),
-        _other("fp32, 32 samples a step in 4 parts", 0.31, 0.02),
-    ]
-
-
-def _other(conditions: str, slower: float, half: float) -> Standing:
-    return Standing(
-        conditions=conditions,
-        opponent="ddp, 2 ranks",
-        num_starts=4,
-        num_turns=48,
-        placings=[
-            _placing("ddp", 2, 515, None),
-            _placing("accelerate", 2, 511, 0.008, half=0.02),
-            _placing("horovod", 2, 515 / (1 + slower), slower, half=half),
-            _placing("single", 1, 546, -0.06),
-        ],
-    )
-
-
-def _placing(
-    backend: str, num_processes: int, rate: float, longer: float | None, half: float = 0.02, label: str = ""
-) -> Placing:
-    claim: Claim | None = None
-    if longer is not None:
-        claim = "slower" if longer - half > 0.01 else "faster" if longer + half < -0.01 else "none"
-    return Placing(
-        label=label or f"{backend}, {num_processes} rank{'s' * (num_processes > 1)}",
-        name=backend,
-        group=_TWO if num_processes == 2 else _ONE,
-        num_processes=num_processes,
-        samples_per_second=Interval(estimate=rate, low=0.98 * rate, high=1.02 * rate),
-        longer=None if longer is None else Interval(estimate=longer, low=longer - half, high=longer + half),
-        claim=claim,
-        detectable=None if longer is None else 0.8 * half,
-    )
-
-
 def _one_rank(dice: random.Random, steps: int) -> GroupResult:
     return GroupResult(
-        group=_group(1, "fp32", 32, 1, _ONE),
+        group=_group(1, "fp32", 32, 1, ONE_RANK),
         entrants=[
             _entrant(dice, "single", 82e-3, steps),
             _entrant(dice, "ddp", 83e-3, steps),
@@ -252,7 +187,7 @@ def _two_ranks(dice: random.Random, steps: int) -> GroupResult:
         settings={},
     )
     return GroupResult(
-        group=_group(2, "bf16", 8, 2, _TWO),
+        group=_group(2, "bf16", 8, 2, TWO_RANKS),
         entrants=[ddp, horovod, accelerate, hostile, failed, tuned],
         comparisons=[
             _comparison("ddp", "horovod", 0.22, 0.04, "slower"),
@@ -356,7 +291,7 @@ def _curve(dice: random.Random, backend: str, step: float, length: int, top: flo
     evaluated = list(range(length // 6, length + 1, length // 6))
     accuracy = [0.5 + (top - 0.5) * (1 - 0.98 ** (i / length * 200)) for i in evaluated]
     return Curve(
-        group=_TWO,
+        group=TWO_RANKS,
         backend=backend,
         steps=list(range(1, length + 1)),
         losses=losses,

@@ -200,12 +200,15 @@ def lines(series: Sequence[Line], x: Axis, y: Axis, ideal: Sequence[Line] = (), 
         drawing.line(0, 1, drawing.y(up, level), "level")
     for k, line in enumerate(series):
         # Later lines are thinner, so that lines that coincide remain visible.
-        drawing.curve(
-            _points(line, across, up, drawing),
-            f"mark line c{line.style.colour} d{line.style.dash}",
-            width=max(2.0, 4.5 - 1.2 * k),
-        )
-        _draw_points(line, across, up, drawing)
+        if len(line.x) > 1:
+            drawing.curve(
+                _points(line, across, up, drawing),
+                f"mark line c{line.style.colour} d{line.style.dash}",
+                width=max(2.0, 4.5 - 1.2 * k),
+            )
+        _draw_intervals(line, across, up, drawing)
+    for line in series:
+        _draw_marks(line, across, up, drawing)
     aids = [(line.name, aid_sample("aid")) for line in ideal if line.name]
     return legend([*((_shortened(line.name), line_sample(line.style)) for line in series), *aids]) + drawing.markup()
 
@@ -214,11 +217,14 @@ def _points(line: Line, across: Scale, up: Scale, drawing: Drawing) -> list[tupl
     return [None if y is None else (across.share(x), drawing.y(up, y)) for x, y in zip(line.x, line.y, strict=True)]
 
 
-def _draw_points(line: Line, across: Scale, up: Scale, drawing: Drawing) -> None:
-    """Draws the intervals and some marks of a line; a text shows at every point."""
+def _draw_intervals(line: Line, across: Scale, up: Scale, drawing: Drawing) -> None:
     for x, low, high in zip(line.x, line.low, line.high, strict=False):
         if low is not None and high is not None:
             drawing.rule(across.share(x), drawing.y(up, high), drawing.y(up, low), f"bar c{line.style.colour}")
+
+
+def _draw_marks(line: Line, across: Scale, up: Scale, drawing: Drawing) -> None:
+    """Draws some marks of a line; a text shows at every point."""
     every = -(-len(line.x) // _NUM_MARKS)
     for i, (x, y) in enumerate(zip(line.x, line.y, strict=True)):
         if y is None:

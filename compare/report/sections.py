@@ -22,7 +22,7 @@ def details(results: Results, styles: Styles) -> list[Section]:
     everything = [
         Section("lockstep", "Did all compute the same?", _parity(groups)),
         Section("pairs", "Every pair that was compared", _pairs(results)),
-        Section("measurements", "Throughput, step times and where they go", sections=_measurements(groups, styles)),
+        Section("measurements", "Throughput, step times and where they go", *_measurements(groups, styles)),
         Section("settings", "Settings in force", _tables(report_tables.settings_table(groups))),
         Section("training", "Trained to the end", sections=_trainings(results, styles)),
         Section("scaling", "Scaling under all conditions", _scaling(results, styles)),
@@ -77,20 +77,27 @@ def _peers(results: Results) -> list[Block]:
     return []
 
 
-def _measurements(groups: list[GroupResult], styles: Styles) -> list[Section]:
-    return [
-        Section(f"group-{i}", result.group.key, _of_group(result, styles)) for i, result in enumerate(groups, start=1)
+def _measurements(groups: list[GroupResult], styles: Styles) -> tuple[list[Block], list[Section]]:
+    """Returns how to read the figures of all groups, and a section for each group."""
+    tasks = list(dict.fromkeys(result.group.task for result in groups))
+    explained: list[Block] = [Lines(report_figures.EXPLANATIONS)] if groups else []
+    sections = [
+        Section(f"group-{i}", result.group.key, _of_group(result, styles, with_task=len(tasks) > 1))
+        for i, result in enumerate(groups, start=1)
     ]
+    return explained, sections
 
 
-def _of_group(result: GroupResult, styles: Styles) -> list[Block]:
+def _of_group(result: GroupResult, styles: Styles, *, with_task: bool) -> list[Block]:
     group = result.group
     ranks, samples = _counted(group.num_processes, "rank"), _counted(group.global_batch_size, "sample")
     about = (
-        f"{group.task}. On {group.device}: {ranks}, {group.precision}, {samples} in a step "
+        f"On {group.device}: {ranks}, {group.precision}, {samples} in a step "
         f"= {ranks} x {_counted(group.micro_batch_size, 'sample')} x "
         f"{_counted(group.gradient_accumulation_steps, 'accumulation step')}, seed {group.seed}."
     )
+    if with_task:
+        about = f"{group.task}. {about}"
     figures = [
         report_figures.throughput_figure(result, styles),
         report_figures.step_time_figure(result, styles),
@@ -117,7 +124,8 @@ def _trainings(results: Results, styles: Styles) -> list[Section]:
 
 def _scaling(results: Results, styles: Styles) -> list[Block]:
     groups = _grouped([one for one in results.scaling if one.points], lambda one: (one.kind, one.condition))
-    return [report_figures.scaling_figure(group, styles) for group in groups]
+    figures = [report_figures.scaling_figure(group, styles) for group in groups]
+    return [Text(report_figures.EXPLANATION_OF_SCALING), *figures] if figures else []
 
 
 def _collectives(collectives: list[CollectiveSeries], styles: Styles) -> list[Section]:
