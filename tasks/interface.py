@@ -41,6 +41,14 @@ class TaskSettings(BaseModel):
         """
         return ()
 
+    def of_race(self) -> dict[str, Any]:
+        """Returns what a race sets unless the user does: a job whose time divides as that of real jobs does.
+
+        Returns:
+            Values by the names of fields; none by default.
+        """
+        return {}
+
 
 # Metrics that count one class only, the positive one.
 CLASS_METRICS = ("f1", "precision", "recall", "roc_auc")

@@ -9,12 +9,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from compare.report.flops import peak_flops_per_second, training_flops_per_token
-from tasks.text.models import build_preset, encoder_shape
+from tasks.text.models import VOCAB_SIZE, build_preset, encoder_shape
 
 
 @pytest.mark.parametrize("length", [16, 128])
 def test_matrix_products_are_those_that_torch_counts(length: int) -> None:
-    model = build_preset("bert-mini", labels=["a", "b"], pad_token_id=0, dropout=0.0)
+    model = build_preset("bert-mini", labels=["a", "b"], pad_token_id=0, dropout=0.0, vocab_size=VOCAB_SIZE)
     tokens = torch.randint(5, 1000, (2, length))
     shape = encoder_shape("bert-mini", None)
     assert shape is not None

@@ -22,7 +22,7 @@ from compare.results import Results
 from launch.engines.interface import PROJECT_DIRECTORY
 from launch.errors import UsageError
 from launch.run_directory import locked
-from records.environment import describe_environment
+from records.environment import describe_environment, num_cpus
 from records.record import RunRecord, read_record, write_record
 from tests.launching import LOCKSTEP, lockstep, require_backend, run_config, wait_until
 from tests.test_lifetimes import wait_until_gone
@@ -31,6 +31,7 @@ STRAYING, FAILING = "tests.variants_of_ddp:StrayingDDP", "tests.variants_of_ddp:
 SHORT = ["--task", "token-tagging", "--timed-steps", "12", "--diagnosis-steps", "10", "--no-collectives"]
 SHORT += ["--no-wait-for-idle", "--global-batch-size", "16"]
 RACE = ["--backends", f"single,ddp,horovod,accelerate,{STRAYING},{FAILING}", "--repeats", "3", *SHORT]
+RACE += ["--num-processes", "2", "--entrant", "patient=horovod:HOROVOD_CYCLE_TIME=3"]
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def results(race: Path) -> Results:
 
 
 def _entrants(results: Results) -> dict[str, Any]:
-    return {entrant.backend: entrant for group in results.groups for entrant in group.entrants}
+    return {entrant.name: entrant for group in results.groups for entrant in group.entrants}
 
 
 @pytest.mark.slow
@@ -88,7 +89,7 @@ def test_a_backend_that_fails_is_a_marked_row(race: Path, results: Results) -> N
 def test_all_ways_are_compared(results: Results) -> None:
     (group,) = [group for group in results.groups if group.group.num_processes == 2]
     pairs = {(one.first, one.second) for one in group.comparisons}
-    assert len(pairs) == 3
+    assert len(pairs) == 6
     assert all(one.num_pairs == 3 for one in group.comparisons)
 
 
@@ -97,6 +98,8 @@ def test_what_was_in_force_is_read_from_the_processes(results: Results) -> None:
     entrants = _entrants(results)
     assert entrants["ddp"].settings["transport"] == "gloo"
     assert entrants["horovod"].settings["cycle_time_ms"] == "1.0"
+    assert entrants["horovod (patient)"].settings["cycle_time_ms"] == "3.0"
+    assert entrants["horovod (patient)"].ranked
     for name in ("ddp", "horovod", "accelerate"):
         settings = entrants[name].settings
         assert settings["threads per rank"] == "1"
@@ -108,6 +111,18 @@ def test_what_was_in_force_is_read_from_the_processes(results: Results) -> None:
     (group,) = [group for group in results.groups if group.group.num_processes == 2]
     assert "cycle_time_ms" in group.differing_settings
     assert "threads per rank" not in group.differing_settings
+
+
+@pytest.mark.slow
+def test_what_is_possible_here_takes_part(results: Results) -> None:
+    entrants = _entrants(results)
+    apart, whole = entrants["independent processes"], entrants["single (all cores)"]
+    assert (apart.role, apart.ranked, apart.num_runs) == ("limit", False, 3)
+    assert apart.samples_per_second.estimate > 0
+    assert (whole.role, whole.ranked, whole.num_runs) == ("alternative", True, 3)
+    assert whole.settings["threads per rank"] == str(num_cpus())
+    (standing,) = results.standings
+    assert {"single (all cores), 1 rank", "ddp, 2 ranks"} <= {placing.label for placing in standing.placings}
 
 
 @pytest.mark.slow
@@ -124,7 +139,7 @@ def test_blocks_hold_every_entrant_once_in_an_order_of_their_own(race: Path) -> 
         run = read_run(path)
         assert run.race is not None
         if run.purpose == "timed" and run.is_usable:
-            blocks.setdefault(run.race.block, []).append((run.race.position, run.record.config.backend))
+            blocks.setdefault(run.race.block, []).append((run.race.position, run.entrant))
     assert sorted(blocks) == [1, 2, 3]
     orders = [tuple(name for _, name in sorted(runs)) for runs in blocks.values()]
     assert len({frozenset(order) for order in orders}) == 1
@@ -172,7 +187,7 @@ def test_an_interrupted_race_ends_at_once_and_says_how_to_go_on(tmp_path: Path) 
 def test_a_killed_race_leaves_nothing_to_its_resume(tmp_path: Path) -> None:
     """Killed in the middle of a run and called again at once: no record but of runs that the second call started."""
     directory = tmp_path / "race"
-    options = ["compare", "--backends", "ddp", "--num-processes", "2", "--repeats", "1", *SHORT]
+    options = ["compare", "--backends", "ddp", "--num-processes", "2", "--no-limits", *SHORT]
     command = [str(LOCKSTEP), *options, "--output-dir", str(directory)]
     first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
@@ -274,7 +289,7 @@ def test_the_directory_of_a_race_of_an_earlier_version_is_refused_in_a_line(tmp_
 
 @pytest.mark.slow
 def test_a_race_that_nobody_survives_makes_no_report(tmp_path: Path) -> None:
-    done = lockstep("compare", "--backends", FAILING, "--repeats", "1", *SHORT, "--output-dir", tmp_path / "race")
+    done = lockstep("compare", "--backends", FAILING, "--no-limits", *SHORT, "--output-dir", tmp_path / "race")
     assert done.returncode == 1
     assert "no timed run completed" in done.stderr
     assert "planted failure" in done.stderr
@@ -298,9 +313,21 @@ def test_the_order_is_drawn_from_its_seed_alone() -> None:
 
 @pytest.mark.slow
 def test_a_dry_run_shows_the_plan_and_creates_nothing(tmp_path: Path) -> None:
-    done = lockstep("compare", "--dry-run", "--backends", "single,ddp", *SHORT, "--output-dir", tmp_path / "race")
+    done = lockstep(
+        "compare",
+        "--dry-run",
+        "--backends",
+        "single,ddp",
+        "--num-processes",
+        "2",
+        *SHORT,
+        "--output-dir",
+        tmp_path / "race",
+    )
     assert done.returncode == 0, done.stderr
     assert "timed, block 3" in done.stdout
+    assert "independent processes" in done.stdout
+    assert "single (all cores)" in done.stdout
     assert "estimated from a few steps taken now" in done.stdout
     assert list(tmp_path.iterdir()) == []
 
@@ -312,6 +339,16 @@ def test_a_dry_run_shows_the_plan_and_creates_nothing(tmp_path: Path) -> None:
         (["--backends", "apex"], "--backends apex: cannot run here"),
         (["--backends", ""], "--backends"),
         (["--repeats", "0"], "--repeats 0"),
+        (["--repeats", "2"], "--repeats 2: entrants that are started fewer than 3 times cannot be compared"),
+        (["--entrant", "ddp"], "--entrant 'ddp': ddp takes part without options, too; give this one a name"),
+        (["--entrant", "=ddp"], "--entrant '=ddp': write it as [NAME=]BACKEND:OPTIONS"),
+        (["--entrant", "dpd:--x 1"], "no backend 'dpd'"),
+        (["--entrant", "ddp:--opt-level O2"], "--opt-level is not an option of ddp alone; it has none of its own"),
+        (["--entrant", "apex:--max-steps 3"], "--max-steps is not an option of apex alone; its own are --opt-level"),
+        (["--entrant", "ddp:HOROVOD_CYCLE_TIME=5"], "HOROVOD_CYCLE_TIME is not a variable of ddp"),
+        (["--entrant", "horovod:5"], "'5' is neither an option nor a variable"),
+        (["--entrant", "horovod:'x"], "No closing quotation; close the quotation"),
+        (["--entrant", "a=ddp:NCCL_X=1", "--entrant", "a=ddp:NCCL_X=2"], "two entrants are ddp (a)"),
         (["--repeats", "x"], "--repeats x"),
         (["--num-processes", "1,zwei"], "--num-processes"),
         (["--num-processes", "0"], "--num-processes"),

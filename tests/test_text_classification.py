@@ -202,11 +202,29 @@ def test_batches_are_padded_to_their_own_longest_and_cut_at_max_seq_length() -> 
 )
 def test_presets_have_the_published_sizes(preset: str, published_millions: float) -> None:
     with torch.device("meta"):
-        model = build_preset(preset, labels=["no", "yes"], pad_token_id=0, dropout=0.0)
+        model = build_preset(preset, labels=["no", "yes"], pad_token_id=0, dropout=0.0, vocab_size=VOCAB_SIZE)
     millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
     assert millions == pytest.approx(published_millions, abs=0.1)
     assert model.config.vocab_size == VOCAB_SIZE
     assert (model.config.num_hidden_layers, model.config.hidden_size) == PRESETS[preset]
+
+
+def test_a_race_leaves_the_default_model_the_rows_that_the_texts_use() -> None:
+    """As in BERT-base, most parameters are then in the layers."""
+    assert TextClassificationSettings().of_race() == {"vocab_size": 1000}
+    assert TextClassificationSettings(model="bert-mini").of_race() == {}
+    task = _task(vocab_size=1000)
+    layers, rest = 0, 0
+    for name, parameter in task.build_model().named_parameters():
+        layers, rest = (layers + parameter.numel(), rest) if "layer." in name else (layers, rest + parameter.numel())
+    assert layers > rest
+    assert int(task.collate("train", range(200)).tensors["input_ids"].max()) < 1000
+
+
+def test_pretrained_weights_keep_their_vocabulary(tmp_path: Path) -> None:
+    _task().save(_task().build_model(), tmp_path)
+    with pytest.raises(TaskInputError, match=r"--vocab-size 1000: .* has a vocabulary of its own; leave it out"):
+        _task(model=str(tmp_path), vocab_size=1000)
 
 
 def test_metrics_are_those_of_the_definitions() -> None:
@@ -352,12 +370,12 @@ def test_fewer_rows_than_a_global_batch_can_be_resumed_and_raced(tmp_path: Path)
     assert done.returncode == 0, done.stderr
     first, second = (tmp_path / name / "model.safetensors" for name in ("one", "other"))
     assert first.read_bytes() == second.read_bytes()
-    done = lockstep("compare", *options, "--backends", "ddp", "--dry-run", cwd=tmp_path)
+    done = lockstep("compare", *options, "--backends", "ddp", "--timed-steps", "10", "--dry-run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 
 def test_weights_saved_in_half_precision_are_trained_in_float32(tmp_path: Path) -> None:
-    model = build_preset("bert-tiny", labels=["no", "yes"], pad_token_id=0, dropout=0.0)
+    model = build_preset("bert-tiny", labels=["no", "yes"], pad_token_id=0, dropout=0.0, vocab_size=VOCAB_SIZE)
     model.half().save_pretrained(tmp_path)
     model = load_pretrained(tmp_path, labels=["no", "yes"], dropout=None)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}

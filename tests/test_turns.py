@@ -173,8 +173,17 @@ def test_an_entrant_that_cannot_start_says_why(tmp_path: Path) -> None:
 def test_a_race_that_is_killed_between_turns_leaves_nothing_stopped(tmp_path: Path) -> None:
     directory = tmp_path / "race"
     command = [str(LOCKSTEP), "compare", "--backends", "single,ddp", "--task", "token-tagging"]
-    command += ["--global-batch-size", "16", "--diagnosis-steps", "10", "--timed-steps", "100000", "--repeats", "1"]
-    command += ["--no-collectives", "--no-wait-for-idle", "--output-dir", str(directory)]
+    command += [
+        "--global-batch-size",
+        "16",
+        "--diagnosis-steps",
+        "10",
+        "--timed-steps",
+        "100000",
+        "--num-processes",
+        "2",
+    ]
+    command += ["--no-limits", "--no-collectives", "--no-wait-for-idle", "--output-dir", str(directory)]
     race = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def turns_are_taken() -> bool:

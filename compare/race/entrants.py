@@ -109,7 +109,7 @@ def make_plan(options: RaceOptions, of_runs: RunOptionsOfRace) -> tuple[RacePlan
         options=options,
         schedule=_UNKNOWN,
         entrants=[],
-        run_options=_with_defaults(options, of_runs),
+        run_options=_with_defaults(options, of_runs, backends[0]),
         diagnosis_options=[],
         left_out=[],
         command=command_line(sys.argv[1:], without="--output-dir"),
@@ -135,9 +135,11 @@ def schedule_race(plan: RacePlan, configs: dict[Entrant, RunConfig]) -> None:
     plan.schedule = make_schedule(plan.entrants, plan.options, measure_costs(configs))
 
 
-def _with_defaults(options: RaceOptions, of_runs: RunOptionsOfRace) -> list[str]:
-    """Adds to the options of every run what a race sets unless the user does."""
+def _with_defaults(options: RaceOptions, of_runs: RunOptionsOfRace, backend: str) -> list[str]:
+    """Adds to the options of every run what a race sets unless the user does; any backend serves to read them."""
     arguments = list(of_runs.arguments)
+    settings = read_options(backend, find_backend(backend).settings, arguments).task_settings
+    arguments += [f"--{name.replace('_', '-')}={value}" for name, value in settings.of_race().items()]
     if "threads_per_rank" not in of_runs.names:
         # A rank is the same share of the machine in every world, or scaling would compare unlike ranks.
         arguments.append(f"--threads-per-rank={max(1, num_cpus() // max(options.num_processes))}")

@@ -34,7 +34,9 @@ PRESETS = {
 MODEL_FILES = ["*.json", "*.txt", "model*.safetensors", "*.model"]
 
 
-def build_preset(name: str, *, labels: list[str], pad_token_id: int, dropout: float) -> PreTrainedModel:
+def build_preset(
+    name: str, *, labels: list[str], pad_token_id: int, dropout: float, vocab_size: int
+) -> PreTrainedModel:
     """Builds a model of a published size with random weights.
 
     Args:
@@ -42,6 +44,7 @@ def build_preset(name: str, *, labels: list[str], pad_token_id: int, dropout: fl
         labels: All labels in order.
         pad_token_id: The token number of padding.
         dropout: The dropout probability of hidden layers, attention and classifier.
+        vocab_size: The number of rows of the embedding; those of published models have `VOCAB_SIZE`.
 
     Returns:
         A BertForSequenceClassification on the CPU, in float32.
@@ -50,7 +53,7 @@ def build_preset(name: str, *, labels: list[str], pad_token_id: int, dropout: fl
 
     num_layers, hidden_size = PRESETS[name]
     config = BertConfig(
-        vocab_size=VOCAB_SIZE,
+        vocab_size=vocab_size,
         hidden_size=hidden_size,
         num_hidden_layers=num_layers,
         num_attention_heads=hidden_size // 64,
