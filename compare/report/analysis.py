@@ -35,6 +35,7 @@ def analyse(runs: Sequence[Run], collectives: Sequence[CollectiveSeries], info: 
 
     Raises:
         NothingToReport: No timed run completed.
+        UnknownOpponent: The opponent was not ranked.
     """
     grouped = sorted(group_runs(runs), key=_order)
     if not grouped:

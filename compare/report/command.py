@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from compare.report.info import NothingToReport, ReportInfo
+from compare.report.info import NothingToReport, ReportInfo, UnknownOpponent
 from compare.report.pages import render, require_packages, require_room, write_pages
 from compare.report.reading import read_inputs
 from launch.arguments import Parser, command_line, named_path
@@ -25,6 +25,7 @@ class ReportOptions(BaseModel):
     output_dir: Path = Field(Path(), description="receives report.html, report.md, results.json")
     title: str = Field("Data-parallel backends compared", description="title of the report")
     target_accuracy: float = Field(0.9, gt=0, le=1, description="the report gives the time until this accuracy")
+    opponent: str | None = Field(None, description="compare all others with this entrant (default: with the fastest)")
     overwrite: bool = Field(False, description="replace the report that output_dir holds")
 
 
@@ -60,12 +61,15 @@ def run(arguments: list[str]) -> int:
         title=options.title,
         commands={"this report": command_line(sys.argv[1:], without="--output-dir")},
         target_accuracy=options.target_accuracy,
+        opponent=options.opponent,
     )
     try:
         results = analyse(inputs.runs, inputs.collectives, info)
         pages = render(results)
     except NothingToReport as error:
         raise UsageError(f"{len(files)} file(s): {error}") from error
+    except UnknownOpponent as error:
+        raise UsageError(f"--opponent {error}") from error
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise UsageError(
             f"cannot compare these records ({error!r}); pass fewer files to find the inconsistent one"

@@ -125,7 +125,7 @@ def standing_table(standing: Standing) -> Table:
     base = standing.base
     opponent = standing.placings[0]
     alone = next((one for one in standing.limits if one.num_processes > 1), None)
-    columns = ["entrant", "samples/s", f"a step takes longer than {opponent.label}"]
+    columns = ["entrant", "samples/s", f"step longer than {opponent.label}"]
     columns += [f"speed ({base.label} = 1)"] if base else []
     columns += ["of what is possible (%)"] if alone else []
 

@@ -11,6 +11,10 @@ class NothingToReport(ValueError):
     """There is no run to report."""
 
 
+class UnknownOpponent(ValueError):
+    """The entrant that all others are to be compared with was not ranked; the text names those that were."""
+
+
 @dataclass(frozen=True)
 class ReportInfo:
     """What a report is told besides runs and measurements.

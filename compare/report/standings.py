@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from compare.report.grouping import EntrantRuns, unsplit
+from compare.report.info import UnknownOpponent
 from compare.report.pairing import paired
 from compare.report.statistics import compare_group
 from compare.report.words import machine_of, ranks, seen_from
@@ -53,6 +54,9 @@ def standings_of(
         order: Precisions and accumulation steps in the order in which the user named them.
         opponent: With whom to compare all others, wherever it was ranked; by default, the fastest under the first
             conditions.
+
+    Raises:
+        UnknownOpponent: The opponent was not ranked under any conditions.
     """
     fields: dict[tuple[str, int], list[_Candidate]] = {}
     for result, runs in zip(groups, grouped, strict=True):
@@ -63,6 +67,9 @@ def standings_of(
     # A limit by itself is of no use.
     complete = [field for field in fields.values() if any(one.entrant.role == "backend" for one in field)]
     complete.sort(key=lambda field: _place(field[0].group, order))
+    names = {one.entrant.name for field in complete for one in field if one.entrant.role == "backend"}
+    if opponent is not None and opponent not in names:
+        raise UnknownOpponent(f"{opponent!r} was not ranked; choose one of {', '.join(sorted(names))}")
     machines = {machine_of(one.runs.timed[0].record) for field in complete for one in field}
     standings: list[Standing] = []
     for field in complete:
@@ -97,13 +104,13 @@ def _standing(field: Sequence[_Candidate], named: str | None, *, with_machine: b
 
 
 def _opponent(backends: Sequence[_Candidate], named: str | None) -> _Candidate:
-    """Returns the one that is named, or the fastest, of those with the most ranks.
+    """Returns the one that is named, with the most ranks that it has, or the fastest of those with the most ranks.
 
     The fastest is so by its pairs, which say more than rates.
     """
-    most = max(one.group.num_processes for one in backends)
-    rivals = [one for one in backends if one.group.num_processes == most]
-    rivals = [one for one in rivals if one.entrant.name == named] or rivals
+    able = [one for one in backends if one.entrant.name == named] or backends
+    most = max(one.group.num_processes for one in able)
+    rivals = [one for one in able if one.group.num_processes == most]
     first = max(rivals, key=lambda one: one.rate.estimate)
 
     def longer(one: _Candidate) -> float:
