@@ -214,8 +214,9 @@ class Standing(_Strict):
 
     @property
     def undecided(self) -> list[Placing]:
-        """The entrants with the most ranks of which it was not shown whether they are faster or slower."""
-        return [one for one in self.rivals if one.claim in ("none", "too few")]
+        """Those of whom it was not shown whether they are faster than the opponent: its rivals, and the base."""
+        asked = self.rivals if self.base is None else [*self.rivals, self.base]
+        return [one for one in asked if one.claim in ("none", "too few")]
 
     @property
     def detectable(self) -> float | None:

@@ -169,6 +169,16 @@ def test_a_small_difference_is_seen_beside_one_that_is_off_the_scale() -> None:
     assert HOSTILE in unescape(forest.plots[0].label)
 
 
+def test_an_interval_of_few_starts_does_not_hide_the_rest() -> None:
+    results = sample_results()
+    horovod = _placing(results, "horovod, 2 ranks")
+    horovod.samples_per_second = Interval(estimate=489, low=1.0, high=9e6)
+    horovod.longer, horovod.claim = Interval(estimate=0.2, low=-0.9, high=40.0), "none"
+    for figure in first_screen(results, look_of(results)).figures:
+        ticks = re.findall(r'class="tick"[^>]*>(-?[\d,]+)<', str(figure.plots[0].drawing))
+        assert max(int(tick.replace(",", "")) for tick in ticks) < 1000
+
+
 def test_nothing_is_said_twice() -> None:
     """No sentence of more than a few words occurs in two places; titles and drawings are for those who do not see."""
     page = render_html(sample_results())

@@ -172,14 +172,16 @@ def _times(value: float) -> str:
 
 
 def _line(name: str, placings: Sequence[Placing], styles: Styles) -> Line:
+    """Returns a line; an interval that is wider than the value itself says nothing, and would hide all others."""
     rates = [one.samples_per_second for one in placings]
+    known = [rate.low is not None and rate.high is not None and rate.high - rate.low < rate.estimate for rate in rates]
     return Line(
         name,
         styles[name],
         [one.num_processes for one in placings],
         [rate.estimate for rate in rates],
-        [rate.low for rate in rates],
-        [rate.high for rate in rates],
+        [rate.low if is_known else None for rate, is_known in zip(rates, known, strict=True)],
+        [rate.high if is_known else None for rate, is_known in zip(rates, known, strict=True)],
     )
 
 

@@ -10,6 +10,7 @@ from compare.numbers import NOTHING, interval, joined, longer, part_of_step, per
 from compare.report.page import Cell, Row, Table, measured
 from compare.report.words import largest, metric_heading, seen_from
 from compare.results import (
+    RANKED,
     Breakdown,
     Claim,
     CollectiveSeries,
@@ -78,12 +79,14 @@ def parity_table(groups: list[GroupResult]) -> Table:
     """Returns who computes the same as the reference; entrants of which the same is said share a row."""
     said: dict[tuple[str, ...], list[Seat]] = {}
     for result in groups:
-        for entrant in result.entrants:
+        for entrant in (one for one in result.entrants if one.role in RANKED):
             parity = entrant.parity
             step = NOTHING if parity.first_step is None else str(parity.first_step)
             findings = (parity.verdict, _how_close(parity), step, parity.parameter or NOTHING)
             said.setdefault(findings, []).append((entrant.name, result.group.key))
-    everyone = seats(groups)
+    everyone = [
+        (entrant.name, result.group.key) for result in groups for entrant in result.entrants if entrant.role in RANKED
+    ]
     columns = ["entrants", "verdict", "how close", "first step that differs", "first parameter that differs"]
     rows = [
         Row(
@@ -99,11 +102,6 @@ def _how_close(parity: Parity) -> str:
     """Returns the sentence about an entrant without the names of others, which differ from entrant to entrant."""
     head, mark, _ = parity.detail.partition(_SAME_BITS)
     return f"{head}; timed runs end with the same bits as those of others" if mark else head
-
-
-def seats(groups: list[GroupResult]) -> list[Seat]:
-    """Returns all entrants, each with the group that it is of."""
-    return [(entrant.name, result.group.key) for result in groups for entrant in result.entrants]
 
 
 def where(found: list[Seat], everyone: list[Seat]) -> str:

@@ -66,7 +66,7 @@ def warnings_of(results: Results) -> list[str]:
     if idleness is not None and idleness.mean > DISTURBED_SHARE:
         sentences.append(
             f"The machine was disturbed: other programs took {points(idleness.mean)} % of its cores "
-            f"(up to {points(idleness.largest)} %). Repeat the race on an idle machine."
+            f"(up to {points(min(1, idleness.largest))} %). Repeat the race on an idle machine."
         )
     if not results.standings:
         return sentences
@@ -95,7 +95,7 @@ def grounds_of(results: Results) -> list[Ground]:
         grounds.append(
             Ground("Repeated", f"{starts} of each entrant{turns}", "good" if first.num_starts >= MIN_PAIRS else "bad")
         )
-        if len(first.rivals) > 1:
+        if len(first.placings) > 1:
             grounds.append(_overlooked(first))
     return grounds
 
@@ -106,11 +106,12 @@ def _same_computation(groups: Sequence[GroupResult]) -> Ground:
     judged = [verdict for verdict in verdicts if verdict != "unknown"]
     good = [verdict for verdict in judged if verdict in _TRUSTED]
     question = "Same computation"
-    if not judged:
+    if len(judged) < 2:
         return Ground(question, "was not checked", "open")
     same = "to the last bit" if "rounding" not in judged else "up to rounding"
     if len(good) == len(judged):
-        return Ground(question, f"all {len(good)} entrants train the same model, {same}", "good")
+        everyone = "both" if len(good) == 2 else f"all {len(good)}"
+        return Ground(question, f"{everyone} entrants train the same model, {same}", "good")
     return Ground(question, f"{len(judged) - len(good)} of {len(judged)} entrants compute something else", "bad")
 
 
@@ -127,7 +128,7 @@ def _idle_machine(results: Results) -> Ground:
     idleness = results.idleness
     if idleness is None:
         return Ground("Idle machine", "nobody watched", "open")
-    answer = f"other programs took {points(idleness.mean)} % of the cores, at most {points(idleness.largest)} %"
+    answer = f"other programs took {points(idleness.mean)} % of the cores, at most {points(min(1, idleness.largest))} %"
     return Ground("Idle machine", answer, "good" if idleness.mean <= DISTURBED_SHARE else "bad")
 
 
@@ -199,9 +200,10 @@ def _more_ranks(opponent: Placing, base: Placing) -> str:
     who = "a second rank" if second else f"going from {base.num_processes} to {ranks(opponent.num_processes)}"
     gain = speed_of(opponent, base)
     of_what = "the speed of one" if second else f"the speed of {ranks(base.num_processes)}"
-    if base.claim in ("none", "too few"):
-        bounds = "" if base.longer is None else _range(base.longer)
-        return f"{who} gives nothing that this race could show: {bounds or number(gain, 2)} times {of_what}"
+    if base.longer is None:
+        return f"{who} gives {number(gain, 2)} times {of_what}, by too few starts to claim it"
+    if base.claim == "none":
+        return f"{who} gives nothing that this race could show: {_range(base.longer)} times {of_what}"
     if base.claim == "faster":
         return f"{who} makes it slower: {number(gain, 2)} times {of_what}"
     return f"{who} gives {number(gain, 2)} times {of_what}"
@@ -241,7 +243,7 @@ def speed_of(one: Placing, other: Placing) -> float:
 
 def _left_out(groups: Sequence[GroupResult]) -> list[str]:
     """Names who is not ranked although it took part: it computes something else, or it failed."""
-    entrants = [entrant for group in groups for entrant in group.entrants]
+    entrants = [entrant for group in groups for entrant in group.entrants if entrant.role in RANKED]
     wrong = [one.name for one in entrants if one.parity.verdict == "not comparable"]
     failed = [one.name for one in entrants if not one.num_runs and one.failures]
     named = {"Not ranked, because of a computation that differs": wrong, "Failed, and left out": failed}
