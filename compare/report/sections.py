@@ -63,7 +63,10 @@ def _pairs(results: Results) -> list[Block]:
         "Intervals hold together at 95 % for all pairs under the same conditions. A difference is claimed if its whole "
         f"interval lies beyond {points(SMALLEST_CLAIM)} %."
     )
-    tables = _tables(report_tables.comparison_table(results.groups, results.standings))
+    opponents = {one.placings[0].group: one.placings[0].name for one in results.standings}
+    tables = _tables(
+        *(report_tables.comparison_table(result, opponents.get(result.group.key)) for result in results.groups)
+    )
     return [Text(text), *tables] if tables else []
 
 

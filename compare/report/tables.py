@@ -6,8 +6,9 @@ import json
 import statistics
 from typing import Any
 
-from compare.numbers import NOTHING, interval, joined, longer, part_of_step, percent, points, score
+from compare.numbers import NOTHING, interval, longer, part_of_step, percent, points, score
 from compare.report.page import Cell, Row, Table, measured
+from compare.report.seats import Seat, describe_seats, seats_of
 from compare.report.words import largest, metric_heading, seen_from
 from compare.results import (
     RANKED,
@@ -21,7 +22,6 @@ from compare.results import (
     Parity,
     Place,
     SeedRow,
-    Standing,
 )
 
 _MIB = 1 / 2**20
@@ -33,8 +33,6 @@ _VERDICTS = {
     "unknown": "? unknown",
 }
 Standings = dict[tuple[str, str], str]
-# A backend, and the key of a group.
-Seat = tuple[str, str]
 
 # How the sentence about an entrant goes on, and how a setting is called that was asked for.
 _SAME_BITS = "; its timed runs end with the same bits as "
@@ -78,19 +76,17 @@ def part_cell(breakdown: Breakdown, part: str) -> Cell:
 def parity_table(groups: list[GroupResult]) -> Table:
     """Returns who computes the same as the reference; entrants of which the same is said share a row."""
     said: dict[tuple[str, ...], list[Seat]] = {}
-    for result in groups:
-        for entrant in (one for one in result.entrants if one.role in RANKED):
-            parity = entrant.parity
-            step = NOTHING if parity.first_step is None else str(parity.first_step)
-            findings = (parity.verdict, _how_close(parity), step, parity.parameter or NOTHING)
-            said.setdefault(findings, []).append((entrant.name, result.group.key))
-    everyone = [
-        (entrant.name, result.group.key) for result in groups for entrant in result.entrants if entrant.role in RANKED
-    ]
+    seats = [(seat, entrant) for seat, entrant in seats_of(groups) if entrant.role in RANKED]
+    for seat, entrant in seats:
+        parity = entrant.parity
+        step = NOTHING if parity.first_step is None else str(parity.first_step)
+        findings = (parity.verdict, _how_close(parity), step, parity.parameter or NOTHING)
+        said.setdefault(findings, []).append(seat)
+    everyone = [seat for seat, _ in seats]
     columns = ["entrants", "verdict", "how close", "first step that differs", "first parameter that differs"]
     rows = [
         Row(
-            [Cell(where(sitting, everyone)), Cell(_VERDICTS[verdict]), *map(Cell, rest)],
+            [Cell(describe_seats(sitting, everyone)), Cell(_VERDICTS[verdict]), *map(Cell, rest)],
             "unranked" if verdict in ("not comparable", "unknown") else "",
         )
         for (verdict, *rest), sitting in said.items()
@@ -104,18 +100,6 @@ def _how_close(parity: Parity) -> str:
     return f"{head}; timed runs end with the same bits as those of others" if mark else head
 
 
-def where(found: list[Seat], everyone: list[Seat]) -> str:
-    """Says in few words which entrants are meant: all, all of some backends, or those of some groups."""
-    if set(found) == set(everyone):
-        return "all"
-    names: dict[tuple[str, ...], list[str]] = {}
-    for backend in dict.fromkeys(backend for backend, _ in found):
-        keys = tuple(key for other, key in found if other == backend)
-        is_all = set(keys) == {key for other, key in everyone if other == backend}
-        names.setdefault(() if is_all else keys, []).append(backend)
-    return "; ".join(joined(backends) + (f" ({'; '.join(keys)})" if keys else "") for keys, backends in names.items())
-
-
 def finding(claim: Claim, interval: Interval | None) -> str:
     """Says in a few words what was found of an entrant beside another."""
     if claim == "none":
@@ -123,33 +107,26 @@ def finding(claim: Claim, interval: Interval | None) -> str:
     return {"slower": "slower", "faster": "faster", "too few": "too few starts"}[claim]
 
 
-def comparison_table(groups: list[GroupResult], standings: list[Standing]) -> Table:
-    """Returns every pair that was compared; where the opponent takes part, the other is compared with it."""
-    opponents = {one.placings[0].group: one.placings[0].name for one in standings}
-    columns = ["conditions", "entrant", "compared with", "takes longer by", "finding", "starts"]
-    columns += ["would have been found (%)", "more starts needed"]
-    rows = []
-    for result in groups:
-        opponent = opponents.get(result.group.key)
-        for pair in result.comparisons:
-            comparison = seen_from(pair.second, pair) if pair.second == opponent else pair
-            rows.append(
-                Row(
-                    [
-                        Cell(result.group.key),
-                        Cell(comparison.second),
-                        Cell(comparison.first),
-                        Cell(
-                            longer(comparison.slowdown), comparison.slowdown.estimate if comparison.slowdown else None
-                        ),
-                        Cell(finding(comparison.claim, comparison.slowdown)),
-                        measured(comparison.num_pairs),
-                        measured(comparison.detectable, 1, percent),
-                        measured(comparison.more_repeats),
-                    ]
-                )
-            )
-    return Table("Pairs of entrants under equal conditions", columns, rows).without_empty_columns()
+def comparison_table(result: GroupResult, opponent: str | None) -> Table:
+    """Returns every pair of a group; where the opponent takes part, the other is compared with it."""
+    columns = ["entrant", "compared with", "takes longer by", "finding", "starts", "would have been found (%)"]
+    columns += ["more starts needed"]
+    seen = [seen_from(one.second, one) if one.second == opponent else one for one in result.comparisons]
+    rows = [
+        Row(
+            [
+                Cell(one.second),
+                Cell(one.first),
+                Cell(longer(one.slowdown), one.slowdown.estimate if one.slowdown else None),
+                Cell(finding(one.claim, one.slowdown)),
+                measured(one.num_pairs),
+                measured(one.detectable, 1, percent),
+                measured(one.more_repeats),
+            ]
+        )
+        for one in sorted(seen, key=lambda one: one.first != opponent)
+    ]
+    return Table(f"Pairs, {result.group.key}", columns, rows).without_empty_columns()
 
 
 def measurement_table(result: GroupResult) -> Table:
@@ -206,18 +183,16 @@ def wire_table(result: GroupResult) -> Table:
 def settings_table(groups: list[GroupResult]) -> Table:
     """Returns the settings in force, those that differ between entrants first; a value that many have is said once."""
     values: dict[str, dict[str, list[Seat]]] = {}
-    for result in groups:
-        for entrant in result.entrants:
-            for name, value in entrant.settings.items():
-                asked = name.removeprefix(_ASKED)
-                if asked == name or entrant.settings.get(asked) != value:
-                    values.setdefault(name, {}).setdefault(value, []).append((entrant.name, result.group.key))
+    seats = [(seat, entrant) for seat, entrant in seats_of(groups) if entrant.settings]
+    for seat, entrant in seats:
+        for name, value in entrant.settings.items():
+            asked = name.removeprefix(_ASKED)
+            if asked == name or entrant.settings.get(asked) != value:
+                values.setdefault(name, {}).setdefault(value, []).append(seat)
     differing = {name for result in groups for name in result.differing_settings}
-    everyone = [
-        (entrant.name, result.group.key) for result in groups for entrant in result.entrants if entrant.settings
-    ]
+    everyone = [seat for seat, _ in seats]
     rows = [
-        Row([Cell(name), Cell(value), Cell(where(found, everyone))], "differs" if name in differing else "")
+        Row([Cell(name), Cell(value), Cell(describe_seats(found, everyone))], "differs" if name in differing else "")
         for name in sorted(values, key=lambda name: name not in differing)
         for value, found in values[name].items()
     ]
