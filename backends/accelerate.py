@@ -25,6 +25,7 @@ from accelerate.utils import (
 )
 from typing_extensions import override
 
+from backends.bucket_settings import BucketSettings, bucket_arguments
 from backends.capabilities import UnsupportedError
 from backends.interface import Backend, BackendOptions, StepResult
 from backends.registry import BACKENDS
@@ -36,6 +37,7 @@ _MIXED_PRECISION = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 class AccelerateBackend(Backend):
     name = "accelerate"
     capabilities = BACKENDS["accelerate"].capabilities
+    Settings = BucketSettings
     signs = BACKENDS["accelerate"].signs
 
     def __init__(self, options: BackendOptions) -> None:
@@ -59,6 +61,7 @@ class AccelerateBackend(Backend):
                     broadcast_buffers=False,
                     gradient_as_bucket_view=True,
                     find_unused_parameters=options.find_unused_parameters,
+                    **bucket_arguments(options.settings),
                 ),
             ],
         )

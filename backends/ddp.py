@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
+from backends.bucket_settings import BucketSettings, bucket_arguments
 from backends.registry import BACKENDS
 from backends.torch_amp import TorchAmpBackend
 from backends.torch_group import TorchGroupBackend
@@ -30,6 +31,7 @@ _LEAVE_BUFFERS: dict[str, Any] = {_OPTION: False}
 class DDPBackend(TorchGroupBackend, TorchAmpBackend):
     name = "ddp"
     capabilities = BACKENDS["ddp"].capabilities
+    Settings = BucketSettings
 
     @override
     def setup(
@@ -43,6 +45,7 @@ class DDPBackend(TorchGroupBackend, TorchAmpBackend):
             gradient_as_bucket_view=True,
             find_unused_parameters=self.options.find_unused_parameters,
             **_LEAVE_BUFFERS,
+            **bucket_arguments(self.options.settings),
         )
         self.prepare_amp(wrapped, optimizer)
         return wrapped, optimizer

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from backends.apex_settings import ApexSettings
+from backends.bucket_settings import BucketSettings
 from backends.capabilities import PRECISIONS, TORCH_SIGNS, BackendSettings, Capabilities, Signs, UnsupportedError
 from backends.devices import count_gpus
 from backends.interface import Backend, BackendOptions
@@ -89,6 +90,8 @@ class BackendRow:
         signs: How its library shows that a rank waits for others, or has lost one.
         communicates_like: The backend whose collectives it uses, too; None where its library has its own.
         variables: Beginnings of the environment variables that change what its library does, for the run record.
+        knobs: What may make it faster: for each knob its positions other than the default, each as an option or as a
+            variable.
     """
 
     adapter: str
@@ -101,6 +104,7 @@ class BackendRow:
     signs: Signs = TORCH_SIGNS
     communicates_like: str | None = None
     variables: tuple[str, ...] = ()
+    knobs: tuple[tuple[str, ...], ...] = ()
 
     @cached_property
     def capabilities(self) -> Capabilities:
@@ -152,9 +156,17 @@ def _accelerate() -> Capabilities:
     )
 
 
+_BUCKETS = tuple(f"--bucket-cap-mb={mebibytes}" for mebibytes in (1, 5, 100))
+
 BACKENDS = {
     "single": BackendRow("backends.single:SingleBackend", "one process, the reference", _single),
-    "ddp": BackendRow("backends.ddp:DDPBackend", "torch DistributedDataParallel", _ddp),
+    "ddp": BackendRow(
+        "backends.ddp:DDPBackend",
+        "torch DistributedDataParallel",
+        _ddp,
+        settings=BucketSettings,
+        knobs=(_BUCKETS,),
+    ),
     "apex": BackendRow(
         "backends.apex:ApexBackend",
         "NVIDIA Apex: DistributedDataParallel and amp",
@@ -163,6 +175,7 @@ BACKENDS = {
         _apex_remark,
         ApexSettings,
         packages=("apex",),
+        knobs=(("--delay-allreduce",),),
         signs=Signs((*TORCH_SIGNS.waiting, "apex/parallel"), TORCH_SIGNS.lost_peer),
         communicates_like="ddp",
     ),
@@ -172,6 +185,12 @@ BACKENDS = {
         _horovod,
         _horovod_missing,
         packages=("horovod",),
+        # Milliseconds between two looks at what is to be reduced (1), and bytes that are reduced at once (128 MiB):
+        # https://horovod.readthedocs.io/en/stable/tensor-fusion_include.html.
+        knobs=(
+            tuple(f"HOROVOD_CYCLE_TIME={milliseconds}" for milliseconds in (0.1, 5, 20)),
+            tuple(f"HOROVOD_FUSION_THRESHOLD={mebibytes * 2**20}" for mebibytes in (1, 8)),
+        ),
         variables=("HOROVOD_", "OMPI_MCA_"),
         signs=Signs(
             ("horovod",),
@@ -184,7 +203,9 @@ BACKENDS = {
         "Hugging Face Accelerate",
         _accelerate,
         _accelerate_missing,
+        settings=BucketSettings,
         packages=("accelerate",),
+        knobs=(_BUCKETS,),
         variables=("ACCELERATE_",),
         signs=Signs((*TORCH_SIGNS.waiting, "accelerate"), TORCH_SIGNS.lost_peer),
         communicates_like="ddp",

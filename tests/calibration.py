@@ -1,57 +1,181 @@
-"""Real runs for trying the statistics on: ``python -m tests.calibration DIRECTORY`` races DDP against itself.
+"""Real races whose outcome is known: ``python -m tests.calibration DIRECTORY``.
 
-Three entrants in each block: DDP, the same again, and one that sleeps for a tenth of each step. The
-seconds of all runs go to docs/results/, where tests draw races from them.
+In each race DDP meets the same again, and DDP that sleeps after each step for a share of it. A race that can be trusted
+claims no difference between the first two, and finds the planted one. The races are separate: each has starts of its
+own. Their turns go to docs/results/, where tests judge them again. A campaign that was interrupted goes on when the
+command is repeated.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import BaseModel, ConfigDict
 
 from compare.race.directory import RaceDirectory
-from compare.report.reading import read_run
+from compare.report.grouping import EntrantRuns, group_runs
+from compare.report.pairing import paired
+from compare.report.reading import read_inputs
+from compare.report.statistics import PairedStarts, compare_group
 from compare.report.words import machine_of, software_of
+from compare.results import Claim
+from launch.engines.environment import command_environment
 from launch.engines.interface import PROJECT_DIRECTORY
-from records.throughput import training_seconds
+from records.files import write_atomically
 
-ENTRANTS = {"ddp": "ddp", "same": "tests.variants_of_ddp:SameDDP", "slowed": "tests.variants_of_ddp:SlowedDDP"}
-NUM_BLOCKS = 12
-OPTIONS = ["--no-collectives", "--timed-steps=60", f"--repeats={NUM_BLOCKS}"]
+_SAME, _SLOWED = "tests.variants_of_ddp:SameDDP", "tests.variants_of_ddp:SlowedDDP"
+RESULTS = PROJECT_DIRECTORY / "docs" / "results"
 
 
-def main(directory: Path) -> int:
-    """Races, or goes on with a race, and writes what it measured; returns the exit code."""
-    backends = ",".join(ENTRANTS.values())
-    command = ["launch/run.sh", "compare", f"--backends={backends}", *OPTIONS]
-    race = [sys.executable, "-m", "launch", *command[1:], f"--output-dir={directory}"]
-    environment = {**os.environ, "PYTHONPATH": str(PROJECT_DIRECTORY)}
-    done = subprocess.run(race, cwd=PROJECT_DIRECTORY, env=environment)
-    if done.returncode:
-        return done.returncode
-    seconds: dict[str, dict[int, float]] = {name: {} for name in ENTRANTS}
-    names = {backend: name for name, backend in ENTRANTS.items()}
-    for path in RaceDirectory(directory).records():
-        run = read_run(path)
-        if run.race is not None and run.purpose == "timed":
-            last = run.record
-            step_seconds = training_seconds(last) / len(last.steps)
-            seconds[names[last.config.backend]][run.race.block] = step_seconds
-    found = {
-        "command": " ".join(command),
-        "machine": machine_of(last),
-        "software": software_of(last),
-        "seconds_per_step": {name: [blocks[block] for block in sorted(blocks)] for name, blocks in seconds.items()},
-    }
-    target = PROJECT_DIRECTORY / "docs" / "results" / f"calibration-{time.strftime('%Y-%m-%d')}.json"
-    target.write_text(json.dumps(found, indent=1) + "\n")
-    print(target)
+class RaceSeen(BaseModel):
+    """One race of a campaign.
+
+    Attributes:
+        seconds: How long the whole command took.
+        foreign_share: The share of the cores that other programs took during its turns, as a mean.
+        starts: For each pair of entrants, as in `PairedStarts`, the logarithms of the ratios of their times.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    seconds: float
+    foreign_share: float
+    starts: dict[str, list[list[float]]]
+
+    def judged(self, *, share: float = 1.0) -> dict[str, Claim]:
+        """Returns what the race claims of each pair, by `first second`.
+
+        Args:
+            share: The part of its turns that count, from the beginning of each start.
+        """
+        pairs = [
+            PairedStarts(*pair.split(), [turns[: max(1, round(share * len(turns)))] for turns in starts])
+            for pair, starts in self.starts.items()
+        ]
+        return {f"{one.first} {one.second}": one.claim for one in compare_group(pairs)}
+
+
+class Campaign(BaseModel):
+    """Separate races under the same conditions.
+
+    Attributes:
+        command: The command of each race.
+        date: The day on which the campaign began.
+        machine: Where it took place, in words.
+        software: The versions, in words.
+        planted: By what share the steps of the slowed entrant are longer, at least.
+        races: The races.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    command: str
+    date: str
+    machine: str
+    software: str
+    planted: float
+    races: list[RaceSeen]
+
+
+class _Plan(NamedTuple):
+    directory: Path
+    arguments: list[str]
+    num_races: int
+    planted: float
+    target: Path
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Races as often as asked, and writes what was seen; returns the exit code."""
+    plan = _read(arguments)
+    began = time.strftime("%Y-%m-%d")
+    races: list[RaceSeen] = []
+    for number in range(1, plan.num_races + 1):
+        directory = plan.directory / f"race-{number:02d}"
+        command = ["compare", *plan.arguments, "--order-seed", str(number), "--output-dir", str(directory)]
+        took = directory / "seconds.txt"
+        if not took.exists():
+            begin = time.monotonic()
+            done = subprocess.run(
+                [sys.executable, "-m", "launch", *command],
+                cwd=PROJECT_DIRECTORY,
+                env={**command_environment(), "PYTHONPATH": str(PROJECT_DIRECTORY)},
+                stdout=subprocess.DEVNULL,
+            )
+            if done.returncode:
+                return done.returncode
+            write_atomically(took, f"{time.monotonic() - begin:.1f}\n")
+        group, seen = _seen(directory, float(took.read_text()))
+        races.append(seen)
+        record = group[0].timed[0].record
+        campaign = Campaign(
+            command=f"launch/run.sh compare {' '.join(plan.arguments)}",
+            date=began,
+            machine=machine_of(record),
+            software=software_of(record),
+            planted=plan.planted,
+            races=races,
+        )
+        write_atomically(plan.target, json.dumps(campaign.model_dump(), indent=None) + "\n")
+        print(f"{number}/{plan.num_races}: {seen.seconds:.0f} s, {seen.judged()}", flush=True)
+    print(f"{plan.target}: {summary(campaign)}")
     return 0
 
 
+def _read(arguments: Sequence[str]) -> _Plan:
+    parser = argparse.ArgumentParser(prog="python -m tests.calibration", description=__doc__)
+    parser.add_argument("directory", type=Path, help="where the races are kept")
+    parser.add_argument("--races", type=int, default=40, help="how many races (default: 40)")
+    parser.add_argument("--budget", default="5min", help="of each race (default: 5min)")
+    parser.add_argument("--num-processes", type=int, default=2, help="number of ranks (default: 2)")
+    parser.add_argument("--planted", type=float, default=3.0, help="slowdown in percent (default: 3)")
+    asked = parser.parse_args(arguments)
+    race = ["--backends", f"ddp,{_SAME}", "--entrant", f"slowed={_SLOWED}:--planted-slowdown={asked.planted / 100}"]
+    race += ["--num-processes", str(asked.num_processes), "--budget", asked.budget, "--no-limits", "--no-collectives"]
+    name = f"calibration-{asked.num_processes}-ranks-{asked.planted:g}-percent-{asked.budget}"
+    target = RESULTS / f"{name}.json"
+    if target.exists() and not asked.directory.exists():
+        parser.error(f"{target} holds an earlier campaign; move it away, or go on with its directory")
+    asked.directory.mkdir(parents=True, exist_ok=True)
+    return _Plan(asked.directory.absolute(), race, asked.races, asked.planted / 100, target)
+
+
+def _seen(directory: Path, seconds: float) -> tuple[list[EntrantRuns], RaceSeen]:
+    """Reads the turns of a race that is over."""
+    runs = read_inputs(RaceDirectory(directory).records()).runs
+    (group,) = [entrants for entrants in group_runs(runs) if len(entrants) == 3]
+    shares = [turn.foreign_share for run in runs if run.race for turn in run.race.turns]
+    starts = {
+        f"{_short(first)} {_short(second)}": [
+            [round(value, 5) for value in turns] for turns in paired(first, second).starts
+        ]
+        for first, second in combinations(sorted(group, key=_short), 2)
+    }
+    return group, RaceSeen(seconds=seconds, foreign_share=round(sum(shares) / len(shares), 4), starts=starts)
+
+
+def _short(entrant: EntrantRuns) -> str:
+    return {_SAME: "same", _SLOWED: "slowed"}.get(entrant.backend, entrant.backend)
+
+
+def summary(campaign: Campaign) -> str:
+    """Says in how many races a difference was claimed."""
+    judged = [race.judged() for race in campaign.races]
+    wrong = sum(one["ddp same"] != "none" for one in judged)
+    found = sum(one["ddp slowed"] == "slower" for one in judged)
+    return (
+        f"of {len(judged)} races, {wrong} claim a difference between DDP and itself, "
+        f"and {found} find the planted {100 * campaign.planted:g} %"
+    )
+
+
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]).absolute()))
+    sys.exit(main(sys.argv[1:]))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 
 import torch
+from pydantic import Field
 
+from backends.bucket_settings import BucketSettings
 from backends.ddp import DDPBackend
 from backends.interface import StepResult
 
-PLANTED_SLOWDOWN = 0.1
+_LONGEST_STEP = 1.0
 
 
 class SameDDP(DDPBackend):
@@ -18,16 +20,26 @@ class SameDDP(DDPBackend):
     name = "ddp again"
 
 
+class Slowdown(BucketSettings):
+    """By how much a backend is slowed."""
+
+    planted_slowdown: float = Field(0.1, ge=0, le=1, description="sleep after a step, as a share of it")
+
+
 class SlowedDDP(DDPBackend):
-    """Sleeps after each step, for a tenth of what the step took."""
+    """Sleeps after each step for a share of what the step took."""
 
     name = "ddp slowed"
+    Settings = Slowdown
     _ended: float | None = None
 
     def step(self, max_grad_norm: float) -> StepResult:
         result = super().step(max_grad_norm)
         if self._ended is not None:
-            time.sleep(PLANTED_SLOWDOWN * (time.perf_counter() - self._ended))
+            assert isinstance(self.options.settings, Slowdown)
+            # Before a step that is longer, the rank has rested.
+            took = min(time.perf_counter() - self._ended, _LONGEST_STEP)
+            time.sleep(self.options.settings.planted_slowdown * took)
         self._ended = time.perf_counter()
         return result
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
@@ -18,6 +19,7 @@ from compare.race.options import RaceOptions
 from compare.race.plan import RacePlan
 from compare.race.report import write_report
 from compare.race.run import run_command, run_race
+from compare.race.tuning import tuned_entrants
 from compare.report.pages import require_packages
 from launch.arguments import named_path
 from launch.display import console
@@ -52,16 +54,20 @@ def run(arguments: list[str]) -> int:
         if asked["dry_run"]:
             _show_plan(plan, terminal)
             return 0
-        with directory.opened(plan) as plan_in_force:
-            _announce(plan_in_force, directory, terminal)
+        with contextlib.ExitStack() as stack:
             try:
                 with signals_raised():
+                    if options.tune and plan.costs is not None:
+                        plan.tuned = tuned_entrants(plan, plan.costs, terminal.print)
+                    plan_in_force = stack.enter_context(directory.opened(plan))
+                    _announce(plan_in_force, directory, terminal)
                     run_race(plan_in_force, directory, terminal)
                     _measure_collectives(plan_in_force, directory, terminal)
             except Interrupted as interruption:
                 directory.clear()
                 again = f"{plan.command} --output-dir {shlex.quote(str(directory.path))}"
-                print(f"lockstep: interrupted; finished runs are kept, resume with: {again}", file=sys.stderr)
+                kept = "finished runs are kept" if directory.holds_race else "nothing was kept"
+                print(f"lockstep: interrupted; {kept}, resume with: {again}", file=sys.stderr)
                 return 128 + interruption.signal_number
             return write_report(directory, plan_in_force, terminal)
     except OSError as error:  # any path among the options may be one that the system refuses
@@ -76,8 +82,9 @@ def _announce(plan: RacePlan, directory: RaceDirectory, terminal: Console) -> No
 
 def _describe(plan: RacePlan) -> str:
     schedule = plan.schedule
+    number = len(plan.entrants) + len(plan.tuned)
     starts = f"started {schedule.repeats} times for {schedule.timed_steps} steps"
-    return f"race of {len(plan.entrants)} entrants, each {starts}: about {format_duration(schedule.seconds)}"
+    return f"race of {number} entrants, each {starts}: about {format_duration(schedule.seconds)}"
 
 
 def _show_plan(plan: RacePlan, terminal: Console) -> None:

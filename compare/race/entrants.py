@@ -13,10 +13,12 @@ from typing import Any, NamedTuple
 from backends.capabilities import UnsupportedError
 from backends.devices import count_gpus
 from backends.registry import BACKENDS, INDEPENDENT, REFERENCE, find_backend
+from compare.race.costs import measure_costs
 from compare.race.options import RaceOptions
 from compare.race.own_entrants import OwnEntrant, read_own_entrant
 from compare.race.plan import Entrant, PlannedRun, RacePlan, Schedule
-from compare.race.schedule import make_schedule, measure_costs
+from compare.race.schedule import make_schedule
+from compare.race.tuning import can_be_tuned, seconds_of_tuning
 from compare.results import Role
 from launch.arguments import command_line
 from launch.errors import UsageError
@@ -105,9 +107,10 @@ def make_plan(options: RaceOptions, of_runs: RunOptionsOfRace) -> tuple[RacePlan
         if reason is not None:
             raise UnsupportedError(f"--backends {name}: cannot run here: {reason}")
     plan = RacePlan(
-        schema_version=4,
+        schema_version=5,
         options=options,
         schedule=_UNKNOWN,
+        costs=None,
         entrants=[],
         run_options=_with_defaults(options, of_runs, backends[0]),
         diagnosis_options=[],
@@ -132,7 +135,13 @@ def schedule_race(plan: RacePlan, configs: dict[Entrant, RunConfig]) -> None:
     Raises:
         UsageError: The budget is too small.
     """
-    plan.schedule = make_schedule(plan.entrants, plan.options, measure_costs(configs))
+    costs, tuning, entrants = measure_costs(configs), 0.0, plan.entrants
+    if plan.options.tune:
+        # Each of these will have a tuned one beside it, if one is found.
+        entrants = [*entrants, *(one.model_copy(update={"variant": "tuned"}) for one in can_be_tuned(entrants))]
+        tuning = seconds_of_tuning(plan.entrants, costs)
+    plan.costs = costs
+    plan.schedule = make_schedule(entrants, plan.options, costs, seconds_of_tuning=tuning)
 
 
 def _with_defaults(options: RaceOptions, of_runs: RunOptionsOfRace, backend: str) -> list[str]:

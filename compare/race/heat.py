@@ -14,6 +14,7 @@ import secrets
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -21,6 +22,7 @@ from compare.race.directory import RaceDirectory
 from compare.race.live import EntrantEnded, LiveEntrant, step_seconds_of
 from compare.race.machine import BusyCores, Idleness, look_for_idleness
 from compare.race.plan import PlannedRun, RacePlan
+from compare.race.progress import ProgressOfRace
 from compare.race.turns import Turn
 from compare.report.runs import RaceFacts, TurnFacts
 from launch.engines.environment import command_environment
@@ -48,7 +50,7 @@ def run_heat(
     runs: list[PlannedRun],
     directory: RaceDirectory,
     peaks: dict[str, float | None],
-    on_round: Callable[[int, int], None],
+    progress: ProgressOfRace | None,
 ) -> dict[PlannedRun, str | None]:
     """Runs a heat, and keeps what each entrant left.
 
@@ -57,18 +59,23 @@ def run_heat(
         runs: The entrants, in the order in which they are started.
         directory: The directory of the race.
         peaks: What square matrix products reach on this machine in each precision, in operations a second.
-        on_round: Is called before each round with the steps that all have taken, and the number of all steps.
+        progress: Is told of each round, and of what the race waits for; None to say nothing.
 
     Returns:
         For each entrant why it failed, or None if it came to the end.
     """
-    seen = look_for_idleness(patient=plan.options.wait_for_idle)
+    seen = look_for_idleness(patient=plan.options.wait_for_idle, say=progress.say if progress else _say_nothing)
+    on_round = partial(progress.begin_round, runs) if progress else _say_nothing
     with _started(plan, runs, directory) as starters:
         _take_turns(starters, plan, runs[0].block, on_round)
     for starter in starters:
         facts = _facts(plan, starter, seen, peaks.get(starter.run.entrant.precision))
         directory.settle(starter.run, starter.output_dir, facts, starter.why)
     return {starter.run: starter.why for starter in starters}
+
+
+def _say_nothing(*_: object) -> None:
+    pass
 
 
 @contextlib.contextmanager

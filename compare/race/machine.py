@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 IDLE_SHARE = 0.1
@@ -31,11 +32,12 @@ class Idleness:
         return self.busy_share <= IDLE_SHARE and self.gpu_processes == 0
 
 
-def look_for_idleness(*, patient: bool) -> Idleness:
+def look_for_idleness(*, patient: bool, say: Callable[[str], None]) -> Idleness:
     """Looks how busy the machine is.
 
     Args:
         patient: Wait up to ten seconds for an idle machine; otherwise look once.
+        say: Is told if the machine is busy.
 
     Returns:
         What the last look saw: the first one that found the machine idle, or the last one of all.
@@ -48,6 +50,8 @@ def look_for_idleness(*, patient: bool) -> Idleness:
         seen = Idleness(psutil.cpu_percent(interval=_SECONDS_OF_A_LOOK) / 100, _gpu_processes())
         if seen.idle or look == looks - 1:
             break
+        if look == 0:
+            say(f"waiting up to 10 s for other programs, which take {seen.busy_share:.0%} of the cores")
         time.sleep(0.05)
     return seen
 

@@ -27,6 +27,9 @@ class RaceOptions(BaseModel):
         '"fast=apex:--opt-level O2" to name it; may be given several times',
         json_schema_extra={"each": "[NAME=]BACKEND:OPTIONS"},
     )
+    tune: bool = Field(
+        False, description="also race each backend with the fastest settings that a search among a few of them finds"
+    )
     limits: bool = Field(
         True, description="also race what is possible here: ranks that do not communicate, one process with all cores"
     )

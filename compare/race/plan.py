@@ -15,6 +15,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from backends.registry import REFERENCE
+from compare.race.costs import Costs
 from compare.race.options import RaceOptions
 from compare.report.runs import Purpose
 from compare.results import RANKED, Role
@@ -167,10 +168,12 @@ class RacePlan(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    schema_version: Literal[4]  # without a default: plans of version 1 do not have the field
+    schema_version: Literal[5]  # without a default: plans of version 1 do not have the field
     options: RaceOptions
     schedule: Schedule
+    costs: Costs | None
     entrants: list[Entrant]
+    tuned: list[Entrant] = []
     run_options: list[str]
     diagnosis_options: list[str]
     left_out: list[str]
@@ -184,7 +187,7 @@ class RacePlan(BaseModel):
 
     def runs(self) -> list[PlannedRun]:
         """Returns all runs in the order in which they take place."""
-        return draw_plan(self.entrants, self.options, repeats=self.schedule.repeats)
+        return draw_plan([*self.entrants, *self.tuned], self.options, repeats=self.schedule.repeats)
 
     def arguments(self, run: PlannedRun) -> list[str]:
         """Returns the command line of one run, without its output directory."""

@@ -2,86 +2,108 @@
 
 from __future__ import annotations
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+import time
 
-from compare.race.plan import PlannedRun
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from compare.race.plan import PlannedRun, RacePlan, heats_of
 from launch.quantities import format_duration
+
+# How much the expectation weighs against what finished runs took, as if it had been seen for so many seconds.
+_SECONDS_OF_TRUST = 60.0
 
 
 class ProgressOfRace:
-    """A progress bar with the remaining time or, without a terminal, a line for each run."""
+    """What the race does now, and the remaining time; without a terminal, a line for each run."""
 
-    def __init__(self, num_runs: int, left: list[PlannedRun], terminal: Console) -> None:
+    def __init__(self, plan: RacePlan, left: list[PlannedRun], terminal: Console) -> None:
         """Starts to show the progress.
 
         Args:
-            num_runs: The number of all runs of the race.
+            plan: The plan of the race.
             left: The runs that are not finished yet.
             terminal: Where to show it.
         """
-        self._terminal = terminal
-        self._left = list(left)
-        self._num_runs = num_runs
-        self._seconds: dict[str, list[float]] = {}
+        self._plan, self._terminal = plan, terminal
+        self._num_runs = len(plan.runs())
+        self._left = heats_of(left)
+        self._expected = self._taken = _SECONDS_OF_TRUST
+        self._began = time.monotonic()
+        self._doing = ""
         self._bar = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
+            BarColumn(bar_width=20),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TextColumn("{task.fields[left]}", markup=False),
             console=terminal,
-            transient=True,
-            auto_refresh=False,  # the race must not compute while a run is timed
             disable=not terminal.is_terminal,
         )
-        done = num_runs - len(left)
-        self._task = self._bar.add_task("", total=num_runs, completed=done, left="")
+        done = self._num_runs - len(left)
+        self._task = self._bar.add_task("", total=self._num_runs, completed=done, left="")
+        # Nothing is drawn while a run is timed, but when the race has news: drawing takes processor time.
+        self._live = Live(console=terminal, auto_refresh=False, transient=True)
         if done:
             terminal.print(f"resuming the race: {done} run(s) are finished already")
 
     def __enter__(self) -> ProgressOfRace:
-        self._bar.start()
+        if self._terminal.is_terminal:
+            self._live.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._bar.stop()
+        self._live.stop()
 
-    def begin(self, run: PlannedRun) -> None:
-        """Shows that a run starts."""
-        self._bar.update(self._task, description=f"{run.purpose}: {run.entrant.label}", left=self._remaining())
-        self._bar.refresh()
+    def begin(self, heat: list[PlannedRun]) -> None:
+        """Shows that runs are about to begin, all at once."""
+        self._began = time.monotonic()
+        run = heat[0]
+        who = run.entrant.label if len(heat) == 1 else f"{len(heat)} entrants"
+        self._show(f"{run.purpose}, block {run.block}: starting {who}" if run.block else f"{run.purpose}: {who}")
 
-    def begin_round(self, runs: list[PlannedRun], through: int, num_steps: int) -> None:
+    def say(self, what: str) -> None:
+        """Shows what the race waits for, or why it does something again."""
+        if self._terminal.is_terminal:
+            self._show(what)
+        else:
+            self._terminal.print(what)
+
+    def begin_round(self, heat: list[PlannedRun], through: int, num_steps: int) -> None:
         """Shows that the entrants of a heat begin a round, which goes on through a step of so many."""
-        description = f"{len(runs)} entrants take turns, block {runs[0].block}: step {through} of {num_steps}"
-        self._bar.update(self._task, description=description, left=self._remaining())
-        self._bar.refresh()
+        self._show(f"timed, block {heat[0].block}: {len(heat)} entrants take turns, step {through} of {num_steps}")
 
-    def skip(self, runs: list[PlannedRun]) -> None:
-        """Shows that runs need not take place any more."""
-        for run in runs:
-            self._left.remove(run)
-            self._bar.advance(self._task)
+    def skip(self, heat: list[PlannedRun]) -> None:
+        """Notes that runs need not take place any more."""
+        self._left.remove(heat)
+        self._bar.advance(self._task, len(heat))
 
-    def end(self, reasons: dict[PlannedRun, str | None], seconds: float) -> None:
+    def end(self, heat: list[PlannedRun], reasons: dict[PlannedRun, str | None]) -> None:
         """Shows how runs that took place together ended, with the reason of each that failed, and None of others."""
+        seconds = time.monotonic() - self._began
+        self._left.remove(heat)
+        self._expected += self._seconds(heat)
+        self._taken += seconds
         for run, why in reasons.items():
-            self._seconds.setdefault(run.purpose, []).append(seconds / len(reasons))
-            self._left.remove(run)
             self._bar.advance(self._task)
-            where = f"[{self._num_runs - len(self._left)}/{self._num_runs}]"
             outcome = f"FAILED: {why}" if why else f"{seconds:.0f} s"
             if why or not self._terminal.is_terminal:
-                left = "" if self._terminal.is_terminal else f"; {self._remaining()}"
-                self._terminal.print(f"{where} {run.purpose}: {run.entrant.label}: {outcome}{left}")
+                self._terminal.print(f"{run.purpose}: {run.entrant.label}: {outcome}")
+        if not self._terminal.is_terminal:
+            done = self._num_runs - sum(len(heat) for heat in self._left)
+            self._terminal.print(f"[{done}/{self._num_runs}] {self._remaining(0.0)}")
 
-    def _remaining(self) -> str:
-        """Estimates the remaining time from the mean time of finished runs, if possible those of the same purpose."""
-        seen = [second for seconds in self._seconds.values() for second in seconds]
-        if not seen:
-            return ""
-        overall = sum(seen) / len(seen)
-        means = {purpose: sum(seconds) / len(seconds) for purpose, seconds in self._seconds.items()}
-        seconds = sum(means.get(run.purpose, overall) for run in self._left)
-        return f"about {format_duration(seconds)} left"
+    def _seconds(self, heat: list[PlannedRun]) -> float:
+        assert self._plan.costs is not None
+        return self._plan.costs.heat(heat, self._plan.options, self._plan.schedule.timed_steps)
+
+    def _remaining(self, seconds_of_this: float) -> str:
+        """Estimates the remaining time: as the plan does, corrected by how it was right so far."""
+        expected = sum(self._seconds(heat) for heat in self._left) * self._taken / self._expected
+        return f"about {format_duration(max(expected - seconds_of_this, 0.0))} left"
+
+    def _show(self, doing: str) -> None:
+        if self._terminal.is_terminal:
+            self._bar.update(self._task, left=self._remaining(time.monotonic() - self._began))
+            self._live.update(Group(Text(doing, overflow="ellipsis", no_wrap=True), self._bar), refresh=True)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import secrets
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -42,19 +40,19 @@ def run_race(plan: RacePlan, directory: RaceDirectory, terminal: Console) -> Non
     finished = [heat for heat in heats_of(runs) if any(directory.is_finished(run) for run in heat)]
     left = [run for run in runs if not any(run in heat for heat in finished)]
     peaks = directory.matmul_peaks(plan)
-    with ProgressOfRace(len(runs), left, terminal) as progress:
+    with ProgressOfRace(plan, left, terminal) as progress:
         for heat in heats_of(left):
-            began = time.monotonic()
+            progress.begin(heat)
             if heat[0].purpose == "timed":
                 if _ends_early(plan, heat[0].block, directory):
                     progress.skip(heat)
                     continue
-                reasons = run_heat(plan, heat, directory, peaks, partial(progress.begin_round, heat))
+                reasons = run_heat(plan, heat, directory, peaks, progress)
             else:
                 (run,) = heat
-                progress.begin(run)
-                reasons = {run: _run_undisturbed(plan, run, directory, peaks.get(run.entrant.precision))}
-            progress.end(reasons, time.monotonic() - began)
+                peak = peaks.get(run.entrant.precision)
+                reasons = {run: _run_undisturbed(plan, run, directory, peak, progress)}
+            progress.end(heat, reasons)
     directory.clear()
 
 
@@ -64,7 +62,9 @@ def _ends_early(plan: RacePlan, block: int, directory: RaceDirectory) -> bool:
     return until is not None and block > MIN_PAIRS and is_decided(directory, until)
 
 
-def _run_undisturbed(plan: RacePlan, run: PlannedRun, directory: RaceDirectory, peak: float | None) -> str | None:
+def _run_undisturbed(
+    plan: RacePlan, run: PlannedRun, directory: RaceDirectory, peak: float | None, progress: ProgressOfRace
+) -> str | None:
     """Makes a run, repeats it while other programs disturb it, and keeps what it left.
 
     Args:
@@ -72,6 +72,7 @@ def _run_undisturbed(plan: RacePlan, run: PlannedRun, directory: RaceDirectory, 
         run: The run.
         directory: The directory of the race.
         peak: What square matrix products reach on this machine, in operations a second; None if not known.
+        progress: Is told what the race waits for.
 
     Returns:
         Why the run failed; None if it completed.
@@ -80,12 +81,13 @@ def _run_undisturbed(plan: RacePlan, run: PlannedRun, directory: RaceDirectory, 
         directory.clear()
         output_dir = directory.running(secrets.token_hex(8))
         load = ForeignLoad()
-        seen = look_for_idleness(patient=plan.options.wait_for_idle)
+        seen = look_for_idleness(patient=plan.options.wait_for_idle, say=progress.say)
         why = _run(plan, run, output_dir)
         foreign_share = load.share()
         # Whether to repeat depends on what other programs did, never on what the run measured.
         if why is not None or foreign_share <= DISTURBED_SHARE:
             break
+        progress.say(f"other programs took {foreign_share:.0%} of the cores: once more, {run.entrant.label}")
     facts = RaceFacts(
         race=plan.race,
         purpose=run.purpose,

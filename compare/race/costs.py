@@ -1,0 +1,170 @@
+"""How long the parts of a race take on this machine, from a few steps of the reference and the start of a process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from statistics import median
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict
+
+from backends.capabilities import BackendSettings
+from backends.registry import REFERENCE
+from launch.engines.interface import PROJECT_DIRECTORY
+from records.config import RunConfig
+from records.environment import num_cpus
+
+if TYPE_CHECKING:
+    from compare.race.options import RaceOptions
+    from compare.race.plan import Entrant, PlannedRun
+
+_NUM_STEPS = 4
+# Beyond the import of its modules: a model is built, ranks meet, the directory is prepared, the record is written.
+_SECONDS_OF_A_RUN = 2.5
+# What the modules of an engine, and of the command line, cost beside those of its ranks.
+_IMPORTS_OF_AN_ENGINE = 1.0
+_IMPORTS_OF_A_COMMAND_LINE = 0.3
+# A diagnosis run takes each step twice more without communication.
+_DIAGNOSIS_FACTOR = 4.0
+_COMMUNICATION_FACTOR = 1.3
+# Steps that warm a turn up, signals, and the entrants that are waited for.
+_TURN_FACTOR = 1.2
+
+
+class Costs(BaseModel):
+    """What was measured on this machine before a race.
+
+    Attributes:
+        step_seconds: The time of a step of one process, with the threads of one rank, by precision, accumulation and
+            global batch.
+        evaluation_seconds: The time of an evaluation.
+        import_seconds: The time in which a rank imports its modules.
+        steps_of_whole: The number of steps of a run that trains to the end.
+        num_cpus: The number of cores.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    step_seconds: dict[str, float]
+    evaluation_seconds: float
+    import_seconds: float
+    steps_of_whole: int
+    num_cpus: int
+
+    def step(self, who: Entrant) -> float:
+        """Returns the expected time of a step of an entrant, in seconds."""
+        whole = self.step_seconds[_key(who.precision, 1, who.global_batch_size)]
+        alone = self.step_seconds.get(_key(who.precision, who.accumulation, who.global_batch_size), whole)
+        # All cores work in either case: on several ranks, or on several threads of one process.
+        cores = self.num_cpus if who.role == "alternative" else min(who.num_processes, self.num_cpus)
+        return (1.0 if cores == 1 else _COMMUNICATION_FACTOR) * alone / cores
+
+    def start(self, entrants: Iterable[Entrant]) -> float:
+        """Returns the expected time until entrants that are started together are ready, in seconds."""
+        imports = [self._imports(who) for who in entrants]
+        together = sum(imports) / self.num_cpus
+        return self.import_seconds * max(together, 1.0 + _IMPORTS_OF_AN_ENGINE) + _SECONDS_OF_A_RUN
+
+    def alone(self, run: PlannedRun, options: RaceOptions) -> float:
+        """Returns the expected time of a run that takes place alone, in seconds."""
+        steps, factor, evaluations = options.diagnosis_steps, _DIAGNOSIS_FACTOR, 1
+        if run.purpose == "whole":
+            steps, factor, evaluations = self.steps_of_whole, 1.0, 4
+        return (
+            self.start([run.entrant]) + factor * steps * self.step(run.entrant) + evaluations * self.evaluation_seconds
+        )
+
+    def turns(self, entrants: Iterable[Entrant], num_steps: int) -> float:
+        """Returns the expected time in which entrants take so many steps in turns, in seconds."""
+        return _TURN_FACTOR * num_steps * sum(self.step(who) for who in entrants)
+
+    def heat(self, runs: Iterable[PlannedRun], options: RaceOptions, num_steps: int) -> float:
+        """Returns the expected time of runs that take place together, in seconds.
+
+        Args:
+            runs: The runs; a run that is not timed is alone.
+            options: What the user asks of the race.
+            num_steps: The steps of a timed run.
+        """
+        runs = list(runs)
+        if runs[0].purpose != "timed":
+            return self.alone(runs[0], options)
+        entrants = [run.entrant for run in runs]
+        return self.start(entrants) + self.turns(entrants, num_steps) + self.end(entrants)
+
+    def end(self, entrants: Iterable[Entrant]) -> float:
+        """Returns the expected time in which entrants evaluate and save, one after the other, in seconds."""
+        return sum(self.evaluation_seconds + _SECONDS_OF_A_RUN for _ in entrants)
+
+    def _imports(self, who: Entrant) -> float:
+        engine = 0.0 if who.backend == REFERENCE else _IMPORTS_OF_AN_ENGINE
+        return who.num_processes + engine + _IMPORTS_OF_A_COMMAND_LINE
+
+
+def measure_costs(configs: dict[Entrant, RunConfig]) -> Costs:
+    """Takes a few steps of the reference under the conditions of each entrant, and starts one process.
+
+    Args:
+        configs: The configuration of a timed run of each entrant.
+    """
+    step_seconds: dict[str, float] = {}
+    evaluation, steps = 0.0, 0
+    for who, config in configs.items():
+        for accumulation in dict.fromkeys((1, who.accumulation)):
+            key = _key(who.precision, accumulation, who.global_batch_size)
+            if key not in step_seconds:
+                step_seconds[key], evaluation, steps = _measure(config, accumulation)
+    return Costs(
+        step_seconds=step_seconds,
+        evaluation_seconds=evaluation,
+        import_seconds=_import_seconds(),
+        steps_of_whole=steps,
+        num_cpus=num_cpus(),
+    )
+
+
+def _key(precision: str, accumulation: int, global_batch_size: int) -> str:
+    return f"{precision}, {accumulation}, {global_batch_size}"
+
+
+def _import_seconds() -> float:
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-c", "import training.rank_work"], cwd=PROJECT_DIRECTORY, check=True)
+    return time.perf_counter() - began
+
+
+def _measure(config: RunConfig, accumulation: int) -> tuple[float, float, int]:
+    """Returns the seconds of a step and of an evaluation of the reference, and the number of steps of a whole run."""
+    import torch
+
+    from backends.registry import reference_backend
+    from tasks.registry import load_task
+    from training.clock import ProcessorClock
+    from training.loop import Trainer
+    from training.measurements import Measurements
+    from watch.heartbeat import Heartbeat
+
+    task_class = load_task(config.task)
+    task = task_class(task_class.Settings.model_validate(config.task_settings))
+    task.prepare()
+    torch.set_num_threads(config.threads_per_rank)
+    alone = config.model_copy(
+        update={
+            "backend": REFERENCE,
+            "num_processes": 1,
+            "backend_settings": {},
+            "max_steps": _NUM_STEPS,
+            "micro_batch_size": config.global_batch_size // accumulation,
+        }
+    )
+    trainer = Trainer(alone, task, reference_backend(alone.backend_options(BackendSettings)))
+    measurements = Measurements(Heartbeat(), ProcessorClock())
+    trainer.observe(measurements)
+    began = time.perf_counter()
+    trainer.train()
+    evaluation = time.perf_counter() - began - sum(measurements.step_seconds)
+    steps = config.num_train_epochs * trainer.plan.steps_per_epoch
+    return median(measurements.step_seconds[1:]), evaluation, steps
