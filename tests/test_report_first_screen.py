@@ -117,6 +117,16 @@ def test_without_limits_none_are_spoken_of() -> None:
     assert "of what is possible (%)" not in first.columns
 
 
+def test_the_loss_is_divided_by_what_is_possible() -> None:
+    results = sample_results()
+    _, ranks = first_screen(results, look_of(results)).figures
+    assert "Of the ideal 2.00 times, 0.10 are lost because ranks share memory bandwidth and clock" in ranks.caption
+    assert "0.29 to communication and waiting" in ranks.caption
+    results.standings[0].limits[0].longer = Interval(estimate=0.1, low=0.0, high=0.2)  # slower than those that wait
+    _, ranks = first_screen(results, look_of(results)).figures
+    assert "lost" not in ranks.caption
+
+
 def test_a_good_race_has_no_warning() -> None:
     results = sample_results()
     assert warnings_of(results) == []

@@ -104,7 +104,7 @@ def ranks_figure(standing: Standing, styles: Styles) -> Figure | None:
     title = f"Samples/s over ranks, {standing.conditions}"
     return Figure(
         "What more ranks give",
-        f"The dotted line is {dotted}{dashed}.",
+        f"The dotted line is {dotted}{dashed}.{_losses(standing, alone)}",
         [
             Plot(
                 f"{title}: {said}",
@@ -182,6 +182,25 @@ def _line(name: str, placings: Sequence[Placing], styles: Styles) -> Line:
         [rate.estimate for rate in rates],
         [rate.low if is_known else None for rate, is_known in zip(rates, known, strict=True)],
         [rate.high if is_known else None for rate, is_known in zip(rates, known, strict=True)],
+    )
+
+
+def _losses(standing: Standing, alone: Sequence[Placing]) -> str:
+    """Says where the rest of the ideal is, by what as many processes reach that work alone."""
+    opponent, base = standing.placings[0], standing.base
+    limit = next((one for one in alone if one.num_processes == opponent.num_processes), None)
+    if base is None or limit is None:
+        return ""
+    ideal, possible, reached = (
+        opponent.num_processes / base.num_processes,
+        speed_of(limit, base),
+        speed_of(opponent, base),
+    )
+    if not reached <= possible <= ideal:
+        return ""
+    return (
+        f" Of the ideal {_times(ideal)} times, {_times(ideal - possible)} are lost because ranks share memory "
+        f"bandwidth and clock, and {_times(possible - reached)} to communication and waiting."
     )
 
 
