@@ -56,10 +56,11 @@ def test_all_forms_say_the_same(results: Results, tmp_path: Path) -> None:
         assert escape(sentence) in markdown
         assert sentence in " ".join(terminal.split())
     for table in screen.tables:
-        for cell in (cell.text for row in table.rows for cell in row.cells):
-            assert cell in unescape(page)
-            assert escape(cell) in markdown
-            assert cell in terminal
+        for row in table.rows:
+            for i, cell in enumerate(row.cells):
+                assert cell.text in unescape(page)
+                assert escape(cell.text) in markdown
+                assert i > 2 or cell.text in terminal
 
 
 def test_the_terminal_fits_into_60_columns(tmp_path: Path) -> None:

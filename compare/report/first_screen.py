@@ -149,18 +149,30 @@ def conditions_table(standings: Sequence[Standing]) -> Table:
     """Returns a row for each standing: the opponent, how the others compare with it, and what more ranks give."""
     rows = []
     for one in standings:
-        opponent, *others = one.rivals
-        compared = "; ".join(f"{other.name} {longer(other.longer)}" for other in others)
+        opponent = one.placings[0]
         cells = [
             Cell(one.conditions),
             Cell(opponent.label),
             measured(opponent.samples_per_second.estimate, 1, _rate),
-            Cell(compared),
+            Cell(_compared(one)),
             measured(speed_of(opponent, one.base) if one.base else None, 1, _times),
         ]
         rows.append(Row(cells))
     columns = ["conditions", "compared with", "its samples/s", "the others take longer by", "speed (fewest ranks = 1)"]
     return Table("Under other conditions", columns, rows).without_empty_columns()
+
+
+def conditions_line(standing: Standing) -> str:
+    """Returns the same for a terminal, in a sentence."""
+    opponent = standing.placings[0]
+    rate = _rate(opponent.samples_per_second.estimate)
+    others = _compared(standing)
+    compared = f"; a step takes longer under {others}" if others else ""
+    return f"{standing.conditions}: {opponent.label} reaches {rate} samples/s{compared}"
+
+
+def _compared(standing: Standing) -> str:
+    return "; ".join(f"{one.name} {longer(one.longer)}" for one in standing.rivals[1:])
 
 
 def _rate(value: float) -> str:

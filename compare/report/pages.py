@@ -15,6 +15,7 @@ from launch.errors import UsageError
 from records.files import write_atomically
 
 _HTML_NAME, _MARKDOWN_NAME = "report.html", "report.md"
+_NUM_COLUMNS = 3
 _PACKAGES = ("jinja2", "psutil", "scipy")
 
 
@@ -73,7 +74,7 @@ def write_pages(pages: Mapping[str, str], results: Results, directory: Path, ter
 
 def _show(results: Results, terminal: Console) -> None:
     """Prints what the page shows first: verdict, numbers, and how far they can be trusted."""
-    from compare.report.first_screen import first_screen
+    from compare.report.first_screen import conditions_line, first_screen
     from compare.report.sections import look_of
 
     screen = first_screen(results, look_of(results))
@@ -81,14 +82,17 @@ def _show(results: Results, terminal: Console) -> None:
         terminal.print(f"WARNING: {sentence}", style="bold red", markup=False)
     for sentence in screen.verdict:
         terminal.print(sentence, markup=False)
-    for table in screen.tables:
+    for table in screen.tables[:1]:  # with as many columns as fit into a narrow terminal
         shown = rich.table.Table(title=Text(table.caption), title_justify="left", box=None, pad_edge=False)
-        for column, numeric in zip(table.columns, table.numeric, strict=True):
-            shown.add_column(Text(column), justify="right" if numeric else "left")
+        for i, column in enumerate(table.columns[:_NUM_COLUMNS]):
+            longest = max(len(row.cells[i].text) for row in table.rows)
+            shown.add_column(Text(column), justify="right" if i else "left", min_width=longest if i else None)
         for row in table.rows:
-            shown.add_row(*(Text(cell.text) for cell in row.cells))
+            shown.add_row(*(Text(cell.text) for cell in row.cells[:_NUM_COLUMNS]))
         terminal.print()
         terminal.print(shown)
     terminal.print()
+    for standing in results.standings[1:]:
+        terminal.print(conditions_line(standing), markup=False)
     for ground in screen.grounds:
         terminal.print(f"{ground.question}: {ground.answer}", markup=False)
