@@ -56,6 +56,10 @@ class Group(_Strict):
     key: str = Field(
         description="short, unique in this report, fit for a heading: '2 ranks, bf16, batch 32 = 2 x 4 x 4'"
     )
+    machine: str | None = Field(default=None, description="label of the machine; null if the report is about one only")
+    conditions: dict[str, Any] = Field(
+        default={}, description="all options and facts about data and model that the runs have in common"
+    )
 
 
 class Parity(_Strict):
@@ -224,6 +228,30 @@ class Standing(_Strict):
         return max((one.detectable for one in self.undecided if one.detectable is not None), default=None)
 
 
+class PeerRow(_Strict):
+    """A peer, or the backend that peers are compared with."""
+
+    name: str
+    failures: list[str] = Field(description="one line for each run that failed")
+    tokens_per_second: Interval | None = Field(description="real tokens, padding left out")
+    positions_per_token: float | None = Field(description="positions computed for each real token")
+    longer: Interval | None = Field(
+        description="time for a real token relative to the opponent's, minus 1; null for the opponent"
+    )
+    claim: Claim | None = Field(description="what may be claimed of it; null for the opponent")
+    metrics: dict[str, float | None] = Field(description="after training to the end once; empty if it did not")
+
+
+class PeerComparison(_Strict):
+    """Trainers of other libraries, beside the fastest backend under the same conditions."""
+
+    group: str = Field(description="key of the group of that backend")
+    opponent: str | None = Field(description="the name of that backend; null if none was ranked")
+    num_starts: int = Field(description="how often a peer was started together with it")
+    num_epochs: int = Field(description="passes over the training samples of a run to the end")
+    rows: list[PeerRow] = Field(description="the opponent first")
+
+
 class Curve(_Strict):
     """One run trained to its end; lists of equal length for steps, and for evaluations."""
 
@@ -272,6 +300,19 @@ class Scaling(_Strict):
     points: list[ScalingPoint]
 
 
+class Machine(_Strict):
+    """One machine."""
+
+    label: str = Field(description="unique in this report: 'AMD EPYC, 2 cores'")
+    cpu: str
+    num_cpus: int
+    gpus: list[str]
+    marks: list[str] = Field(
+        description="digests of the names of its hosts, and of each of its starts: two descriptions of equal hardware "
+        "are of one machine if they share a mark"
+    )
+
+
 class CollectivePoint(_Strict):
     """One collective at one size."""
 
@@ -299,6 +340,7 @@ class CollectiveSeries(_Strict):
     device: str
     points: list[CollectivePoint]
     fit: CollectiveFit | None
+    machine: Machine | None = Field(default=None, description="where it was measured; null in older results")
 
 
 class Place(_Strict):
@@ -306,6 +348,8 @@ class Place(_Strict):
 
     machine: str = Field(description="GPUs or CPUs, in words")
     software: str = Field(description="versions, commit")
+    hardware: Machine | None = Field(default=None, description="the same as facts; null in older results")
+    versions: dict[str, str] = Field(default={}, description="of Python, packages, CUDA, NCCL and the kernel")
     num_runs: int
     idleness: str | None = Field(description="what was seen before and during the runs, in words")
 
@@ -317,6 +361,34 @@ class Idleness(_Strict):
     largest: float = Field(description="in one turn, or in one run where no turns were taken")
 
 
+GateStatus = Literal["passed", "slower", "too few", "missing", "not in lockstep", "new"]
+
+
+class GateRow(_Strict):
+    """One entrant beside itself in the baseline."""
+
+    entrant: str = Field(description="its name and the key of its group")
+    status: GateStatus
+    text: str = Field(description="the sentence for people")
+    baseline: Interval | None = Field(description="samples a second then")
+    now: Interval | None = Field(description="samples a second now")
+    change: Interval | None = Field(description="time of a sample now over its time then, minus 1")
+    relative_change: Interval | None = Field(
+        description="the same of its time relative to one process of the same race; null where that did not take part"
+    )
+    detectable: float | None = Field(description="smallest difference with which 4 races of 5 would not pass")
+
+
+class Gate(_Strict):
+    """Whether a race passes beside its baseline, an earlier race."""
+
+    baseline: str = Field(description="when the baseline was made, and from what commit")
+    fail_above: float = Field(description="how much slower an entrant may be")
+    passed: bool
+    differences: list[str] = Field(description="in what the baseline differs, one line each, though it was used")
+    rows: list[GateRow]
+
+
 class Results(_Strict):
     """Everything the report shows."""
 
@@ -326,6 +398,7 @@ class Results(_Strict):
     verdict: list[str] = Field(description="sentences, the most important first")
     groups: list[GroupResult]
     standings: list[Standing] = Field(default_factory=list)
+    peers: list[PeerComparison] = Field(default_factory=list)
     curves: list[Curve]
     seed_table: list[SeedRow]
     scaling: list[Scaling]
@@ -335,6 +408,7 @@ class Results(_Strict):
     problems: list[str] = Field(description="what could not be used or compared, one line each")
     commands: dict[str, str] = Field(description="the commands that reproduce the parts of the report")
     facts: dict[str, Any] = Field(description="how the race was run: blocks, warm-up, confidence, order seed")
+    gate: Gate | None = Field(default=None, description="null without a baseline")
 
 
 def read_results(path: Path) -> Results:

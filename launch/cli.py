@@ -1,9 +1,10 @@
 """The command line: ``BACKEND [options]`` trains; other commands compare, check, measure, or show what runs here.
 
-Everything is checked before anything is created. The exit code is 2 for bad input, after one line that says why;
-1 for a run that failed; 3 for a run whose ranks diverged; 4 for a run whose results had to go into another directory;
-75 for a run that was asked to stop and has saved a checkpoint; and 128 plus the number of the signal for a run that a
-signal ended at once. For --resume of a run that has finished, it is 0, or 3 if the ranks had diverged.
+Everything is checked before anything is created. The exit code is 2 for bad input, after one line that says why; 1
+for a run that failed; 3 for a run whose ranks diverged, and for a race that does not pass beside its baseline; 4 for
+a run whose results had to go into another directory; 75 for a run that was asked to stop and has saved a checkpoint;
+and 128 plus the number of the signal for a run that a signal ended at once. For --resume of a run that has finished,
+it is 0, or 3 if the ranks had diverged.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ COMMANDS = {
     "doctor": "launch.doctor",
     "contract": "contract.command",
     "compare": "compare.race.command",
-    "report": "compare.report.command",
+    "report": "compare.race.report_command",
     "allreduce": "compare.collectives.command",
 }
 

@@ -4,7 +4,7 @@
 #   launch/run.sh BACKEND --docker [options]            in its image instead
 #   launch/run.sh contract BACKEND [options]
 #   launch/run.sh compare | allreduce [--backends A,B,...] [options]
-#   launch/run.sh report RECORD ... [options]
+#   launch/run.sh report RECORD | RACE | RESULTS ... [options]
 #   launch/run.sh doctor
 # COMMAND --help lists the options of a command.
 # LOCKSTEP_VENV names the virtual environment (default: .venv here; "active": the activated one),
@@ -40,6 +40,7 @@ case ${1:-} in
     ;;
 esac
 if [[ " $* " == *" --tracker"* ]]; then extras+=(tracking); fi
+if [[ " $* " == *" --peers"* ]]; then extras+=(peers); fi
 if [[ $# == 0 || " $* " == *" --help "* || " $* " == *" -h "* ]]; then
   find_environment
   if [[ ! -x $environment/bin/lockstep ]]; then

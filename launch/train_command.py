@@ -10,7 +10,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from backends.registry import find_backend
+from backends.registry import BackendRow, find_backend
 from launch.errors import UsageError, one_line, refused_path, tell
 from launch.job import Job
 from launch.meeting import MeetingFailed, meet
@@ -51,20 +51,27 @@ _MOST_SECONDS_OFF = 60.0
 _MOST_SECONDS_AGO = 3600.0
 
 
-def train(backend: str, arguments: list[str], *, rank_program: tuple[str, ...] = RANK_PROGRAM) -> int:
+def train(
+    backend: str,
+    arguments: list[str],
+    *,
+    rank_program: tuple[str, ...] = RANK_PROGRAM,
+    row: BackendRow | None = None,
+) -> int:
     """Runs one training job from the command line.
 
     Args:
         backend: The backend.
         arguments: The options.
         rank_program: The module that each rank runs, and its first arguments; the run's directory follows them.
+        row: What is known of the backend; None to look it up by its name.
 
     Returns:
         The exit code.
     """
     started_at = _started_at()
     try:
-        row = find_backend(backend)
+        row = row or find_backend(backend)
         try:
             asked = read_options(backend, row.settings, arguments)
         except Finished as finished:

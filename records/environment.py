@@ -48,6 +48,7 @@ def describe_environment(*, with_torch: bool) -> Environment:
         nccl=nccl,
         packages=dict(_package_versions()),
         variables=variables,
+        boot_id=_boot_id(),
     )
 
 
@@ -68,6 +69,14 @@ def _cpu_name() -> str:
         return platform.processor() or platform.machine()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
+
+
+def _boot_id() -> str | None:
+    # random(4)
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() or None
+    except OSError:
+        return None
 
 
 def _git_state(directory: Path) -> tuple[str | None, bool | None]:

@@ -32,8 +32,10 @@ class StepRecord(_Strict):
     step: int = Field(description="optimizer step, from 1, skipped ones counted")
     epoch: int = Field(description="epoch, from 0")
     num_samples: int = Field(description="samples of the global batch")
-    loss: float | None = Field(description="global loss sum over global target count; null if not finite")
-    grad_norm: float | None = Field(description="2-norm of the averaged gradient before clipping; null if not finite")
+    loss: float | None = Field(description="global loss sum over global target count; null if not finite, or not known")
+    grad_norm: float | None = Field(
+        description="2-norm of the averaged gradient before clipping; null if not finite, or not known"
+    )
     learning_rate: float
     skipped: bool = Field(description="whether all ranks skipped the update because the gradient was not finite")
 
@@ -207,6 +209,9 @@ class Environment(_Strict):
     nccl: str | None
     packages: dict[str, str]
     variables: dict[str, str]
+    boot_id: str | None = Field(
+        default=None, description="random, new at each start of the machine, and the same in all of its containers"
+    )
 
 
 class Resumption(_Strict):

@@ -10,13 +10,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, get_args, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict
 
 if TYPE_CHECKING:
     import torch
+    from datasets import Dataset
     from torch import nn
+    from transformers import PreTrainedTokenizerBase
 
 Split = Literal["train", "validation"]
 
@@ -266,6 +268,27 @@ class Task(ABC):
             model: The model as `build_model` returned it, without a backend's wrapper.
             directory: An existing directory; the files are those of `model_files`.
         """
+
+
+@runtime_checkable
+class HuggingFaceData(Protocol):
+    """What a task may also have: its samples as Hugging Face's libraries take them, so that these can train on them.
+
+    The model of such a task takes the padded columns of the dataset by name, besides `labels`, and returns a loss.
+    """
+
+    def hugging_face_dataset(self, split: Split) -> Dataset:
+        """Opens the samples of a split.
+
+        Args:
+            split: "train" or "validation".
+
+        Returns:
+            Samples in the order of their numbers, with the columns `input_ids` and `label`.
+        """
+
+    def hugging_face_tokenizer(self) -> PreTrainedTokenizerBase:
+        """Loads the tokenizer, which pads the samples of a batch."""
 
 
 def metric_title(name: str, positive_label: str | None) -> str:

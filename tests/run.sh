@@ -10,7 +10,7 @@ if [[ ${1:-} == --all ]]; then
   tests='not campaign'
 fi
 mapfile -t backends < <(backend_names)
-set_up "${backends[@]}" compare tracking test
+set_up "${backends[@]}" compare peers tracking test
 cd "$root"
 # A file's tests stay together: they share what takes long to make. They wait more than they compute.
 exec "$environment/bin/python" -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder -m "$tests" "$@"

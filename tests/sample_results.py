@@ -25,6 +25,7 @@ from compare.results import (
     SeedRow,
     Wire,
 )
+from tests.sample_peers import sample_peers
 from tests.sample_standings import HOSTILE, ONE_RANK, TWO_RANKS, sample_standings
 
 HOSTILE_TEXTS = [
@@ -65,6 +66,7 @@ def sample_results(steps_a_run: int = 120, losses: int = 600) -> Results:
         verdict=[],
         groups=[_one_rank(dice, steps_a_run), _two_ranks(dice, steps_a_run)],
         standings=sample_standings(),
+        peers=[sample_peers(TWO_RANKS, HOSTILE)],
         curves=[
             _curve(dice, "ddp", 0.051, losses, top=0.924, reached=15.3),
             _curve(dice, "horovod", 0.066, losses, top=0.924, reached=19.8),

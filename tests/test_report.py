@@ -42,7 +42,9 @@ def _analyse(*records: RunRecord) -> Results:
 def test_records_make_a_report(records: dict[str, Path], tmp_path: Path) -> None:
     done = lockstep("report", *records.values(), "--output-dir", tmp_path / "out", "--title", "<b>Mine</b>")
     assert done.returncode == 0, done.stderr
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["report.html", "report.md", "results.json"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        *("report.html", "report.md", "results.json", "steps.csv")
+    ]
     results = Results.model_validate_json((tmp_path / "out" / "results.json").read_bytes())
     assert [entrant.backend for group in results.groups for entrant in group.entrants] == ["ddp", "single"]
     markdown = (tmp_path / "out" / "report.md").read_text()
@@ -120,7 +122,7 @@ def test_a_failed_run_is_a_marked_row(records: dict[str, Path]) -> None:
     [
         (b"", "is not JSON"),
         (b'{"schema_version": 3, "status"', "is not JSON"),
-        (b"[1, 2]", "neither the record of a run"),
+        (b"[1, 2]", "neither the record of a run nor results"),
         (b"\xff\xfe\x00", "is not JSON"),
         (b"[" * 100_000, "is not JSON"),
         (b'{"schema_version": 1}', "schema version 1, but this program reads version 3"),
@@ -184,7 +186,7 @@ def test_a_record_edited_by_hand_is_refused_in_a_line(
 
 def test_bad_calls_of_report_end_with_one_line(records: dict[str, Path], tmp_path: Path) -> None:
     for arguments, complaint in (
-        ([], "FILE"),
+        ([], "PATH"),
         (["none.json"], "cannot be read"),
         ([records["ddp"], records["ddp"]], "the same run"),
         ([records["ddp"], "--nonsense"], "--nonsense"),

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from backends.registry import BACKENDS
+from compare.race.baseline import check_baseline, like_baseline
 from compare.race.directory import RaceDirectory
 from compare.race.entrants import make_plan, read_run_options, schedule_race
 from compare.race.options import RaceOptions
@@ -20,6 +21,7 @@ from compare.race.plan import RacePlan
 from compare.race.report import write_report
 from compare.race.run import run_command, run_race
 from compare.race.tuning import tuned_entrants
+from compare.report.baseline import GateOptions, read_baseline
 from compare.report.pages import require_packages
 from launch.arguments import named_path
 from launch.display import console
@@ -31,7 +33,7 @@ from launch.signals import Interrupted, signals_raised
 
 def run(arguments: list[str]) -> int:
     """Runs a race from the command line; returns the exit code."""
-    parser = option_parser("compare", {"race": RaceOptions})
+    parser = option_parser("compare", {"race": RaceOptions, "gate": GateOptions})
     parser.description = "All other options are passed on to every run (launch/run.sh ddp --help lists them)."
     parser.add_argument(
         "--output-dir",
@@ -44,10 +46,15 @@ def run(arguments: list[str]) -> int:
     asked = {"output_dir": None, "dry_run": False, "config": None, **vars(namespace)}
     of_runs = read_run_options(rest, asked["config"])
     options: RaceOptions = validated(RaceOptions, asked)
+    baseline = read_baseline(validated(GateOptions, asked))
+    if baseline is not None:
+        options = like_baseline(options, baseline)
     terminal = console()
     output_dir: Path = asked["output_dir"] or Path("runs") / f"race-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     try:
         plan, configs = make_plan(options, of_runs)
+        if baseline is not None:
+            check_baseline(baseline, options, configs, terminal)
         directory = RaceDirectory(output_dir)
         if asked["dry_run"] or not directory.holds_race:
             schedule_race(plan, configs)
@@ -69,7 +76,7 @@ def run(arguments: list[str]) -> int:
                 kept = "finished runs are kept" if directory.holds_race else "nothing was kept"
                 print(f"lockstep: interrupted; {kept}, resume with: {again}", file=sys.stderr)
                 return 128 + interruption.signal_number
-            return write_report(directory, plan_in_force, terminal)
+            return write_report(directory, plan_in_force, baseline, terminal)
     except OSError as error:  # any path among the options may be one that the system refuses
         raise refused_path(error) from error
 

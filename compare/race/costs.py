@@ -27,6 +27,9 @@ _SECONDS_OF_A_RUN = 2.5
 # What the modules of an engine, and of the command line, cost beside those of its ranks.
 _IMPORTS_OF_AN_ENGINE = 1.0
 _IMPORTS_OF_A_COMMAND_LINE = 0.3
+# A rank of a peer imports its whole library, and its steps take longer.
+_IMPORTS_OF_A_PEER = 2.5
+_PEER_FACTOR = 1.3
 # A diagnosis run takes each step twice more without communication.
 _DIAGNOSIS_FACTOR = 4.0
 _COMMUNICATION_FACTOR = 1.3
@@ -60,7 +63,8 @@ class Costs(BaseModel):
         alone = self.step_seconds.get(_key(who.precision, who.accumulation, who.global_batch_size), whole)
         # All cores work in either case: on several ranks, or on several threads of one process.
         cores = self.num_cpus if who.role == "alternative" else min(who.num_processes, self.num_cpus)
-        return (1.0 if cores == 1 else _COMMUNICATION_FACTOR) * alone / cores
+        factor = 1.0 if cores == 1 else _COMMUNICATION_FACTOR
+        return factor * (_PEER_FACTOR if who.role == "peer" else 1.0) * alone / cores
 
     def start(self, entrants: Iterable[Entrant]) -> float:
         """Returns the expected time until entrants that are started together are ready, in seconds."""
@@ -101,7 +105,8 @@ class Costs(BaseModel):
 
     def _imports(self, who: Entrant) -> float:
         engine = 0.0 if who.backend == REFERENCE else _IMPORTS_OF_AN_ENGINE
-        return who.num_processes + engine + _IMPORTS_OF_A_COMMAND_LINE
+        ranks = who.num_processes * (_IMPORTS_OF_A_PEER if who.role == "peer" else 1.0)
+        return ranks + engine + _IMPORTS_OF_A_COMMAND_LINE
 
 
 def measure_costs(configs: dict[Entrant, RunConfig]) -> Costs:

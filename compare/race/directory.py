@@ -14,6 +14,7 @@ from filelock import FileLock, Timeout
 
 from compare.race.matmul_peak import measure_apart
 from compare.race.plan import PlannedRun, RacePlan
+from compare.report.reading import PLAN_NAME
 from compare.report.runs import RaceFacts, race_file
 from launch.errors import UsageError
 from launch.run_directory import locked
@@ -21,7 +22,6 @@ from records.files import write_atomically
 from records.names import RECORD_NAME
 from watch.rank_files import started_ranks
 
-_PLAN_NAME = "plan.json"
 _RECORDS_NAME = "records"
 _FAILED_NAME = "failed"
 _RUNNING_NAME = "running"
@@ -44,13 +44,13 @@ class RaceDirectory:
         Raises:
             UsageError: The directory holds something else, or another process races in it.
         """
-        plan_file = self.path / _PLAN_NAME
+        plan_file = self.path / PLAN_NAME
         if self.path.exists() and not plan_file.exists() and any(self.path.iterdir()):
             raise UsageError(
                 f"--output-dir {self.path}: is not empty and does not contain a race; choose another directory"
             )
         if plan_file.exists():
-            begun = _read_plan(plan_file)
+            begun = self._plan("--output-dir ", "choose another directory")
             if not begun.same_request(plan):
                 raise UsageError(
                     f"--output-dir {self.path}: holds another race ({begun.command}); choose another directory"
@@ -74,7 +74,23 @@ class RaceDirectory:
     @property
     def holds_race(self) -> bool:
         """Whether a race has begun here, whose plan is in force."""
-        return (self.path / _PLAN_NAME).exists()
+        return (self.path / PLAN_NAME).exists()
+
+    def plan(self) -> RacePlan:
+        """Returns the plan of the race that has begun here.
+
+        Raises:
+            UsageError: It is none of this version.
+        """
+        return self._plan("", f"give the records of the race: {self.path / _RECORDS_NAME}/*.json")
+
+    def _plan(self, option: str, remedy: str) -> RacePlan:
+        try:
+            return RacePlan.model_validate_json((self.path / PLAN_NAME).read_bytes())
+        except ValueError as error:
+            raise UsageError(
+                f"{option}{self.path}: {PLAN_NAME} is not the plan of a race of this version of Lockstep; {remedy}"
+            ) from error
 
     @property
     def failed(self) -> Path:
@@ -182,16 +198,6 @@ class RaceDirectory:
     def clear(self) -> None:
         """Removes what an interrupted run left."""
         shutil.rmtree(self.path / _RUNNING_NAME, ignore_errors=True)
-
-
-def _read_plan(path: Path) -> RacePlan:
-    try:
-        return RacePlan.model_validate_json(path.read_bytes())
-    except ValueError as error:
-        raise UsageError(
-            f"--output-dir {path.parent}: {path.name} is not the plan of a race of this version of Lockstep; "
-            "choose another directory"
-        ) from error
 
 
 def _live_process(directory: Path) -> str | None:

@@ -16,6 +16,7 @@ from backends.registry import BACKENDS, INDEPENDENT, REFERENCE, find_backend
 from compare.race.costs import measure_costs
 from compare.race.options import RaceOptions
 from compare.race.own_entrants import OwnEntrant, read_own_entrant
+from compare.race.peers.table import PEERS, check_peer, find_peer
 from compare.race.plan import Entrant, PlannedRun, RacePlan, Schedule
 from compare.race.schedule import make_schedule
 from compare.race.tuning import can_be_tuned, seconds_of_tuning
@@ -106,6 +107,8 @@ def make_plan(options: RaceOptions, of_runs: RunOptionsOfRace) -> tuple[RacePlan
         reason = find_backend(name).unavailable_reason()
         if reason is not None:
             raise UnsupportedError(f"--backends {name}: cannot run here: {reason}")
+    for name in options.peers or ():
+        find_peer(name)
     plan = RacePlan(
         schema_version=5,
         options=options,
@@ -155,24 +158,28 @@ def _with_defaults(options: RaceOptions, of_runs: RunOptionsOfRace, backend: str
     if "logging_steps" not in of_runs.names:
         # Reading the loss waits for the GPU: this happens at both ends of the steps that are timed.
         arguments.append(f"--logging-steps={NUM_WARMUP_STEPS}")
+    if options.peers and not options.whole_runs and "num_train_epochs" not in of_runs.names:
+        arguments.append("--num-train-epochs=1")  # enough to see what peers reach
     return arguments
 
 
 def _able(plan: RacePlan, backends: Sequence[str]) -> dict[Entrant, RunConfig]:
     """Returns the configuration of each entrant that can take part, and notes the others in the plan."""
     configs: dict[Entrant, RunConfig] = {}
-    refused: list[ValueError] = []
+    refused: dict[Entrant, ValueError] = {}
     for entrant in _candidates(backends, plan.options):
         try:
             configs[entrant] = _resolve(plan, PlannedRun(entrant=entrant, purpose="timed", block=1, position=0))
         except (UnsupportedError, UsageError) as error:
             # Backends that the user did not name are left out where they cannot take part.
-            if isinstance(error, UsageError) and plan.options.backends:
+            if isinstance(error, UsageError) and (plan.options.backends or entrant.role == "peer"):
                 raise
-            refused.append(error)
+            refused[entrant] = error
             plan.left_out.append(f"{entrant.label}: left out, {' '.join(str(error).split())}")
-    if not configs:
-        raise refused[0]
+    able = {entrant.backend for entrant in configs}
+    peers = [error for entrant, error in refused.items() if entrant.role == "peer" and entrant.backend not in able]
+    if peers or not configs:
+        raise [*peers, *refused.values()][0]
     return configs
 
 
@@ -183,7 +190,8 @@ def _candidates(names: Sequence[str], options: RaceOptions) -> list[Entrant]:
             conditions = _Conditions(number, precision, accumulation, size)
             entrants = [conditions.entrant(name) for name in names]
             entrants += [conditions.entrant(own.backend, own) for own in map(read_own_entrant, options.entrant)]
-            for entrant in [*entrants, *(_limits(conditions, options) if options.limits else ())]:
+            entrants += [*(_limits(conditions, options) if options.limits else ()), *_peers(conditions, options)]
+            for entrant in entrants:
                 if not entrant.divides:
                     raise UsageError(
                         f"--global-batch-size {size} is not a multiple of {entrant.num_processes} rank(s) x "
@@ -229,6 +237,13 @@ def _limits(conditions: _Conditions, options: RaceOptions) -> Iterator[Entrant]:
         yield conditions.entrant(REFERENCE, OwnEntrant(REFERENCE, "all cores", threads, ()), role="alternative")
 
 
+def _peers(conditions: _Conditions, options: RaceOptions) -> Iterator[Entrant]:
+    """Yields each variant of each peer that the user names."""
+    for name in options.peers or ():
+        for variant, own in PEERS[name].variants.items():
+            yield Entrant(**conditions._asdict(), backend=name, role="peer", variant=variant, options=own)
+
+
 def _require_names(entrants: list[Entrant]) -> None:
     """Makes sure that no two entrants that race under the same conditions have the same name.
 
@@ -250,6 +265,10 @@ def _global_batch_sizes(options: RaceOptions, num_processes: int) -> Iterator[in
 
 
 def _resolve(plan: RacePlan, run: PlannedRun) -> RunConfig:
-    row = find_backend(run.entrant.backend)
-    asked = read_options(run.entrant.backend, row.settings, plan.arguments(run)[1:])
-    return resolve(run.entrant.backend, row, asked, started_at=time.time()).config
+    name, is_peer = run.entrant.backend, run.entrant.role == "peer"
+    row = PEERS[name].row if is_peer else find_backend(name)
+    asked = read_options(name, row.settings, plan.arguments(run)[1:])
+    resolved = resolve(name, row, asked, started_at=time.time())
+    if is_peer:
+        check_peer(name, resolved.task, resolved.config)
+    return resolved.config

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from backends.devices import count_gpus
+from compare.race.peers.table import PEERS
 from compare.results import MIN_PAIRS
 from launch.comma_lists import CommaList, Names, Numbers
 from launch.quantities import Duration, Share
@@ -32,6 +33,12 @@ class RaceOptions(BaseModel):
     )
     limits: bool = Field(
         True, description="also race what is possible here: ranks that do not communicate, one process with all cores"
+    )
+    peers: Names | None = Field(
+        None, description=f"also race trainers of other libraries, separated by commas: {', '.join(PEERS)}"
+    )
+    peer_accuracy: bool = Field(
+        True, description="with --peers, train each entrant once, for one epoch by default, to see what it reaches"
     )
     budget: Duration = Field(600.0, description="how long the whole race may take, such as 90s, 10min or 2h")
     until: Share | None = Field(
@@ -69,6 +76,11 @@ class RaceOptions(BaseModel):
         if repeats is not None and repeats < MIN_PAIRS:
             raise ValueError(f"entrants that are started fewer than {MIN_PAIRS} times cannot be compared; ask for more")
         return repeats
+
+    @property
+    def trains_to_the_end(self) -> bool:
+        """Whether each entrant also trains once to the end."""
+        return self.whole_runs or (self.peers is not None and self.peer_accuracy)
 
     @model_validator(mode="after")
     def _has_an_end(self) -> RaceOptions:

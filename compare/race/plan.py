@@ -138,9 +138,10 @@ def draw_plan(entrants: list[Entrant], options: RaceOptions, *, repeats: int) ->
     runs = _block(diagnosed, "diagnosis", 0, order)
     for block in range(1, repeats + 1):
         runs += _block(entrants, "timed", block, order)
-    if options.whole_runs:
-        # For each backend and number of ranks, only the first conditions that the user asked for.
-        firsts = {(entrant.name, entrant.num_processes): entrant for entrant in reversed(able)}
+    if options.trains_to_the_end:
+        # For each entrant and number of ranks, only the first conditions that the user asked for.
+        whole = [entrant for entrant in entrants if entrant.role in (*RANKED, "peer")]
+        firsts = {(entrant.name, entrant.num_processes): entrant for entrant in reversed(whole)}
         runs += _block(list(reversed(firsts.values())), "whole", repeats + 1, order)
     return runs
 

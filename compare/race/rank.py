@@ -15,9 +15,11 @@ def main(address: str, run_directory: str, rank_variable: str | None = None) -> 
     """Runs this rank to its end; on an error, exits with code 1 at once."""
 
     def make_turns(trainer, measurements):  # type: ignore[no-untyped-def]
-        from compare.race.turns import Turns
+        from compare.race.turns import Hello, Turns
 
-        return Turns(address, os.getpid(), trainer, measurements)
+        hello = Hello(trainer.backend.rank, os.getpid(), trainer.plan.steps_per_epoch)
+        on_gpu = trainer.backend.device.type == "cuda"
+        return Turns(address, hello, measurements, num_steps=trainer.num_steps, on_gpu=on_gpu)
 
     run_rank(run_directory, rank_variable, make_observer=make_turns)
 

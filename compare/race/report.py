@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from compare.race.directory import RaceDirectory
 from compare.race.plan import RacePlan
+from compare.report.baseline import Baseline
+from compare.report.gate_table import show_gate
 from compare.report.info import NothingToReport, ReportInfo
 from compare.report.pages import render, write_pages
 from compare.report.reading import read_inputs
+from compare.report.runs import Run
+from compare.results import Results
 from launch.arguments import command_line
+from launch.errors import UsageError
 from records.names import RECORD_NAME
+
+# The exit code of a race that does not pass beside its baseline.
+FAILED_GATE = 3
 
 
 def is_decided(directory: RaceDirectory, within: float) -> bool:
@@ -40,14 +49,71 @@ def is_decided(directory: RaceDirectory, within: float) -> bool:
     return len(halves) == sum(len(group.comparisons) for group in groups) and all(half <= within for half in halves)
 
 
-def write_report(directory: RaceDirectory, plan: RacePlan, terminal: Console) -> int:
-    """Writes the report of a race into its directory; returns the exit code."""
+def write_report(directory: RaceDirectory, plan: RacePlan, baseline: Baseline | None, terminal: Console) -> int:
+    """Writes the report of a race into its directory.
+
+    Args:
+        directory: The directory.
+        plan: The plan of the race.
+        baseline: What the race is compared with, if with anything.
+        terminal: Shows the verdict.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        UsageError: The report has been written, but the race cannot be compared with the baseline.
+    """
     from compare.report.analysis import analyse
 
-    inputs = read_inputs([*directory.records(), *directory.measured_collectives()])
-    runs = [dataclasses.replace(run, name=_name(Path(run.name))) for run in inputs.runs]
+    inputs = read_inputs(files_of(directory))
+    runs = [dataclasses.replace(run, name=name_of(Path(run.name))) for run in inputs.runs]
+    try:
+        results = analyse(runs, inputs.collectives, info_of(directory, plan))
+    except NothingToReport as error:
+        for line in directory.failures():
+            print(f"lockstep: {line}", file=sys.stderr)
+        print(f"lockstep: {error}; logs are in {directory.failed}", file=sys.stderr)
+        return 1
+    refused = None
+    if baseline is not None:
+        from compare.report.gate import judge
+
+        try:
+            results = judge(results, baseline)
+        except UsageError as error:
+            refused = error
+    code = finish(results, runs, directory.path, terminal)
+    if refused is not None:
+        raise refused
+    return code
+
+
+def finish(results: Results, runs: Sequence[Run], output_dir: Path, terminal: Console) -> int:
+    """Writes a report, shows what it says, and returns the exit code.
+
+    Args:
+        results: What was found.
+        runs: What it was found from, as far as it is known.
+        output_dir: Receives the report.
+        terminal: Shows the verdict.
+    """
+    write_pages(render(results, runs), results, output_dir, terminal)
+    if results.gate is None:
+        return 0
+    show_gate(results.gate, terminal)
+    return 0 if results.gate.passed else FAILED_GATE
+
+
+def files_of(directory: RaceDirectory) -> list[Path]:
+    """Returns the files of a race that its report is made of."""
+    return [*directory.records(), *directory.measured_collectives()]
+
+
+def info_of(directory: RaceDirectory, plan: RacePlan) -> ReportInfo:
+    """Returns what a race tells its report besides its runs."""
     options = plan.options
-    info = ReportInfo(
+    return ReportInfo(
         title="Race of data-parallel backends",
         problems=[*plan.left_out, *directory.failures(without_record=True)],
         commands=_commands(plan),
@@ -59,18 +125,10 @@ def write_report(directory: RaceDirectory, plan: RacePlan, terminal: Console) ->
         target_accuracy=options.target_accuracy,
         conditions=list(dict.fromkeys((one.precision, one.accumulation) for one in plan.entrants)),
     )
-    try:
-        results = analyse(runs, inputs.collectives, info)
-    except NothingToReport as error:
-        for line in directory.failures():
-            print(f"lockstep: {line}", file=sys.stderr)
-        print(f"lockstep: {error}; logs are in {directory.failed}", file=sys.stderr)
-        return 1
-    write_pages(render(results), results, directory.path, terminal)
-    return 0
 
 
-def _name(path: Path) -> str:
+def name_of(path: Path) -> str:
+    """Returns what a report calls the run of a race with this record."""
     return path.stem if path.name != RECORD_NAME else path.parent.name
 
 
@@ -78,6 +136,8 @@ def _commands(plan: RacePlan) -> dict[str, str]:
     """Returns the command of the race, and one command for each purpose and backend."""
     commands = {"the race, and with it every figure": plan.command}
     for run in plan.runs():
+        if run.entrant.role == "peer":  # which has no command of its own
+            continue
         what = f"a {run.purpose} run of {run.entrant.backend}"
         commands.setdefault(what, command_line(plan.arguments(run), without="--output-dir"))
     return commands

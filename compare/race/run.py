@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -26,6 +26,9 @@ from records.names import RECORD_NAME
 from records.record import read_record
 
 _MAX_ATTEMPTS = 3
+# The command line of a run, and that of a peer, which trains without resting.
+_PROGRAM = ("launch",)
+_PEER_PROGRAM = ("compare.race.entrant", "-")
 
 
 def run_race(plan: RacePlan, directory: RaceDirectory, terminal: Console) -> None:
@@ -106,7 +109,9 @@ def _run_undisturbed(
 
 def _run(plan: RacePlan, run: PlannedRun, output_dir: Path) -> str | None:
     """Makes one run and returns None, or why it failed."""
-    done = run_command([*plan.arguments(run), f"--output-dir={output_dir}"], dict(run.entrant.variables))
+    module = _PEER_PROGRAM if run.entrant.role == "peer" else _PROGRAM
+    arguments = [*plan.arguments(run), f"--output-dir={output_dir}"]
+    done = run_command(arguments, dict(run.entrant.variables), module=module)
     if done.returncode == 0:
         # No other start of a run has this directory.
         is_its_own = read_record(output_dir / RECORD_NAME).config.output_dir == output_dir
@@ -119,20 +124,21 @@ def _run(plan: RacePlan, run: PlannedRun, output_dir: Path) -> str | None:
 
 
 def run_command(
-    arguments: list[str], variables: Mapping[str, str] = MappingProxyType({})
+    arguments: list[str], variables: Mapping[str, str] = MappingProxyType({}), *, module: Sequence[str] = _PROGRAM
 ) -> subprocess.CompletedProcess[str]:
     """Runs Lockstep's own command line to its end; in any case it ends with this process.
 
     Args:
         arguments: The command, and its options.
         variables: What to add to its environment.
+        module: The module to run, and its first arguments.
 
     Raises:
         Interrupted: A signal asked to stop (see signals_raised). The command has received SIGTERM and has ended.
     """
     with guarded() as mark:
         process = subprocess.Popen(
-            [sys.executable, "-m", "launch", *arguments],
+            [sys.executable, "-m", *module, *arguments],
             env={**command_environment(), **variables, **mark},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

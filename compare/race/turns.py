@@ -18,7 +18,6 @@ from typing_extensions import override
 
 from training.clock import Reading
 from training.hooks import Hooks
-from training.loop import Trainer
 from training.measurements import Measurements
 
 _Message = TypeVar("_Message")
@@ -88,23 +87,24 @@ def received(kind: type[_Message], line: bytes) -> _Message:
 class Turns(Hooks):
     """Makes a rank rest until the race gives its entrant a turn, and times the turn."""
 
-    def __init__(self, address: str, pid: int, trainer: Trainer, measurements: Measurements) -> None:
+    def __init__(self, address: str, hello: Hello, measurements: Measurements, *, num_steps: int, on_gpu: bool) -> None:
         """Connects to the race.
 
         Args:
             address: The path of the entrant's socket.
-            pid: The process of this rank.
-            trainer: The training to observe.
+            hello: Who this rank is.
             measurements: What this rank measures of itself, from which rests are left out.
+            num_steps: The number of steps of the whole training.
+            on_gpu: Whether a step ends on a GPU, after the processor has gone on.
         """
-        self._trainer, self._measurements = trainer, measurements
+        self._measurements, self._num_steps, self._on_gpu = measurements, num_steps, on_gpu
         self._connection = socket.socket(socket.AF_UNIX)
         self._connection.connect(address)
         self._lines = self._connection.makefile("rb")
         self._turn: Turn | None = None
         self._began, self._reading = self._now()
         self._ends: list[float] = []
-        send(self._connection, Hello(trainer.backend.rank, pid, trainer.plan.steps_per_epoch))
+        send(self._connection, hello)
 
     @override
     def on_epoch_begin(self) -> None:
@@ -120,9 +120,9 @@ class Turns(Hooks):
         elif step == self._turn.through:
             ended, reading = self._now()
             send(self._connection, TurnTaken(self._began, [*self._ends, ended], *reading.since(self._reading)))
-            if step < self._trainer.num_steps:
+            if step < self._num_steps:
                 self._rest()
-        elif step > self._turn.warm_through and self._trainer.backend.device.type != "cuda":
+        elif step > self._turn.warm_through and not self._on_gpu:
             self._ends.append(time.monotonic())
 
     def _rest(self) -> None:
@@ -132,6 +132,6 @@ class Turns(Hooks):
 
     def _now(self) -> tuple[float, Reading]:
         """Reads both clocks when all work that was given to the device is done."""
-        if self._trainer.backend.device.type == "cuda":
+        if self._on_gpu:
             torch.cuda.synchronize()
         return time.monotonic(), self._measurements.clock.read()

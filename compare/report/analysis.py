@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from itertools import combinations
-from typing import Any
 
 from compare.report.entrants import measure_entrant
-from compare.report.grouping import EntrantRuns, condition, group_runs
+from compare.report.grouping import EntrantRuns, condition
+from compare.report.headings import keys_of, ordered_groups
 from compare.report.info import NothingToReport, ReportInfo
+from compare.report.machines import located, placed, several_machines
 from compare.report.pairing import paired
+from compare.report.peer_tables import describe_peers
+from compare.report.peers import peers_of, without_peers
 from compare.report.places import idleness_of, mixtures_of, places_of
 from compare.report.references import entrant_parity, sample_of
 from compare.report.runs import Run
@@ -19,9 +22,8 @@ from compare.report.standings import standings_of
 from compare.report.statistics import CONFIDENCE, compare_group
 from compare.report.training import curves_of, seed_table_of
 from compare.report.verdict import describe_verdict
-from compare.report.words import describe_batch, describe_task, ranks
+from compare.report.words import describe_task
 from compare.results import SMALLEST_CLAIM, CollectiveSeries, Comparison, Group, GroupResult, Results
-from records.record import RunRecord
 from records.throughput import NUM_WARMUP_STEPS
 
 
@@ -37,12 +39,16 @@ def analyse(runs: Sequence[Run], collectives: Sequence[CollectiveSeries], info: 
         NothingToReport: No timed run completed.
         UnknownOpponent: The opponent was not ranked.
     """
-    grouped = sorted(group_runs(runs), key=_order)
+    runs = located(runs)
+    grouped = ordered_groups(without_peers(runs))
     if not grouped:
         raise NothingToReport("no timed run completed, so there is nothing to report")
-    completed = [run for run in runs if run.is_usable]
-    keys = _keys(grouped)
-    groups = [_group_result(key, entrants, completed) for key, entrants in zip(keys, grouped, strict=True)]
+    completed = [run for run in without_peers(runs) if run.is_usable]
+    several = several_machines(completed)
+    groups = [
+        _group_result(key, entrants, completed, several=several)
+        for key, entrants in zip(keys_of(grouped), grouped, strict=True)
+    ]
     failures = [
         f"{run.record.config.backend} {'is left out' if run.record.status == 'completed' else 'failed'}: "
         f"{run.why_unusable} ({run.name})"
@@ -50,16 +56,18 @@ def analyse(runs: Sequence[Run], collectives: Sequence[CollectiveSeries], info: 
         if not run.is_usable
     ]
     problems = [*info.problems, *failures, *mixtures_of(completed)]
+    peers = peers_of(runs, groups, grouped)
     results = Results(
         title=info.title,
         created_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         verdict=[],
         groups=groups,
         standings=standings_of(groups, grouped, info.conditions, info.opponent),
+        peers=peers,
         curves=curves_of(groups, grouped, info.target_accuracy),
         seed_table=seed_table_of(groups, grouped),
         scaling=scaling_of(groups, grouped),
-        collectives=list(collectives),
+        collectives=placed(collectives, completed),
         places=places_of(completed),
         idleness=idleness_of(completed),
         problems=problems,
@@ -71,41 +79,15 @@ def analyse(runs: Sequence[Run], collectives: Sequence[CollectiveSeries], info: 
             "differences never claimed, up to": SMALLEST_CLAIM,
         },
     )
-    return results.model_copy(update={"verdict": describe_verdict(results)})
+    return results.model_copy(update={"verdict": [*describe_verdict(results), *map(describe_peers, peers)]})
 
 
-def _order(entrants: list[EntrantRuns]) -> tuple[Any, ...]:
-    record = sample_of(entrants).record
-    config = record.config
-    return (-config.num_processes, config.precision != "fp32", record.gradient_accumulation_steps,
-            config.global_batch_size, config.precision, config.started_at)  # fmt: skip
-
-
-def _keys(grouped: Sequence[list[EntrantRuns]]) -> list[str]:
-    """Names groups; groups that would have the same name also say in what they differ."""
-    samples = [sample_of(entrants).record for entrants in grouped]
-    keys = [_key(sample) for sample in samples]
-    for key in {key for key in keys if keys.count(key) > 1}:
-        places = [index for index, other in enumerate(keys) if other == key]
-        conditions = [condition(samples[index]) for index in places]
-        names = [name for name in conditions[0] if len({repr(one.get(name)) for one in conditions}) > 1]
-        for index, one in zip(places, conditions, strict=True):
-            keys[index] = f"{key}; " + ", ".join(
-                f"{name.replace('_', ' ')} {str(one.get(name))[:60]}" for name in names
-            )
-    return keys
-
-
-def _key(sample: RunRecord) -> str:
-    config = sample.config
-    device = "" if config.device == "cpu" else f" on {config.device}"
-    return f"{ranks(config.num_processes)}{device}, {config.precision}, batch {describe_batch(sample)}"
-
-
-def _group_result(key: str, runs: list[EntrantRuns], completed: Sequence[Run]) -> GroupResult:
+def _group_result(key: str, runs: list[EntrantRuns], completed: Sequence[Run], *, several: bool) -> GroupResult:
     entrants = [measure_entrant(entrant, entrant_parity(entrant, runs, completed)) for entrant in runs]
-    sample = sample_of(runs).record
-    config = sample.config
+    run = sample_of(runs)
+    sample, config = run.record, run.record.config
+    conditions = condition(run)
+    machine = conditions.pop("machine")
     group = Group(
         task=describe_task(sample),
         device=config.device,
@@ -116,6 +98,8 @@ def _group_result(key: str, runs: list[EntrantRuns], completed: Sequence[Run]) -
         gradient_accumulation_steps=sample.gradient_accumulation_steps,
         seed=config.seed,
         key=key,
+        machine=machine if several else None,
+        conditions=conditions,
     )
     ranked = [runs[index] for index, entrant in enumerate(entrants) if entrant.ranked]
     comparisons = _comparisons(ranked)

@@ -15,6 +15,7 @@ from typing import Any
 from backends.registry import BACKENDS
 from compare.report.runs import Run
 from compare.results import Role
+from records.config import RunConfig
 from records.record import RunRecord
 
 # What belongs to a backend, or to one start of a run, and not to what is computed.
@@ -50,19 +51,19 @@ class EntrantRuns:
         return all(run.race is not None for run in self.timed)
 
 
-def condition(record: RunRecord) -> dict[str, Any]:
+def condition(run: Run) -> dict[str, Any]:
     """Returns everything that decides what was computed, and on what machine, whichever the backend."""
-    environment = record.environment
-    return {
-        **_asked(record),
-        "data": record.task,
-        "machine": [environment.cpu, environment.num_cpus, environment.gpus],
-    }
+    return {**asked(run.record.config), "data": run.record.task, "machine": _machine(run)}
 
 
-def unsplit(record: RunRecord) -> str:
-    """Returns the same as a key, without how a global batch is split over ranks and micro-batches."""
-    return _key({name: value for name, value in condition(record).items() if name not in _OF_A_SPLIT})
+def asked(config: RunConfig) -> dict[str, Any]:
+    """Returns the part of it that is known before a run."""
+    return config.model_dump(mode="json", exclude=_OF_A_START)
+
+
+def unsplit(run: Run) -> str:
+    """Returns `condition` as a key, without how a global batch is split over ranks and micro-batches."""
+    return _key({name: value for name, value in condition(run).items() if name not in _OF_A_SPLIT})
 
 
 def version(record: RunRecord) -> dict[str, Any]:
@@ -89,7 +90,7 @@ def group_runs(runs: Sequence[Run]) -> list[list[EntrantRuns]]:
     groups: dict[str, dict[str, EntrantRuns]] = {}
     for run in completed:
         if run.purpose == "timed" or (run.purpose == "whole" and not _has_timed(run, completed)):
-            entrants = groups.setdefault(_key(condition(run.record)), {})
+            entrants = groups.setdefault(_key(condition(run)), {})
             entrants.setdefault(_entrant(run), _without_runs(run, _entrant(run))).timed.append(run)
     for entrants in groups.values():
         for entrant in entrants.values():
@@ -102,8 +103,10 @@ def group_runs(runs: Sequence[Run]) -> list[list[EntrantRuns]]:
     return [sorted(entrants.values(), key=_place_of) for entrants in groups.values()]
 
 
-def _asked(record: RunRecord) -> dict[str, Any]:
-    return record.config.model_dump(mode="json", exclude=_OF_A_START)
+def _machine(run: Run) -> str:
+    if run.machine is None:
+        raise ValueError(f"{run.name}: runs are located (compare.report.machines) before they are compared")
+    return run.machine.label
 
 
 def _backend(record: RunRecord) -> dict[str, Any]:
@@ -114,7 +117,7 @@ def _belongs(other: Run, timed: Run) -> bool:
     """Tells whether a diagnosis or whole run is of the group of a timed run, apart from the number of its steps."""
     # Dropout is off in diagnosis runs: its masks depend on how a batch is split.
     leave_out = {"max_steps", "dropout"} if other.purpose == "diagnosis" else {"max_steps"}
-    ours, theirs = condition(other.record), condition(timed.record)
+    ours, theirs = condition(other), condition(timed)
     return _key(_without(ours, leave_out)) == _key(_without(theirs, leave_out))
 
 
@@ -146,16 +149,21 @@ def _attach_failure(run: Run, groups: dict[str, dict[str, EntrantRuns]]) -> None
     """Attaches a failed run, which knows neither its data nor its settings, to the group with the same options."""
     backend = _backend(run.record)
     leave_out = set() if run.purpose == "timed" else {"max_steps", "dropout"}
-    asked = _key(_without(_asked(run.record), leave_out))
+    conditions = _conditions_of_failed(run, leave_out)
     for entrants in groups.values():
         sample = next((entrant.timed[0] for entrant in entrants.values() if entrant.timed), None)
-        if sample is not None and _key(_without(_asked(sample.record), leave_out)) == asked:
+        if sample is not None and _conditions_of_failed(sample, leave_out) == conditions:
             wanted = {"backend": backend, "name": run.entrant}
             fitting = [entrant for key, entrant in entrants.items() if wanted.items() <= json.loads(key).items()]
             if not fitting:
                 fitting = [entrants.setdefault(_key(wanted), _without_runs(run, _key(wanted)))]
             fitting[0].failures.append(f"{run.why_unusable} ({run.name})")
             return
+
+
+def _conditions_of_failed(run: Run, leave_out: set[str]) -> str:
+    """Returns what is known of the conditions of a run even if it failed, as a key."""
+    return _key(_without({**asked(run.record.config), "machine": _machine(run)}, leave_out))
 
 
 def _place_of(entrant: EntrantRuns) -> tuple[int, str]:

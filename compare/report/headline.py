@@ -36,6 +36,6 @@ def headlines(results: Results) -> Iterator[Headline]:
             yield Headline(alone.group, single.samples_per_second, rivals)
 
 
-def _conditions(result: GroupResult) -> tuple[str, str, str, int]:
+def _conditions(result: GroupResult) -> tuple[str | None, str, str, str, int]:
     group = result.group
-    return group.task, group.device, group.precision, group.global_batch_size
+    return group.machine, group.task, group.device, group.precision, group.global_batch_size

@@ -10,7 +10,7 @@ from pathlib import Path
 from backends.registry import REFERENCE
 from compare.numbers import longer, one_line, part_of_step
 from compare.report.first_screen import first_screen
-from compare.report.page import Block, Lines, Table, Text
+from compare.report.page import Block, Lines, Section, Table, Text
 from compare.report.sections import beside_the_ranking, details, look_of
 from compare.report.words import metric_heading
 from compare.results import PARTS, Curve, Entrant, GroupResult, Interval, Results, read_results
@@ -38,7 +38,7 @@ def render_markdown(results: Results) -> str:
         escape(" ".join(screen.verdict[1:])),
         _list(grounds),
         *(_shown(table) for table in screen.tables),
-        *(f"## {section.heading}\n\n{_blocks(section.blocks)}" for section in beside_the_ranking(results)),
+        *(_section(section) for section in beside_the_ranking(results)),
         escape(screen.about),
         *(_folded(heading, text) for heading, text in _details(results).items() if text),
         f"Made {results.created_at}.",
@@ -58,6 +58,12 @@ def _details(results: Results) -> dict[str, str]:
         **{sections[id].heading: _blocks(sections[id].blocks) for id in told if id in sections},
         "Commands": "\n\n".join(commands),
     }
+
+
+def _section(section: Section) -> str:
+    """Returns a section that is not folded, with its parts."""
+    parts = [f"### {escape(part.heading)}\n\n{_blocks(part.blocks)}" for part in section.sections]
+    return "\n\n".join([f"## {section.heading}", *filter(None, [_blocks(section.blocks)]), *parts])
 
 
 def _folded(heading: str, text: str) -> str:
@@ -107,12 +113,12 @@ def results_table(results: Results) -> str:
         for standing in results.standings
         for one in standing.placings
     }
-    rows = [
-        _row(group, entrant, against.get((group.group.key, entrant.name), "not ranked"))
-        for group in results.groups
-        for entrant in group.entrants
-    ]
-    return _table(_HEADINGS, rows)
+    each = [(group, entrant) for group in results.groups for entrant in group.entrants]
+    rows = [_row(*one, against.get((one[0].group.key, one[1].name), "not ranked")) for one in each]
+    if not any(group.group.machine for group, _ in each):
+        return _table(_HEADINGS, rows)
+    named = [[group.group.machine or "-", *row] for (group, _), row in zip(each, rows, strict=True)]
+    return _table(("machine", *_HEADINGS), named)
 
 
 def seed_table(results: Results) -> str:

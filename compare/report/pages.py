@@ -1,8 +1,8 @@
-"""The files of a report: report.html, report.md and results.json."""
+"""The files of a report: report.html, report.md, results.json and steps.csv."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,11 +10,12 @@ import rich.table
 from rich.console import Console
 from rich.text import Text
 
+from compare.report.runs import Run
 from compare.results import RESULTS_NAME, Results
 from launch.errors import UsageError
 from records.files import write_atomically
 
-_HTML_NAME, _MARKDOWN_NAME = "report.html", "report.md"
+_HTML_NAME, _MARKDOWN_NAME, STEPS_NAME = "report.html", "report.md", "steps.csv"
 _NUM_COLUMNS = 3
 _PACKAGES = ("jinja2", "psutil", "scipy")
 
@@ -39,21 +40,28 @@ def require_room(directory: Path) -> None:
     Raises:
         UsageError: There is one.
     """
-    for name in (RESULTS_NAME, _MARKDOWN_NAME, _HTML_NAME):
+    for name in (RESULTS_NAME, _MARKDOWN_NAME, _HTML_NAME, STEPS_NAME):
         if (directory / name).exists():
             raise UsageError(f"--output-dir {directory}: holds {name} already; add --overwrite or choose another")
 
 
-def render(results: Results) -> dict[str, str]:
-    """Returns the texts of the files by their names."""
+def render(results: Results, runs: Sequence[Run] = ()) -> dict[str, str]:
+    """Returns the texts of the files by their names.
+
+    Args:
+        results: What was found.
+        runs: What it was found from, as far as it is known.
+    """
     from compare.report.html import render_html
     from compare.report.markdown import render_markdown
+    from compare.report.tidy import steps_csv
 
-    return {
+    pages = {
         RESULTS_NAME: results.model_dump_json() + "\n",
         _MARKDOWN_NAME: render_markdown(results),
         _HTML_NAME: render_html(results),
     }
+    return pages | ({STEPS_NAME: steps_csv(runs)} if runs else {})
 
 
 def write_pages(pages: Mapping[str, str], results: Results, directory: Path, terminal: Console) -> None:
@@ -69,7 +77,8 @@ def write_pages(pages: Mapping[str, str], results: Results, directory: Path, ter
     except OSError as error:
         raise UsageError(f"--output-dir {directory}: {error.strerror}; choose another directory") from error
     _show(results, terminal)
-    terminal.print(f"report: {directory / _HTML_NAME} (also {_MARKDOWN_NAME}, {RESULTS_NAME})")
+    others = ", ".join(name for name in (_MARKDOWN_NAME, RESULTS_NAME, STEPS_NAME) if name in pages)
+    terminal.print(f"report: {directory / _HTML_NAME} (also {others})")
 
 
 def _show(results: Results, terminal: Console) -> None:

@@ -6,20 +6,40 @@ from collections import defaultdict
 from collections.abc import Sequence
 from statistics import fmean, median
 
+from compare.report.machines import several_machines
 from compare.report.runs import Run
 from compare.report.words import machine_of, software_of
 from compare.results import Idleness, Place
+from records.record import Environment
 
 
 def places_of(completed: Sequence[Run]) -> list[Place]:
     """Returns each machine with its software, and how many runs took place there."""
+    several = several_machines(completed)
     places: dict[tuple[str, str], list[Run]] = defaultdict(list)
     for run in completed:
-        places[machine_of(run.record), software_of(run.record)].append(run)
+        places[_label(run), software_of(run.record)].append(run)
     return [
-        Place(machine=machine, software=software, num_runs=len(runs), idleness=_idleness(runs))
-        for (machine, software), runs in places.items()
+        Place(
+            machine=label if several else machine_of(runs[0].record),
+            software=software,
+            hardware=runs[0].machine,
+            versions=versions_of(runs[0].record.environment),
+            num_runs=len(runs),
+            idleness=_idleness(runs),
+        )
+        for (label, software), runs in places.items()
     ]
+
+
+def versions_of(environment: Environment) -> dict[str, str]:
+    """Returns the versions of all software that a step depends on, but for Lockstep's own."""
+    known = {"CUDA": environment.cuda, "NCCL": environment.nccl, "kernel": environment.platform}
+    return {
+        "Python": environment.python,
+        **environment.packages,
+        **{name: version for name, version in known.items() if version is not None},
+    }
 
 
 def idleness_of(completed: Sequence[Run]) -> Idleness | None:
@@ -28,6 +48,10 @@ def idleness_of(completed: Sequence[Run]) -> Idleness | None:
     for race in (run.race for run in completed if run.race and run.purpose == "timed"):
         shares += [turn.foreign_share for turn in race.turns if turn.round > 0] or [race.foreign_share]
     return Idleness(mean=fmean(shares), largest=max(shares)) if shares else None
+
+
+def _label(run: Run) -> str:
+    return run.machine.label if run.machine is not None else ""
 
 
 def _idleness(runs: Sequence[Run]) -> str | None:
@@ -48,7 +72,7 @@ def mixtures_of(completed: Sequence[Run]) -> list[str]:
         "tasks": {record.config.task for record in records},
         "seeds": {str(record.config.seed) for record in records},
         "data sets": {str(record.task.get("data")) for record in records if record.task},
-        "machines": {machine_of(record) for record in records},
+        "machines": {_label(run) for run in completed},
     }
     return [
         f"the runs have {len(values)} different {what} ({'; '.join(sorted(values))}); such runs are never compared"

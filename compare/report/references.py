@@ -51,9 +51,7 @@ def _references(own: Run, completed: Sequence[Run]) -> list[Run]:
     found = [
         run
         for run in completed
-        if run.record.config.backend == REFERENCE
-        and run.purpose == own.purpose
-        and unsplit(run.record) == unsplit(own.record)
+        if run.record.config.backend == REFERENCE and run.purpose == own.purpose and unsplit(run) == unsplit(own)
     ]
     return sorted(found, key=lambda run: run.record.gradient_accumulation_steps)
 

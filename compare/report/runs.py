@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from compare.results import Role
+from compare.results import Machine, Role
 from records.record import RunRecord
 from records.throughput import NUM_WARMUP_STEPS, training_seconds
 
@@ -91,11 +91,13 @@ class Run:
         name: What messages call it.
         record: What the run itself wrote.
         race: What the race wrote beside it; None for a run that no race started.
+        machine: Where it took place, which `compare.report.machines.located` finds out.
     """
 
     name: str
     record: RunRecord
     race: RaceFacts | None
+    machine: Machine | None = None
 
     @property
     def purpose(self) -> Purpose:

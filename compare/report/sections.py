@@ -9,7 +9,9 @@ from compare.numbers import points
 from compare.report import figures as report_figures
 from compare.report import tables as report_tables
 from compare.report.figures import Styles
-from compare.report.page import Block, Commands, Figure, Lines, Section, Table, Text
+from compare.report.gate_table import GATE_HEADINGS, gate_cells, verdict_of
+from compare.report.page import Block, Cell, Commands, Figure, Lines, Row, Section, Table, Text
+from compare.report.peer_tables import peer_section
 from compare.report.styles import styles_for
 from compare.results import SMALLEST_CLAIM, CollectiveSeries, Curve, GroupResult, Results, Scaling
 
@@ -36,12 +38,16 @@ def details(results: Results, styles: Styles) -> list[Section]:
 
 
 def beside_the_ranking(results: Results) -> list[Section]:
-    """Returns what the first screen shows of entrants that are not ranked: the cost of adapters, and peers."""
-    everything = [
-        Section("adapters", "What the adapter costs", _adapters(results)),
-        Section("peers", "What people would use instead", _peers(results)),
-    ]
-    return [section for section in everything if section.blocks]
+    """Returns what is shown before the details, but is no ranking: a gate, and peers."""
+    everything = [Section("gate", "Compared with the baseline", _gate(results)), peer_section(results)]
+    return [section for section in everything if section.blocks or section.sections]
+
+
+def _gate(results: Results) -> list[Block]:
+    if results.gate is None:
+        return []
+    rows = [Row([Cell(cell) for cell in gate_cells(row)]) for row in results.gate.rows]
+    return [Lines(verdict_of(results.gate)), Table("Each entrant then and now", list(GATE_HEADINGS), rows)]
 
 
 def look_of(results: Results) -> Styles:
@@ -68,16 +74,6 @@ def _pairs(results: Results) -> list[Block]:
         *(report_tables.comparison_table(result, opponents.get(result.group.key)) for result in results.groups)
     )
     return [Text(text), *tables] if tables else []
-
-
-def _adapters(results: Results) -> list[Block]:
-    """Returns what adapters cost beside hand-written loops; nothing where no such loop took part."""
-    return []
-
-
-def _peers(results: Results) -> list[Block]:
-    """Returns what other trainers reach, who draw their own batches; nothing where none took part."""
-    return []
 
 
 def _measurements(groups: list[GroupResult], styles: Styles) -> tuple[list[Block], list[Section]]:
@@ -136,9 +132,13 @@ def _collectives(collectives: list[CollectiveSeries], styles: Styles) -> list[Se
         table = report_tables.fit_table(series, title)
         return [report_figures.collective_figure(series, styles), *([table] if table.rows else [])]
 
+    def place(series: CollectiveSeries) -> str:
+        return f"; {series.machine.label}" if series.machine and several else ""
+
     drawn = [one for one in collectives if one.points]
-    groups = _grouped(drawn, lambda one: (one.operation, one.num_processes, one.device))
-    titles = [f"{group[0].operation}, {group[0].num_processes} ranks, {group[0].device}" for group in groups]
+    several = len({one.machine.label for one in drawn if one.machine}) > 1
+    groups = _grouped(drawn, lambda one: (one.operation, one.num_processes, one.device, place(one)))
+    titles = [f"{one.operation}, {one.num_processes} ranks, {one.device}{place(one)}" for one, *_ in groups]
     return [
         Section(f"collectives-{i}", title, blocks(group, title))
         for i, (group, title) in enumerate(zip(groups, titles, strict=True), start=1)

@@ -9,7 +9,7 @@ from compare.report.grouping import EntrantRuns, unsplit
 from compare.report.info import UnknownOpponent
 from compare.report.pairing import paired
 from compare.report.statistics import compare_group
-from compare.report.words import machine_of, ranks, seen_from
+from compare.report.words import on_machine, ranks, seen_from
 from compare.results import Comparison, Entrant, Group, GroupResult, Interval, Placing, Standing
 
 
@@ -62,7 +62,7 @@ def standings_of(
     for result, runs in zip(groups, grouped, strict=True):
         for entrant, own in zip(result.entrants, runs, strict=True):
             if (entrant.ranked or entrant.role == "limit") and entrant.samples_per_second is not None:
-                conditions = unsplit(own.timed[0].record), result.group.gradient_accumulation_steps
+                conditions = unsplit(own.timed[0]), result.group.gradient_accumulation_steps
                 fields.setdefault(conditions, []).append(_Candidate(result, entrant, own))
     # A limit by itself is of no use.
     complete = [field for field in fields.values() if any(one.entrant.role == "backend" for one in field)]
@@ -70,10 +70,9 @@ def standings_of(
     names = {one.entrant.name for field in complete for one in field if one.entrant.role == "backend"}
     if opponent is not None and opponent not in names:
         raise UnknownOpponent(f"{opponent!r} was not ranked; choose one of {', '.join(sorted(names))}")
-    machines = {machine_of(one.runs.timed[0].record) for field in complete for one in field}
     standings: list[Standing] = []
     for field in complete:
-        standings.append(_standing(field, opponent, with_machine=len(machines) > 1))
+        standings.append(_standing(field, opponent))
         opponent = opponent or standings[0].placings[0].name
     return standings
 
@@ -83,7 +82,7 @@ def _place(group: Group, order: Sequence[tuple[str, int]]) -> int:
     return list(order).index(conditions) if conditions in order else len(order)
 
 
-def _standing(field: Sequence[_Candidate], named: str | None, *, with_machine: bool) -> Standing:
+def _standing(field: Sequence[_Candidate], named: str | None) -> Standing:
     backends = [one for one in field if one.entrant.role == "backend"]
     opponent = _opponent(backends, named)
     others = [one for one in field if one is not opponent]
@@ -94,7 +93,7 @@ def _standing(field: Sequence[_Candidate], named: str | None, *, with_machine: b
     ordered = sorted(backends, key=lambda one: (one is not opponent, -one.group.num_processes, -one.rate.estimate))
     limits = [one for one in others if one.entrant.role != "backend"]
     return Standing(
-        conditions=_conditions(opponent, with_machine=with_machine),
+        conditions=_conditions(opponent.group),
         opponent=opponent.label,
         num_starts=len(opponent.runs.timed),
         num_turns=sum(len(run.timed_steps) for run in opponent.runs.timed if run.race and run.race.turns),
@@ -129,12 +128,9 @@ def _within(opponent: _Candidate, other: _Candidate) -> Comparison | None:
     return seen_from(opponent.entrant.name, found[0]) if len(names) == 2 and found else None
 
 
-def _conditions(one: _Candidate, *, with_machine: bool) -> str:
-    group = one.group
-    words = f"{group.precision}, {group.global_batch_size} samples a step"
-    if group.gradient_accumulation_steps > 1:
-        words += f" in {group.gradient_accumulation_steps} parts"
-    return f"{words}, on {machine_of(one.runs.timed[0].record)}" if with_machine else words
+def _conditions(group: Group) -> str:
+    parts = f" in {group.gradient_accumulation_steps} parts" if group.gradient_accumulation_steps > 1 else ""
+    return f"{group.precision}, {group.global_batch_size} samples a step{parts}{on_machine(group)}"
 
 
 def _placing(one: _Candidate, comparison: Comparison | None) -> Placing:

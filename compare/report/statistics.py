@@ -145,7 +145,9 @@ def median_bounds(values: Sequence[float]) -> tuple[float, float]:
     return (min(values) if math.isnan(low) else low, max(values) if math.isnan(high) else high)
 
 
-def detectable_difference(standard_error: float, freedom: float, level: float = CONFIDENCE) -> float:
+def detectable_difference(
+    standard_error: float, freedom: float, level: float = CONFIDENCE, margin: float = SMALLEST_CLAIM
+) -> float:
     """Returns the smallest difference that four races of five would claim.
 
     It is the usual sum of two quantiles, one for the interval and one for the power
@@ -155,9 +157,10 @@ def detectable_difference(standard_error: float, freedom: float, level: float = 
         standard_error: The standard error of the logarithm.
         freedom: Its degrees of freedom.
         level: The confidence of the interval.
+        margin: The difference that the whole interval has to exceed.
     """
     quantiles = stats.t.ppf(0.5 + level / 2, freedom) + stats.t.ppf(_POWER, freedom)
-    return math.expm1(float(quantiles) * standard_error) + SMALLEST_CLAIM
+    return math.expm1(float(quantiles) * standard_error) + margin
 
 
 def _interval(mean: float, error: _Error, level: float) -> tuple[float, float]:

@@ -69,7 +69,7 @@ def seed_table_of(groups: Sequence[GroupResult], grouped: Sequence[list[EntrantR
             world = f"{ranks(record.config.num_processes)}, {record.config.precision}"
             rows.append(
                 SeedRow(
-                    hardware=machine_of(record),
+                    hardware=result.group.machine or machine_of(record),
                     backend=f"{own.name}, {world}{standing}",
                     train_seconds=sum(slowest_rank(record).step_seconds),
                     f1=record.quality.get("f1"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from compare.results import Claim, Comparison, Curve, Interval, SeedRow
+from compare.results import Claim, Comparison, Curve, Group, Interval, SeedRow
 from records.record import RunRecord
 from tasks.interface import metric_title
 
@@ -16,6 +16,11 @@ _ANY_DIFFERENCE = 1.0
 def ranks(number: int) -> str:
     """Returns the number of ranks in words."""
     return "1 rank" if number == 1 else f"{number} ranks"
+
+
+def on_machine(group: Group) -> str:
+    """Returns on which machine the runs of a group took place, as an ending; nothing if all took place on one."""
+    return f"; {group.machine}" if group.machine else ""
 
 
 def describe_batch(record: RunRecord) -> str:

@@ -21,8 +21,9 @@ from tasks.text.tokenizers import load_tokenizer, train_wordpiece
 
 if TYPE_CHECKING:
     import torch
+    from datasets import Dataset
     from torch import nn
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 class TextClassificationSettings(TaskSettings):
@@ -351,6 +352,14 @@ class TextClassification(Task):
             baseline=self._baseline(),
             is_same_file=files[0] is not None and files[1] is not None and files[0].samefile(files[1]),
         )
+
+    def hugging_face_dataset(self, split: Split) -> Dataset:
+        """Opens the samples of a split, memory-mapped, with the columns `input_ids` and `label`."""
+        return self._data.as_dataset(split)
+
+    def hugging_face_tokenizer(self) -> PreTrainedTokenizerBase:
+        """Loads the tokenizer that the texts were cut with."""
+        return load_tokenizer(self._data.directory / "tokenizer")
 
     def save(self, model: PreTrainedModel, directory: Path) -> None:
         """Writes model and tokenizer in Hugging Face's format, for `from_pretrained` and `pipeline`."""

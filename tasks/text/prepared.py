@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     import pyarrow as pa
+    from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
 _FORMAT = 6
@@ -66,6 +67,19 @@ class PreparedText:
         """
         return TokenTable(self.directory / f"{split}.arrow")
 
+    def as_dataset(self, split: Split) -> Dataset:
+        """Maps the samples of a split into memory for Hugging Face's libraries.
+
+        Args:
+            split: "train" or "validation".
+
+        Returns:
+            A dataset with the columns input_ids and label.
+        """
+        from datasets import Dataset
+
+        return Dataset(_mapped(self.directory / f"{split}.arrow"))
+
 
 class TokenTable:
     """The samples of one split, memory-mapped, so that the ranks of a machine share the pages.
@@ -77,9 +91,7 @@ class TokenTable:
     """
 
     def __init__(self, path: Path) -> None:
-        import pyarrow as pa
-
-        table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+        table = _mapped(path)
         tokens = table["input_ids"].chunk(0)
         self._tokens = tokens.values.to_numpy()
         self._offsets = tokens.offsets.to_numpy()
@@ -113,6 +125,12 @@ class TokenTable:
         """
         labels: npt.NDArray[np.int64] = self._labels[sample_ids]
         return labels
+
+
+def _mapped(path: Path) -> pa.Table:
+    import pyarrow as pa
+
+    return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
 
 
 def fingerprint(path: Path) -> list[list[Any]]:

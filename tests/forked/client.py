@@ -11,10 +11,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from filelock import FileLock
@@ -29,6 +30,8 @@ from tests.forked.ranks import START_METHODS
 from tests.forked.server import send
 
 _ENGINE = Path(__file__).with_name("engine.py")
+# What a race does where nothing is forked.
+_run_apart = race.run_command
 
 
 # Where the server of this test session listens, set by its first process for its workers.
@@ -164,8 +167,12 @@ def fork_what_follows(path: str) -> None:
         vars(engine).update(command=command, launcher=None)
 
 
-def _run_of_a_race(arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    environment = dict(os.environ)
+def _run_of_a_race(
+    arguments: list[str], variables: Mapping[str, str] = MappingProxyType({}), *, module: Sequence[str] = ("launch",)
+) -> subprocess.CompletedProcess[str]:
+    if tuple(module) != ("launch",):  # a peer, whose library no process has loaded
+        return _run_apart(arguments, variables, module=module)
+    environment = {**os.environ, **variables}
     environment.pop("LOCKSTEP_STARTED_AT", None)
     job = ForkedJob(arguments, environment=environment, directory=None)
     try:

@@ -33,7 +33,7 @@ _MODULES = (
     *("torchmetrics.functional.classification", "pyarrow.csv", "pyarrow.parquet", "scipy.stats", "jinja2", "psutil"),
     *("tensorboard", "torch.utils.tensorboard"),
     *("launch.cli", "launch.display", "training.rank", "training.rank_work", "watch.watchdog"),
-    *("contract.worker", "contract.suite", "compare.race.command", "compare.report.command"),
+    *("contract.worker", "contract.suite", "compare.race.command", "compare.race.report_command"),
     *("compare.collectives.command", "compare.collectives.rank", "tasks.text.classification", "tasks.tagger"),
     *("backends.single", "backends.ddp", "backends.accelerate", "backends.horovod"),
     *("horovod.runner.common.util.hosts", "horovod.runner.gloo_run", "horovod.runner.http.http_server"),

@@ -1,0 +1,104 @@
+"""How a report shows peers: under a heading of their own, a table for each set of conditions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from compare.numbers import NOTHING, joined, number, score
+from compare.report.page import Block, Cell, Lines, Row, Section, Table, Text, measured
+from compare.results import Interval, PeerComparison, PeerRow, Results
+
+HEADING = "What people would use instead"
+ABOUT = (
+    "These trainers draw their own batches, so they are compared by real tokens a second, which leave out padding, "
+    "and by what they reach. They are not ranked among the backends."
+)
+
+
+def peer_section(results: Results) -> Section:
+    """Returns the section of the page; it is empty where no peer took part."""
+    sections = [
+        Section(f"peers-{number}", one.group, [*_failures(one), _table(one)])
+        for number, one in enumerate(results.peers, start=1)
+    ]
+    return Section("peers", HEADING, [Text(ABOUT)] if sections else [], sections)
+
+
+def describe_peers(comparison: PeerComparison) -> str:
+    """Says in a sentence how much faster the fastest backend is than each peer."""
+    opponent, peers = comparison.opponent, [row for row in comparison.rows if row.claim is not None]
+    if not peers:
+        names = joined([row.name for row in comparison.rows])
+        return f"{comparison.group}: there is no backend to compare with {names}."
+    decided = [_against(row) for row in peers if row.claim in ("slower", "faster")]
+    undecided = [_against(row) for row in peers if row.claim == "none"]
+    if not decided + undecided:
+        names = joined([row.name for row in peers])
+        return f"{comparison.group}: {names} started too seldom to be compared with {opponent}."
+    parts = [f"{opponent} reaches {joined(decided)}"] if decided else []
+    parts += [f"no difference was shown between {opponent} and the others ({joined(undecided)})"] if undecided else []
+    return f"{comparison.group}, in real tokens a second: {'; '.join(parts)}."
+
+
+def _against(row: PeerRow) -> str:
+    assert row.longer is not None
+    return f"{_ratio(row.longer)} times {row.name}"
+
+
+def peer_columns(comparison: PeerComparison) -> list[str]:
+    """Returns the headings of the table of a comparison."""
+    epochs = "1 epoch" if comparison.num_epochs == 1 else f"{comparison.num_epochs} epochs"
+    return [
+        "trainer",
+        "real tokens/s [95 %]",
+        f"{comparison.opponent or 'fastest'} is so many times as fast [95 %]",
+        "positions for each real token",
+        f"accuracy after {epochs}",
+    ]
+
+
+def peer_cells(row: PeerRow) -> list[str]:
+    """Returns what the table shows of a row, as texts."""
+    speed = row.tokens_per_second
+    return [
+        row.name,
+        NOTHING if speed is None else _bounded(speed, number),
+        times_as_fast(row),
+        NOTHING if row.positions_per_token is None else number(row.positions_per_token, 3),
+        score(row.metrics.get("accuracy")),
+    ]
+
+
+def times_as_fast(row: PeerRow) -> str:
+    """Says how many times as fast the opponent is, with the interval; a dash for the opponent itself."""
+    if row.claim is None:
+        return NOTHING
+    if row.longer is None:
+        return "started too seldom to be compared"
+    return _ratio(row.longer) if row.claim in ("slower", "faster") else f"{_ratio(row.longer)}, no difference shown"
+
+
+def _table(comparison: PeerComparison) -> Table:
+    rows = []
+    for row in comparison.rows:
+        cells = [Cell(text) for text in peer_cells(row)]
+        if row.tokens_per_second is not None:
+            cells[1] = Cell(cells[1].text, row.tokens_per_second.estimate)
+        cells[3] = measured(row.positions_per_token, 1, lambda value: number(value, 3))
+        rows.append(Row(cells, "failed" if row.failures and row.tokens_per_second is None else ""))
+    return Table(f"Peers, {comparison.group}", peer_columns(comparison), rows)
+
+
+def _failures(comparison: PeerComparison) -> list[Block]:
+    lines = [f"{row.name} failed: {line}" for row in comparison.rows for line in row.failures]
+    return [Lines(lines)] if lines else []
+
+
+def _ratio(longer: Interval) -> str:
+    return _bounded(longer, lambda share: f"{1 + share:.2f}")
+
+
+def _bounded(interval: Interval, written: Callable[[float], str]) -> str:
+    if interval.low is None or interval.high is None:
+        return written(interval.estimate)
+    return f"{written(interval.estimate)} [{written(interval.low)}, {written(interval.high)}]"
