@@ -237,7 +237,7 @@ def test_what_is_no_backend_is_never_ranked(records: dict[str, Path]) -> None:
     assert results.verdict[0].startswith("On 2 ranks of this machine, only ddp was timed: ")
     assert "is possible here" in results.verdict[1] or "no more is possible" in results.verdict[1]
     assert results.idleness == Idleness(mean=0.25, largest=0.25)
-    assert not any("hand" in sentence or "trainer" in sentence for sentence in results.verdict)
+    assert not any("hand" in sentence or "trainer" in sentence for sentence in results.verdict[:2])
 
 
 def test_only_failures_make_no_report(records: dict[str, Path], tmp_path: Path) -> None:
