@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from compare.results import Breakdown, Interval
+from compare.results import Interval
+from compare.steps import Breakdown
 
 # From this share on, percents have no decimals.
 _WHOLE = 0.0995

@@ -10,7 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from compare.steps import Breakdown, Wire
+from compare.strict import Strict as _Strict
 
 RESULTS_NAME = "results.json"
 # What an entrant stands for: a backend; the same training in one process with all cores; what is possible at most,
@@ -26,12 +29,6 @@ TARGET = 0.05
 SMALLEST_CLAIM = 0.01
 # If other programs take a larger share of the cores than this, they disturb a race.
 DISTURBED_SHARE = 0.05
-# The parts of a step, in the order in which they are shown.
-PARTS = ("data", "forward", "backward", "communication", "optimizer", "building")
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 class Interval(_Strict):
@@ -69,48 +66,6 @@ class Parity(_Strict):
     detail: str = Field(description="one sentence: compared with what, how close, or where it differs")
     first_step: int | None = Field(default=None, description="first step that differs, where one does")
     parameter: str | None = Field(default=None, description="first parameter that differs in that step")
-
-
-class Breakdown(_Strict):
-    """Where the time of a step goes, in seconds: how the median step of a diagnosis run divides, as a mean of ranks."""
-
-    data: float = Field(description="choosing and loading the samples")
-    forward: float
-    backward: float
-    communication: float = Field(
-        description="what a step takes beyond the same work without communication, with waiting"
-    )
-    optimizer: float = Field(description="clipping included")
-    building: float | None = Field(
-        default=None,
-        description="what the first forward and backward pass over a batch takes beyond a second one, because "
-        "libraries build kernels for each new shape of their input",
-    )
-    unresolved: dict[str, float] = Field(
-        default={}, description="parts that cannot be told from noise, and the time that each takes at most"
-    )
-    overhead: float | None = Field(
-        description="by how much the sum of the parts is above the median step of timed runs"
-    )
-
-    def resolved(self, part: str) -> float:
-        """Returns the seconds of a part; zero if they cannot be told from noise, or were not measured."""
-        return 0.0 if part in self.unresolved else float(getattr(self, part) or 0.0)
-
-    @property
-    def total(self) -> float:
-        """The sum of the parts that can be told from noise."""
-        return sum(self.resolved(part) for part in PARTS)
-
-
-class Wire(_Strict):
-    """What one rank sent in one optimizer step."""
-
-    interface: str = Field(description="the network interface whose byte counter was read")
-    bytes_per_step: float
-    gradient_bytes: int = Field(description="size of all gradients")
-    ring_bound: float = Field(description="2 (N-1)/N times that: what a ring all-reduce must send")
-    reductions_per_step: float | None = None
 
 
 class Entrant(_Strict):
@@ -250,6 +205,17 @@ class PeerComparison(_Strict):
     num_starts: int = Field(description="how often a peer was started together with it")
     num_epochs: int = Field(description="passes over the training samples of a run to the end")
     rows: list[PeerRow] = Field(description="the opponent first")
+
+
+class AdapterCost(_Strict):
+    """An adapter beside a loop written by hand with its library: how much more it takes, where 0.01 is one per cent."""
+
+    group: str = Field(description="key of the group")
+    name: str = Field(description="the entrant whose adapter this is")
+    num_starts: int = Field(description="how often both were started together")
+    time: Interval | None = Field(description="of a step; null with fewer starts than a comparison needs")
+    cpu_seconds: float | None = Field(description="of all threads of all ranks, in the same steps")
+    instructions: float | None = Field(description="in user mode, in the same steps; null where none were counted")
 
 
 class Curve(_Strict):
@@ -399,6 +365,7 @@ class Results(_Strict):
     groups: list[GroupResult]
     standings: list[Standing] = Field(default_factory=list)
     peers: list[PeerComparison] = Field(default_factory=list)
+    adapter_costs: list[AdapterCost] = Field(default_factory=list)
     curves: list[Curve]
     seed_table: list[SeedRow]
     scaling: list[Scaling]

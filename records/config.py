@@ -5,6 +5,7 @@ Options have the names of the Hugging Face Trainer where it has the same option.
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -234,6 +235,14 @@ class RunConfig(RunOptions):
     def gradient_accumulation_steps(self) -> int:
         """The micro-steps of a step, from the batch sizes; a short global batch takes fewer."""
         return self.global_batch_size // (self.micro_batch_size * self.num_processes)
+
+    def num_steps(self, steps_per_epoch: int) -> int:
+        """Returns the number of optimizer steps of the whole training."""
+        return self.max_steps if self.max_steps > 0 else self.num_train_epochs * steps_per_epoch
+
+    def num_warmup_steps(self, num_steps: int) -> int:
+        """Returns how many of so many steps the learning rate rises in."""
+        return math.ceil(self.warmup_ratio * num_steps)
 
     def backend_options(self, settings: type[BackendSettings]) -> BackendOptions:
         """Returns what the launcher passes to an adapter whose own options are of the type `settings`."""

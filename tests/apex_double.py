@@ -61,7 +61,7 @@ def master_params(optimizer: Any) -> Iterator[torch.Tensor]:
 class DistributedDataParallel(torch.nn.Module):
     message_size = 10000000
 
-    def __init__(self, module: torch.nn.Module, delay_allreduce: bool) -> None:
+    def __init__(self, module: torch.nn.Module, delay_allreduce: bool = False) -> None:
         super().__init__()
         CALLS.append("wrap")
         self.module, self.delay_allreduce = module, delay_allreduce

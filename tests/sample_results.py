@@ -6,7 +6,6 @@ import random
 
 from compare.report.verdict import describe_verdict
 from compare.results import (
-    Breakdown,
     CollectiveFit,
     CollectivePoint,
     CollectiveSeries,
@@ -23,8 +22,8 @@ from compare.results import (
     Scaling,
     ScalingPoint,
     SeedRow,
-    Wire,
 )
+from compare.steps import Breakdown, Wire
 from tests.sample_peers import sample_peers
 from tests.sample_standings import HOSTILE, ONE_RANK, TWO_RANKS, sample_standings
 

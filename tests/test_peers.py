@@ -73,7 +73,17 @@ def trained(peer: str, task: list[str], directory: Path) -> RunRecord:
     name, *options = peer.split()
     require_peer(name)
     if peer not in _records:
-        command = [sys.executable, "-m", "compare.race.entrant", "-", name, *options, *task, "--num-processes=2"]
+        command = [
+            sys.executable,
+            "-m",
+            "compare.race.entrant",
+            "compare.race.peers.rank",
+            "-",
+            name,
+            *options,
+            *task,
+            "--num-processes=2",
+        ]
         command += ["--num-train-epochs=3", "--micro-batch-size=3", f"--output-dir={directory / 'run'}"]
         done = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT_DIRECTORY)
         assert done.returncode == 0, done.stderr

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 
 import torch
@@ -53,16 +53,9 @@ class Trainer:
         self.task = task
         self.backend = backend
         self.decisions = decisions or Decisions(config, backend)
-        self.plan = Plan(
-            num_samples=task.num_samples("train"),
-            global_batch_size=config.global_batch_size,
-            micro_batch_size=config.micro_batch_size,
-            world_size=config.num_processes,
-            seed=config.seed,
-        )
-        epochs_steps = config.num_train_epochs * self.plan.steps_per_epoch
-        self.num_steps = config.max_steps if config.max_steps > 0 else epochs_steps
-        self._num_warmup_steps = math.ceil(config.warmup_ratio * self.num_steps)
+        self.plan = Plan.of(config, task.num_samples("train"))
+        self.num_steps = config.num_steps(self.plan.steps_per_epoch)
+        self._num_warmup_steps = config.num_warmup_steps(self.num_steps)
         torch.manual_seed(random_seed(config.seed, WEIGHTS))
         model = task.build_model().to(backend.device)
         if config.torch_compile:
@@ -70,6 +63,8 @@ class Trainer:
             # cut at its buckets (https://docs.pytorch.org/docs/stable/notes/ddp.html#internal-design).
             model.compile()
         self.state = TrainingState(config, task, backend, *backend.setup(model, build_optimizer(config, model)))
+        # Looked through in each step: to collect them takes ten times as long.
+        self._parameters = dict(self.state.module.named_parameters())
         self._observers = Observers()
         self._loader = Loader(config, task, self.plan, self.state, self._observers)
         self._evaluator = Evaluator(config, task, backend, self._observers)
@@ -152,7 +147,7 @@ class Trainer:
                 backend.backward(loss * self._world_size_or_nan(loss))
             losses.append(loss.detach())
         if not config.find_unused_parameters:
-            require_gradients(state.module)
+            require_gradients(self._parameters)
         observers.on_phase("update", state.step)
         result = backend.step(config.max_grad_norm)
         state.num_updates += not result.skipped
@@ -285,15 +280,13 @@ class Trainer:
         return self.state.evaluated_step < self.state.step and (ends_epoch or self._is_last_step)
 
 
-def require_gradients(model: torch.nn.Module) -> None:
+def require_gradients(parameters: Mapping[str, torch.nn.Parameter]) -> None:
     """Makes sure that every trainable parameter got a gradient, since backends treat one without differently.
 
     Raises:
         ValueError: It names the parameters that got none.
     """
-    missing = [
-        name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter.grad is None
-    ]
+    missing = [name for name, parameter in parameters.items() if parameter.grad is None and parameter.requires_grad]
     if missing:
         raise ValueError(
             f"{len(missing)} parameter(s) got no gradient: {', '.join(missing[:5])}; backends treat such "

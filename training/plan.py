@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from records.config import RunConfig
+
 SampleIds = npt.NDArray[np.int64]
 
 
@@ -48,6 +50,17 @@ class Plan:
         self.micro_batch_size = micro_batch_size
         self.world_size = world_size
         self.seed = seed
+
+    @classmethod
+    def of(cls, config: RunConfig, num_samples: int) -> Plan:
+        """Returns the plan of a run on so many training samples."""
+        return cls(
+            num_samples=num_samples,
+            global_batch_size=config.global_batch_size,
+            micro_batch_size=config.micro_batch_size,
+            world_size=config.num_processes,
+            seed=config.seed,
+        )
 
     @property
     def steps_per_epoch(self) -> int:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import NamedTuple, Protocol
 
 from records.config import RunConfig
 from records.names import CONFIG_NAME
@@ -17,22 +18,50 @@ from training.clock import ProcessorClock
 from watch.heartbeat import Heartbeat
 from watch.rank_files import RankFiles, reporting
 
-if TYPE_CHECKING:
-    from training.rank_work import MakeObserver
+
+class RankStart(NamedTuple):
+    """What a rank has before it joins the others.
+
+    Attributes:
+        config: The resolved configuration of the run.
+        directory: The directory of the run.
+        rank: The number of this rank, as its engine gave it.
+        heartbeat: The heartbeat of this rank.
+        clock: Its second clock, opened when its process began.
+    """
+
+    config: RunConfig
+    directory: Path
+    rank: int
+    heartbeat: Heartbeat
+    clock: ProcessorClock
+
+
+class Work(Protocol):
+    """The work of a rank."""
+
+    def run(self) -> None:
+        """Does the work to its end."""
 
 
 def main(run_directory: str, rank_variable: str | None = None) -> None:
     """Runs this rank to its end; on an error, exits with code 1 at once."""
-    run_rank(run_directory, rank_variable)
+    run_rank(run_directory, rank_variable, _training)
 
 
-def run_rank(run_directory: str, rank_variable: str | None, *, make_observer: MakeObserver | None = None) -> None:
+def _training(start: RankStart) -> Work:
+    from training.rank_work import RankWork
+
+    return RankWork(start)
+
+
+def run_rank(run_directory: str, rank_variable: str | None, make_work: Callable[[RankStart], Work]) -> None:
     """Runs this rank to its end; on an error, exits with code 1 at once.
 
     Args:
         run_directory: The directory of the run.
         rank_variable: The environment variable in which the engine passes the rank; None for rank 0.
-        make_observer: Makes one more observer of the training, which comes after all others.
+        make_work: Makes the work of this rank; what it imports is imported before garbage is collected.
     """
     directory = Path(run_directory)
     with reporting(directory, rank_variable) as rank:
@@ -41,9 +70,7 @@ def run_rank(run_directory: str, rank_variable: str | None, *, make_observer: Ma
         config = RunConfig.model_validate_json((directory / CONFIG_NAME).read_bytes())
         # Collecting garbage among the objects that large imports create would take half a second of them.
         gc.disable()
-        from training.rank_work import RankWork
-
-        RankWork(config, directory, heartbeat, clock, make_observer).run()
+        make_work(RankStart(config, directory, rank, heartbeat, clock)).run()
 
 
 if __name__ == "__main__":

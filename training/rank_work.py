@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import resource
 import signal
-import socket
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -24,7 +21,6 @@ from records.record import RankRecord, Resumption
 from tasks.interface import Task
 from tasks.registry import load_task
 from training.agreement import Agreement
-from training.clock import ProcessorClock
 from training.decisions import Decisions
 from training.diagnosis import Diagnosis
 from training.ending import Results, save_results
@@ -33,13 +29,14 @@ from training.hooks import Hooks
 from training.loop import Trainer
 from training.measurements import Measurements
 from training.memory import MemoryMeter
+from training.rank import RankStart
+from training.rank_record import Place, rank_record
 from training.reporter import Reporter
 from training.room import require_room
 from training.saving import CheckpointSaver
 from training.stopping import StopRequest
 from training.trace import Tracer
-from training.world import broadcast_bytes, gather_facts, newest_of, prove_same_job, prove_world, weights_digest
-from watch.heartbeat import Heartbeat
+from training.world import broadcast_bytes, gather_facts, newest_of, prove_same_job, prove_world
 
 MakeObserver = Callable[[Trainer, Measurements], Hooks]
 
@@ -57,29 +54,19 @@ class _Observed(NamedTuple):
 class RankWork:
     """What one rank does in a run."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        directory: Path,
-        heartbeat: Heartbeat,
-        clock: ProcessorClock,
-        make_observer: MakeObserver | None = None,
-    ) -> None:
+    def __init__(self, start: RankStart, make_observer: MakeObserver | None = None) -> None:
         """Joins the other ranks.
 
         Args:
-            config: The resolved configuration of the run.
-            directory: The directory of the run.
-            heartbeat: The heartbeat of this rank.
-            clock: Its second clock, opened when its process began.
+            start: What this rank has before.
             make_observer: Makes one more observer of the training, which comes after all others.
         """
         self._make_observer = make_observer
+        self._config = config = start.config
+        self._directory = directory = start.directory
+        self._heartbeat = start.heartbeat
+        self._clock = start.clock
         torch.set_num_threads(config.threads_per_rank)
-        self._config = config
-        self._directory = directory
-        self._heartbeat = heartbeat
-        self._clock = clock
         self._task, self._backend = _join(config)
         rank = self._backend.rank
         self._progress = ProgressLog(directory, rank=rank, tracker=config.tracker)
@@ -251,30 +238,13 @@ def _leave(backend: Backend, *, must_succeed: bool) -> None:
 
 def _rank_record(trainer: Trainer, observed: _Observed) -> RankRecord:
     """Returns what this rank measured."""
-    backend, measurements = trainer.backend, observed.measurements
-    on_gpu = backend.device.type == "cuda"
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return RankRecord(
-        rank=backend.rank,
-        local_rank=backend.local_rank,
-        hostname=socket.gethostname(),
-        device=str(backend.device),
-        num_threads=torch.get_num_threads(),
-        step_seconds=measurements.step_seconds,
-        own_seconds=measurements.own_seconds,
-        step_cpu_seconds=measurements.cpu_seconds,
-        step_instructions=measurements.instructions,
-        samples=measurements.samples,
-        tokens=measurements.tokens,
-        positions=measurements.positions,
-        peak_memory_bytes=usage.ru_maxrss * 1024,
-        peak_cuda_memory_bytes=torch.cuda.max_memory_allocated() if on_gpu else None,
-        cpu_seconds=usage.ru_utime + usage.ru_stime,
-        schedule_steps=trainer.state.num_updates,
-        effective_settings=backend.effective_settings(),
-        weights_sha256=weights_digest(trainer.state.module),
-        diagnosis=observed.diagnosis.record() if observed.diagnosis is not None else None,
-        trace=observed.tracer.record() if observed.tracer is not None else None,
-        memory=observed.memory.record(),
-        energy=observed.energy.record() if observed.energy is not None else None,
+    backend, state = trainer.backend, trainer.state
+    place = Place(backend.rank, backend.local_rank, backend.device, backend.effective_settings())
+    return rank_record(place, observed.measurements, state.module, num_updates=state.num_updates).model_copy(
+        update={
+            "diagnosis": observed.diagnosis.record() if observed.diagnosis is not None else None,
+            "trace": observed.tracer.record() if observed.tracer is not None else None,
+            "memory": observed.memory.record(),
+            "energy": observed.energy.record() if observed.energy is not None else None,
+        }
     )

@@ -16,7 +16,8 @@ WEIGHTS, DATA, DROPOUT, EVALUATION = range(4)
 
 def random_seed(*key: int) -> int:
     """Mixes integers, such as (seed, purpose, rank, step), into one 63-bit seed."""
-    return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> np.uint64(1))
+    # Shifted as Python's integer, since numpy takes as long to shift one of its own as for all the rest.
+    return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0]) >> 1
 
 
 def seed_all(*key: int) -> None:

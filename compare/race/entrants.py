@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from backends.capabilities import UnsupportedError
 from backends.devices import count_gpus
 from backends.registry import BACKENDS, INDEPENDENT, REFERENCE, find_backend
+from compare.race.bare import add_loops
 from compare.race.costs import measure_costs
 from compare.race.options import RaceOptions
 from compare.race.own_entrants import OwnEntrant, read_own_entrant
@@ -180,6 +181,8 @@ def _able(plan: RacePlan, backends: Sequence[str]) -> dict[Entrant, RunConfig]:
     peers = [error for entrant, error in refused.items() if entrant.role == "peer" and entrant.backend not in able]
     if peers or not configs:
         raise [*peers, *refused.values()][0]
+    if plan.options.bare:
+        add_loops(configs, plan.left_out)
     return configs
 
 

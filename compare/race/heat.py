@@ -92,6 +92,7 @@ def _started(plan: RacePlan, runs: list[PlannedRun], directory: RaceDirectory) -
                     num_processes=run.entrant.num_processes,
                     address=sockets / str(number),
                     environment={**command_environment(), **dict(run.entrant.variables)},
+                    rank_program=run.entrant.rank_program,
                 )
                 starters.append(_Starter(run, output_dir, stack.enter_context(live)))
             for starter in starters:

@@ -41,7 +41,15 @@ class LiveEntrant:
         steps_per_epoch: The number of steps after which all ranks evaluate; 0 before the entrant is ready.
     """
 
-    def __init__(self, arguments: list[str], *, num_processes: int, address: Path, environment: dict[str, str]) -> None:
+    def __init__(
+        self,
+        arguments: list[str],
+        *,
+        num_processes: int,
+        address: Path,
+        environment: dict[str, str],
+        rank_program: str = "compare.race.rank",
+    ) -> None:
         """Starts it.
 
         Args:
@@ -49,6 +57,7 @@ class LiveEntrant:
             num_processes: The number of its ranks.
             address: Where to create the socket that its ranks connect to.
             environment: The environment of its command line.
+            rank_program: The module that each of its ranks runs.
         """
         import psutil
 
@@ -63,7 +72,7 @@ class LiveEntrant:
             self._listener.listen(num_processes)
             mark = self._resources.enter_context(guarded())
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "compare.race.entrant", str(address), *arguments],
+                [sys.executable, "-m", "compare.race.entrant", rank_program, str(address), *arguments],
                 env={**environment, **mark},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

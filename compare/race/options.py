@@ -34,6 +34,10 @@ class RaceOptions(BaseModel):
     limits: bool = Field(
         True, description="also race what is possible here: ranks that do not communicate, one process with all cores"
     )
+    bare: bool = Field(
+        False,
+        description="also race a loop written by hand for each library: what do Lockstep's loop and adapter cost?",
+    )
     peers: Names | None = Field(
         None, description=f"also race trainers of other libraries, separated by commas: {', '.join(PEERS)}"
     )

@@ -56,6 +56,12 @@ class Entrant(BaseModel):
         return f"{self.backend} ({self.variant})" if self.variant else self.backend
 
     @property
+    def rank_program(self) -> str:
+        """The module that each of its ranks runs."""
+        programs = {"bare": "compare.race.bare_rank", "peer": "compare.race.peers.rank"}
+        return programs.get(self.role, "compare.race.rank")
+
+    @property
     def micro_batch_size(self) -> int:
         """Samples of one forward pass of one rank."""
         return self.global_batch_size // (self.num_processes * self.accumulation)

@@ -7,21 +7,30 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
-from training.rank import run_rank
+from training.rank import RankStart, Work, run_rank
+
+if TYPE_CHECKING:
+    from training.loop import Trainer
+    from training.measurements import Measurements
 
 
 def main(address: str, run_directory: str, rank_variable: str | None = None) -> None:
     """Runs this rank to its end; on an error, exits with code 1 at once."""
 
-    def make_turns(trainer, measurements):  # type: ignore[no-untyped-def]
+    def make_work(start: RankStart) -> Work:
         from compare.race.turns import Hello, Turns
+        from training.rank_work import RankWork
 
-        hello = Hello(trainer.backend.rank, os.getpid(), trainer.plan.steps_per_epoch)
-        on_gpu = trainer.backend.device.type == "cuda"
-        return Turns(address, hello, measurements, num_steps=trainer.num_steps, on_gpu=on_gpu)
+        def make_turns(trainer: Trainer, measurements: Measurements) -> Turns:
+            hello = Hello(start.rank, os.getpid(), trainer.plan.steps_per_epoch)
+            on_gpu = trainer.backend.device.type == "cuda"
+            return Turns(address, hello, measurements, num_steps=trainer.num_steps, on_gpu=on_gpu)
 
-    run_rank(run_directory, rank_variable, make_observer=make_turns)
+        return RankWork(start, make_turns)
+
+    run_rank(run_directory, rank_variable, make_work)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from records.record import read_record
 _MAX_ATTEMPTS = 3
 # The command line of a run, and that of a peer, which trains without resting.
 _PROGRAM = ("launch",)
-_PEER_PROGRAM = ("compare.race.entrant", "-")
+_PEER_PROGRAM = ("compare.race.entrant", "compare.race.peers.rank", "-")
 
 
 def run_race(plan: RacePlan, directory: RaceDirectory, terminal: Console) -> None:

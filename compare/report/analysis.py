@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from itertools import combinations
 
+from compare.report.bare import adapter_costs_of, without_bare
 from compare.report.entrants import measure_entrant
 from compare.report.grouping import EntrantRuns, condition
 from compare.report.headings import keys_of, ordered_groups
@@ -40,7 +41,8 @@ def analyse(runs: Sequence[Run], collectives: Sequence[CollectiveSeries], info: 
         UnknownOpponent: The opponent was not ranked.
     """
     runs = located(runs)
-    grouped = ordered_groups(without_peers(runs))
+    everyone = ordered_groups(without_peers(runs))
+    grouped = [kept for entrants in everyone if (kept := without_bare(entrants))]
     if not grouped:
         raise NothingToReport("no timed run completed, so there is nothing to report")
     completed = [run for run in without_peers(runs) if run.is_usable]
@@ -64,6 +66,7 @@ def analyse(runs: Sequence[Run], collectives: Sequence[CollectiveSeries], info: 
         groups=groups,
         standings=standings_of(groups, grouped, info.conditions, info.opponent),
         peers=peers,
+        adapter_costs=adapter_costs_of(keys_of(grouped), [entrants for entrants in everyone if without_bare(entrants)]),
         curves=curves_of(groups, grouped, info.target_accuracy),
         seed_table=seed_table_of(groups, grouped),
         scaling=scaling_of(groups, grouped),

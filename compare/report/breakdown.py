@@ -7,7 +7,8 @@ from operator import truediv
 from statistics import fmean, median
 
 from compare.report.statistics import median_bounds
-from compare.results import SMALLEST_CLAIM, Breakdown
+from compare.results import SMALLEST_CLAIM
+from compare.steps import Breakdown
 from records.record import RankRecord, RunRecord
 from records.throughput import NUM_WARMUP_STEPS
 

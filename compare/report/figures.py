@@ -13,7 +13,8 @@ from compare.report.page import Cell, Figure, Plot, Row, Table, measured
 from compare.report.plots import Item, Line
 from compare.report.styles import Style
 from compare.report.tables import Standings, interval_cell, mark, part_cell, standing, standing_cell
-from compare.results import PARTS, Breakdown, CollectiveSeries, Curve, Entrant, GroupResult, Scaling
+from compare.results import CollectiveSeries, Curve, Entrant, GroupResult, Scaling
+from compare.steps import PARTS, Breakdown
 
 _MAX_ROWS = 50
 _GIB = 2**30

@@ -13,7 +13,8 @@ from compare.report.first_screen import first_screen
 from compare.report.page import Block, Lines, Section, Table, Text
 from compare.report.sections import beside_the_ranking, details, look_of
 from compare.report.words import metric_heading
-from compare.results import PARTS, Curve, Entrant, GroupResult, Interval, Results, read_results
+from compare.results import Curve, Entrant, GroupResult, Interval, Results, read_results
+from compare.steps import PARTS
 
 _MIB = 2**20
 _HEADINGS = (

@@ -8,6 +8,7 @@ from typing import TypeVar
 from compare.numbers import points
 from compare.report import figures as report_figures
 from compare.report import tables as report_tables
+from compare.report.bare import adapter_cost_blocks
 from compare.report.figures import Styles
 from compare.report.gate_table import GATE_HEADINGS, gate_cells, verdict_of
 from compare.report.page import Block, Cell, Commands, Figure, Lines, Row, Section, Table, Text
@@ -38,8 +39,12 @@ def details(results: Results, styles: Styles) -> list[Section]:
 
 
 def beside_the_ranking(results: Results) -> list[Section]:
-    """Returns what is shown before the details, but is no ranking: a gate, and peers."""
-    everything = [Section("gate", "Compared with the baseline", _gate(results)), peer_section(results)]
+    """Returns what is shown before the details, but is no ranking: a gate, what adapters cost, and peers."""
+    everything = [
+        Section("gate", "Compared with the baseline", _gate(results)),
+        Section("bare", "What the adapters cost", adapter_cost_blocks(results.adapter_costs)),
+        peer_section(results),
+    ]
     return [section for section in everything if section.blocks or section.sections]
 
 

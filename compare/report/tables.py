@@ -12,7 +12,6 @@ from compare.report.seats import Seat, describe_seats, seats_of
 from compare.report.words import largest, metric_heading, seen_from
 from compare.results import (
     RANKED,
-    Breakdown,
     Claim,
     CollectiveSeries,
     Curve,
@@ -23,6 +22,7 @@ from compare.results import (
     Place,
     SeedRow,
 )
+from compare.steps import Breakdown
 
 _MIB = 1 / 2**20
 _VERDICTS = {

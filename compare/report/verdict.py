@@ -16,13 +16,13 @@ from compare.results import (
     MIN_PAIRS,
     RANKED,
     TARGET,
-    Breakdown,
     GroupResult,
     Interval,
     Placing,
     Results,
     Standing,
 )
+from compare.steps import Breakdown
 
 # Entrants that differ by no more are called equally fast, with the figure beside it.
 _AS_GOOD_AS_EQUAL = 0.05

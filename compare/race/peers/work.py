@@ -5,6 +5,7 @@ Model, samples, optimizer and the seed of the first weights are those of any run
 
 from __future__ import annotations
 
+import gc
 import importlib
 import math
 import os
@@ -27,14 +28,13 @@ from records.environment import describe_environment
 from records.record import EvaluationRecord, RankRecord, RunRecord, StepRecord, write_record
 from tasks.interface import HuggingFaceData, Task
 from tasks.registry import load_task
-from training.clock import ProcessorClock
 from training.evaluation import Evaluator
 from training.measurements import Measurements
 from training.optimizer import build_optimizer
 from training.plan import Plan
+from training.rank import RankStart
 from training.seeds import WEIGHTS, random_seed
 from training.world import weights_digest
-from watch.heartbeat import Heartbeat
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -111,30 +111,37 @@ class PeerJob:
     steps: PeerSteps
 
 
-def run_peer(config: RunConfig, rank: int, address: str, heartbeat: Heartbeat, clock: ProcessorClock) -> None:
-    """Trains on this rank, and on rank 0 writes the record of the run.
+class PeerWork:
+    """What one rank of a peer does: it trains, and rank 0 writes the record of the run."""
 
-    Args:
-        config: The configuration of the run, whose backend is the peer.
-        rank: The number of this rank.
-        address: The path of the socket of the race; "-" if the peer trains alone.
-        heartbeat: The heartbeat of this rank.
-        clock: Its second clock.
-    """
-    torch.set_num_threads(config.threads_per_rank)
-    task_class = load_task(config.task)
-    task = task_class(task_class.Settings.model_validate(config.task_settings))
-    task.prepare()
-    job = _make_job(config, task, rank, address, Measurements(heartbeat, clock))
-    module, _, function = PEERS[config.backend].row.adapter.partition(":")
-    getattr(importlib.import_module(module), function)(job)
-    heartbeat.enter("end")
-    ranks: list[Any] = [_rank_record(job, rank)]
-    if dist.is_initialized():
-        ranks = [None] * dist.get_world_size()
-        dist.all_gather_object(ranks, _rank_record(job, rank))
-    if rank == 0:
-        write_record(_record(job, task, ranks), config.output_dir)
+    def __init__(self, start: RankStart, address: str) -> None:
+        """Notes what to do.
+
+        Args:
+            start: What the rank has; the backend of its configuration is the peer.
+            address: The path of the socket of the race; "-" if the peer trains alone.
+        """
+        self._start, self._address = start, address
+
+    def run(self) -> None:
+        """Trains, and writes the record."""
+        config, rank = self._start.config, self._start.rank
+        torch.set_num_threads(config.threads_per_rank)
+        task_class = load_task(config.task)
+        task = task_class(task_class.Settings.model_validate(config.task_settings))
+        task.prepare()
+        job = _make_job(config, task, rank, self._address, Measurements(self._start.heartbeat, self._start.clock))
+        module, _, function = PEERS[config.backend].row.adapter.partition(":")
+        train = getattr(importlib.import_module(module), function)
+        gc.enable()
+        train(job)
+        self._start.heartbeat.enter("end")
+        ranks: list[Any] = [_rank_record(job, rank)]
+        if dist.is_initialized():
+            ranks = [None] * dist.get_world_size()
+            dist.all_gather_object(ranks, _rank_record(job, rank))
+        if rank == 0:
+            write_record(_record(job, task, ranks), config.output_dir)
 
 
 def _make_job(config: RunConfig, task: Task, rank: int, address: str, measurements: Measurements) -> PeerJob:

@@ -1,0 +1,27 @@
+"""What every hand-written loop makes in the same way: the optimizer and its schedule."""
+
+from __future__ import annotations
+
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+
+from compare.bare.job import Settings
+
+
+def make_optimizer(model: torch.nn.Module, settings: Settings) -> torch.optim.AdamW:
+    """Returns AdamW, which decays matrices only; fused, but for fp16, where not every library could skip a step."""
+    groups = [
+        {"params": [one for one in model.parameters() if one.ndim >= 2], "weight_decay": settings.weight_decay},
+        {"params": [one for one in model.parameters() if one.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=settings.learning_rate, fused=settings.precision != "fp16")
+
+
+def make_scheduler(optimizer: torch.optim.Optimizer, settings: Settings) -> LambdaLR:
+    """Returns a linear warm-up and decay, as transformers.get_linear_schedule_with_warmup makes it."""
+    warmup, num_steps = settings.num_warmup_steps, settings.num_steps
+
+    def factor(step: int) -> float:
+        return step / warmup if step < warmup else max(0.0, (num_steps - step) / max(1, num_steps - warmup))
+
+    return LambdaLR(optimizer, factor)

@@ -1,0 +1,168 @@
+"""Loops written by hand: they compute what adapters compute, take part in a race, and are compared in its report."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from torch.testing import assert_close
+
+from backends.registry import BACKENDS
+from compare.bare.job import BareJob, Outcome, Settings, Step
+from compare.race.bare import why_no_loop
+from compare.race.live import LiveEntrant
+from compare.race.turns import Turn
+from compare.results import Results
+from launch.engines.interface import PROJECT_DIRECTORY
+from records.record import RunRecord, read_record
+from tasks.interface import Batch
+from tests import apex_double
+from tests.apex_double import CALLS
+from tests.launching import lockstep, require_backend, run_config
+
+NUM_STEPS = 12
+ON_CPU = [name for name, row in BACKENDS.items() if "cpu" in row.capabilities.precisions]
+# The last of three global batches of an epoch is short, and has fewer micro-batches than the others.
+TRAINING = ["--task", "token-tagging", "--dtype", "float32", "--num-train-samples", "36", "--global-batch-size", "16"]
+TRAINING += ["--threads-per-rank", "1", "--save-every", "never", f"--max-steps={NUM_STEPS}"]
+RACE = ["compare", "--bare", "--no-limits", "--task", "token-tagging", "--global-batch-size", "16"]
+RACE += ["--diagnosis-steps", "10", "--timed-steps", "30", "--repeats", "3", "--no-collectives", "--no-wait-for-idle"]
+
+PROGRAMS = ("compare.race.rank", "compare.race.bare_rank")
+
+
+def _both(backend: str, num_ranks: int, accumulation: int, place: Path) -> list[RunRecord]:
+    """Trains with the adapter and with the loop, each in one turn of its own processes, and returns their records."""
+    options = [backend, *TRAINING, f"--num-processes={num_ranks}"]
+    options += [f"--micro-batch-size={16 // num_ranks // accumulation}"]
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT_DIRECTORY)}
+    with ExitStack() as stack:
+        entrants = [
+            stack.enter_context(
+                LiveEntrant(
+                    [*options, f"--output-dir={place / program}"],
+                    num_processes=num_ranks,
+                    address=place / f"to-{program}",
+                    environment=environment,
+                    rank_program=program,
+                )
+            )
+            for program in PROGRAMS
+        ]
+        for entrant in entrants:
+            entrant.get_ready()
+        for entrant in entrants:
+            entrant.take(Turn(warm_through=1, through=NUM_STEPS))
+            assert entrant.end() is None
+    return [read_record(place / program / "record.json") for program in PROGRAMS]
+
+
+@pytest.mark.parametrize("accumulation", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "backend", [pytest.param(name, marks=pytest.mark.slow) if name != "ddp" else name for name in ON_CPU]
+)
+def test_a_loop_computes_what_its_adapter_computes(backend: str, accumulation: int, tmp_path: Path) -> None:
+    require_backend(backend)
+    num_ranks = BACKENDS[backend].capabilities.max_world_size or 2
+    adapter, bare = _both(backend, num_ranks, accumulation, tmp_path)
+    assert [len(rank.step_seconds) for rank in bare.ranks] == [NUM_STEPS] * num_ranks
+    for ours, theirs in zip(adapter.steps, bare.steps, strict=True):
+        assert (ours.epoch, ours.num_samples, ours.skipped) == (theirs.epoch, theirs.num_samples, theirs.skipped)
+        assert theirs.loss == pytest.approx(ours.loss, rel=1e-5)
+        assert theirs.grad_norm == pytest.approx(ours.grad_norm, rel=1e-4)
+        assert theirs.learning_rate == pytest.approx(ours.learning_rate, rel=1e-12)
+    ours, theirs = (load_file(tmp_path / program / "model.safetensors") for program in PROGRAMS)
+    assert_close(theirs, ours, rtol=1e-5, atol=1e-6)
+    assert len({rank.weights_sha256 for rank in bare.ranks}) == 1
+    assert bare.quality == pytest.approx(adapter.quality, rel=1e-4)
+    for ours, theirs in zip(adapter.ranks, bare.ranks, strict=True):
+        assert (ours.samples, ours.tokens, ours.positions) == (theirs.samples, theirs.tokens, theirs.positions)
+
+
+def test_the_loop_of_apex_calls_it_in_this_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What it computes is not checked here, since Apex's kernels need a GPU."""
+    apex_double.install(monkeypatch)
+    monkeypatch.delitem(sys.modules, "compare.bare.apex", raising=False)
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(dist, "init_process_group", lambda transport: CALLS.append(transport))
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: CALLS.append("leave"))
+    monkeypatch.setattr(dist, "barrier", lambda: None)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 1)
+    from compare.bare.apex import train
+
+    batch = Batch({"x": torch.ones(4, 1)}, num_tokens=4, num_positions=4)
+    outcomes: list[Outcome] = []
+    settings = Settings("cpu", "fp32", 2, 2, 0, 0.1, 0.0, 1.0, 65536.0)
+    steps = [Step([(batch, 1.0), (batch, 1.0)], 8)] * 2
+    train(
+        BareJob(
+            torch.nn.Linear(1, 1), steps, lambda model, one: model(one.tensors["x"]).sum(), outcomes.append, settings
+        )
+    )
+    a_step = ["disable_allreduce", "forward", "backward, unscale later", "enable_allreduce", "forward"]
+    a_step += ["backward, unscale", "master_params", "step", "zero_grad"]
+    assert ["gloo", "initialize O0", "wrap", *a_step, *a_step, "leave"] == CALLS
+    assert [outcome.learning_rate for outcome in outcomes] == pytest.approx([0.1, 0.05])
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, None),
+        ({"optimizer": "sgd"}, "supports only --optimizer adamw"),
+        ({"lr_scheduler": "cosine", "torch_compile": True}, "supports only --lr-scheduler linear, --no-torch-compile"),
+        ({"on_nan": "skip"}, "supports only --on-nan stop"),
+        ({"find_unused_parameters": True}, "supports only --no-find-unused-parameters"),
+        ({"backend_settings": {"knob": 1}}, "supports only the library's own defaults"),
+        ({"device": "cuda", "num_processes": 1000}, "supports only one rank on each GPU"),
+        ({"backend": "tests.by_hand:ByHandBackend"}, "no loop was written by hand for tests.by_hand:ByHandBackend"),
+    ],
+)
+def test_what_a_loop_cannot_do_is_said_in_a_line(
+    changes: dict[str, object], reason: str | None, tmp_path: Path
+) -> None:
+    simple = {"optimizer": "adamw", "lr_scheduler": "linear"}
+    config = run_config("ddp", 2, tmp_path, micro_batch_size=8).model_copy(update=simple | changes)
+    found = why_no_loop(config)
+    assert (found is None) if reason is None else (found is not None and reason in found)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_every_backend_has_a_loop(name: str, tmp_path: Path) -> None:
+    simple = {"backend": name, "optimizer": "adamw", "lr_scheduler": "linear"}
+    assert why_no_loop(run_config("ddp", 1, tmp_path, micro_batch_size=8).model_copy(update=simple)) is None
+
+
+def test_a_race_in_which_no_loop_can_take_part_is_refused(tmp_path: Path) -> None:
+    done = lockstep(*RACE, "--backends", "single", "--optimizer", "sgd", "--output-dir", tmp_path / "race")
+    assert done.returncode == 2
+    (line,) = done.stderr.strip().splitlines()
+    assert "--bare: no loop written by hand can take part" in line
+    assert "--optimizer adamw" in line
+    assert not (tmp_path / "race").exists()
+
+
+@pytest.mark.slow
+def test_a_race_says_what_an_adapter_costs(tmp_path: Path) -> None:
+    own = "tests.by_hand:ByHandBackend"
+    options = ["--backends", f"single,{own}", "--num-processes", "1", "--output-dir", tmp_path / "race"]
+    done = lockstep(*RACE, *options)
+    assert done.returncode == 0, done.stderr
+    results = Results.model_validate_json((tmp_path / "race" / "results.json").read_bytes())
+    (group,) = results.groups
+    assert [entrant.name for entrant in group.entrants] == ["single", own]
+    (cost,) = results.adapter_costs
+    assert (cost.name, cost.group, cost.num_starts) == ("single", group.group.key, 3)
+    assert cost.time is not None
+    assert cost.time.low is not None
+    assert cost.cpu_seconds is not None
+    assert any(f"no loop was written by hand for {own}" in line for line in results.problems)
+    for page in ("report.md", "report.html"):
+        assert "What the adapters cost" in (tmp_path / "race" / page).read_text()
