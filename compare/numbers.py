@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 
-from compare.results import Breakdown, Interval
+from compare.results import Interval
+from compare.steps import Breakdown
 
+# From this share on, percents have no decimals.
+_WHOLE = 0.0995
 NOTHING = "–"  # noqa: RUF001 - an en dash, as printed tables have it
 
 
@@ -31,17 +34,36 @@ def difference(share: float | None) -> str:
     return NOTHING if share is None else f"{100 * share:+.1f}"
 
 
+def points(share: float) -> str:
+    """Formats a share in percent, without the percent sign, as a sentence has it: 31, but 1.3."""
+    return f"{100 * share:.{0 if abs(share) >= _WHOLE else 1}f}"
+
+
+def longer(value: Interval | None) -> str:
+    """Formats by how much a time is longer, in percent, with its interval: +31 % [+29, +33]."""
+    if value is None:
+        return NOTHING
+    if value.low is None or value.high is None:
+        return f"{_signed(value.estimate)} %"
+    return f"{_signed(value.estimate)} % [{_signed(value.low)}, {_signed(value.high)}]"
+
+
+def _signed(share: float) -> str:
+    text = points(share)
+    return text.removeprefix("-") if float(text) == 0 else text if share < 0 else f"+{text}"
+
+
 def score(value: float | None) -> str:
     """Formats accuracy and similar metrics."""
     return NOTHING if value is None else f"{value:.4f}"
 
 
-def interval(value: Interval, scale: float = 1.0) -> str:
+def interval(value: Interval, scale: float = 1.0, digits: int = 4) -> str:
     """Formats an estimate with its interval, if it has one."""
-    estimate = number(value.estimate * scale)
+    estimate = number(value.estimate * scale, digits)
     if value.low is None or value.high is None:
         return estimate
-    return f"{estimate} ({number(value.low * scale)} to {number(value.high * scale)})"
+    return f"{estimate} ({number(value.low * scale, digits)} to {number(value.high * scale, digits)})"
 
 
 def part_of_step(breakdown: Breakdown, part: str, digits: int = 4) -> str:

@@ -10,7 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from compare.steps import Breakdown, Wire
+from compare.strict import Strict as _Strict
 
 RESULTS_NAME = "results.json"
 # What an entrant stands for: a backend; the same training in one process with all cores; what is possible at most,
@@ -20,12 +23,12 @@ Role = Literal["backend", "alternative", "limit", "bare", "peer"]
 RANKED: tuple[Role, ...] = ("backend", "alternative")
 # Entrants that were started together less often are not compared.
 MIN_PAIRS = 3
-# The parts of a step, in the order in which they are shown.
-PARTS = ("data", "forward", "backward", "communication", "optimizer", "building")
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+# A race should be able to show this difference in time.
+TARGET = 0.05
+# Differences of no more than this are never claimed.
+SMALLEST_CLAIM = 0.01
+# If other programs take a larger share of the cores than this, they disturb a race.
+DISTURBED_SHARE = 0.05
 
 
 class Interval(_Strict):
@@ -63,48 +66,6 @@ class Parity(_Strict):
     detail: str = Field(description="one sentence: compared with what, how close, or where it differs")
     first_step: int | None = Field(default=None, description="first step that differs, where one does")
     parameter: str | None = Field(default=None, description="first parameter that differs in that step")
-
-
-class Breakdown(_Strict):
-    """Where the time of a step goes, in seconds: how the median step of a diagnosis run divides, as a mean of ranks."""
-
-    data: float = Field(description="choosing and loading the samples")
-    forward: float
-    backward: float
-    communication: float = Field(
-        description="what a step takes beyond the same work without communication, with waiting"
-    )
-    optimizer: float = Field(description="clipping included")
-    building: float | None = Field(
-        default=None,
-        description="what the first forward and backward pass over a batch takes beyond a second one, because "
-        "libraries build kernels for each new shape of their input",
-    )
-    unresolved: dict[str, float] = Field(
-        default={}, description="parts that cannot be told from noise, and the time that each takes at most"
-    )
-    overhead: float | None = Field(
-        description="by how much the sum of the parts is above the median step of timed runs"
-    )
-
-    def resolved(self, part: str) -> float:
-        """Returns the seconds of a part; zero if they cannot be told from noise, or were not measured."""
-        return 0.0 if part in self.unresolved else float(getattr(self, part) or 0.0)
-
-    @property
-    def total(self) -> float:
-        """The sum of the parts that can be told from noise."""
-        return sum(self.resolved(part) for part in PARTS)
-
-
-class Wire(_Strict):
-    """What one rank sent in one optimizer step."""
-
-    interface: str = Field(description="the network interface whose byte counter was read")
-    bytes_per_step: float
-    gradient_bytes: int = Field(description="size of all gradients")
-    ring_bound: float = Field(description="2 (N-1)/N times that: what a ring all-reduce must send")
-    reductions_per_step: float | None = None
 
 
 class Entrant(_Strict):
@@ -160,24 +121,66 @@ class GroupResult(_Strict):
 class Placing(_Strict):
     """One entrant of a standing."""
 
-    label: str = Field(description="the backend and the number of ranks")
-    backend: str
+    label: str = Field(description="the entrant and the number of ranks")
+    name: str = Field(description="the name of the entrant in its group")
+    group: str = Field(description="the key of its group")
     num_processes: int
     samples_per_second: Interval
     longer: Interval | None = Field(
-        description="time of a step, relative to the opponent's: 0.1 is a tenth longer; null for the opponent"
+        description="time of a step, relative to the opponent's: 0.1 is a tenth longer; null for the opponent, and "
+        "where both were started together too seldom"
     )
     claim: Claim | None = Field(description="what may be claimed of it; null for the opponent")
+    detectable: float | None = Field(
+        default=None, description="smallest difference from the opponent that 4 races of 5 would claim"
+    )
+
+    @property
+    def relative(self) -> float | None:
+        """The time of a step where that of the opponent is 1; None if it is not known."""
+        if self.claim is None:
+            return 1.0
+        return None if self.longer is None else 1 + self.longer.estimate
 
 
 class Standing(_Strict):
-    """All entrants that did the same work, whatever their number of ranks, compared with the fastest of them."""
+    """All backends that did the same work, whatever their number of ranks, compared with one of them.
+
+    The opponent is the fastest of those with the most ranks.
+    """
 
     conditions: str = Field(description="precision, batch and accumulation in words")
-    opponent: str = Field(description="the label of the fastest entrant")
+    opponent: str = Field(description="the label of the entrant that all others are compared with")
     num_starts: int = Field(description="how often each was started")
     num_turns: int = Field(description="how many turns each pair took, over all starts; 0 if they took none")
-    placings: list[Placing] = Field(description="the fastest first")
+    placings: list[Placing] = Field(description="the opponent first, then by the number of ranks and the speed")
+    limits: list[Placing] = Field(
+        default=[], description="the same work without communication: what is possible on this machine"
+    )
+
+    @property
+    def rivals(self) -> list[Placing]:
+        """The entrants with as many ranks as the opponent, the opponent first."""
+        return [one for one in self.placings if one.num_processes == self.placings[0].num_processes]
+
+    @property
+    def base(self) -> Placing | None:
+        """The fastest entrant with the fewest ranks; None if all have equally many."""
+        fewest = min(one.num_processes for one in self.placings)
+        if fewest == self.placings[0].num_processes:
+            return None
+        return next(one for one in self.placings if one.num_processes == fewest)
+
+    @property
+    def undecided(self) -> list[Placing]:
+        """Those of whom it was not shown whether they are faster than the opponent: its rivals, and the base."""
+        asked = self.rivals if self.base is None else [*self.rivals, self.base]
+        return [one for one in asked if one.claim in ("none", "too few")]
+
+    @property
+    def detectable(self) -> float | None:
+        """The smallest difference that would have been found where none was; None if all are decided or none can be."""
+        return max((one.detectable for one in self.undecided if one.detectable is not None), default=None)
 
 
 class PeerRow(_Strict):
@@ -317,6 +320,13 @@ class Place(_Strict):
     idleness: str | None = Field(description="what was seen before and during the runs, in words")
 
 
+class Idleness(_Strict):
+    """What share of the machine's cores other programs took while entrants were timed."""
+
+    mean: float
+    largest: float = Field(description="in one turn, or in one run where no turns were taken")
+
+
 GateStatus = Literal["passed", "slower", "too few", "missing", "not in lockstep", "new"]
 
 
@@ -361,6 +371,7 @@ class Results(_Strict):
     scaling: list[Scaling]
     collectives: list[CollectiveSeries]
     places: list[Place]
+    idleness: Idleness | None = Field(default=None, description="null where no race has watched the machine")
     problems: list[str] = Field(description="what could not be used or compared, one line each")
     commands: dict[str, str] = Field(description="the commands that reproduce the parts of the report")
     facts: dict[str, Any] = Field(description="how the race was run: blocks, warm-up, confidence, order seed")

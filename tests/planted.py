@@ -24,7 +24,7 @@ from typing_extensions import override
 from backends.interface import StepResult
 from backends.single import SingleBackend
 from compare.report.breakdown import measure_breakdown
-from compare.results import PARTS, Breakdown
+from compare.steps import PARTS, Breakdown
 from records.record import RankRecord, RunRecord
 from tasks.interface import Batch, Split, Task
 from tasks.registry import load_task

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
+from compare.report.verdict import describe_verdict
 from compare.results import (
-    Breakdown,
     CollectiveFit,
     CollectivePoint,
     CollectiveSeries,
@@ -14,28 +14,25 @@ from compare.results import (
     Entrant,
     Group,
     GroupResult,
+    Idleness,
     Interval,
     Parity,
     Place,
-    Placing,
     Results,
     Scaling,
     ScalingPoint,
     SeedRow,
-    Standing,
-    Wire,
 )
+from compare.steps import Breakdown, Wire
 from tests.sample_peers import sample_peers
+from tests.sample_standings import HOSTILE, ONE_RANK, TWO_RANKS, sample_standings
 
-HOSTILE = "<script>alert(1)</script>"
 HOSTILE_TEXTS = [
     '"><img src="https://example.org/x" onerror="window.executed = true">',
     "</script><script>window.executed = true</script><!--",
     "<a href='javascript:window.executed=true'>link</a> <b>bold</b> {{ 7 * 7 }} %{x}",
 ]
 
-_ONE = "1 rank, fp32, batch 32 = 1 x 32 x 1"
-_TWO = "2 ranks, bf16, batch 32 = 2 x 8 x 2"
 _SETTINGS = {"threads": "1", "dtype of attention output": "torch.float32", "gradient clipping": "1.0"}
 _PARITY = {
     "single": Parity(verdict="reference", detail="one process, no communication", first_step=None, parameter=None),
@@ -54,6 +51,7 @@ _PARITY = {
         first_step=4,
         parameter="classifier.weight",
     ),
+    "ddp #2": Parity(verdict="bitwise", detail="the bits of the reference in all 20 steps"),
     HOSTILE: Parity(verdict="rounding", detail="largest relative difference 4e-7", first_step=3, parameter="a<b>c"),
 }
 
@@ -61,17 +59,13 @@ _PARITY = {
 def sample_results(steps_a_run: int = 120, losses: int = 600) -> Results:
     """Builds the same result each time; `steps_a_run` and `losses` make it as large as wanted."""
     dice = random.Random(7)
-    return Results(
+    results = Results(
         title="Sample data for tests: four backends on two cores",
         created_at="2026-01-02T03:04:05Z",
-        verdict=[
-            "Sample data: on 2 ranks horovod is slower than ddp by 22 % (18 % to 26 %).",
-            "Sample data: accelerate left the reference in step 4 and is not ranked.",
-            "On one rank no difference was shown between single and ddp; one of 4 % would have been seen.",
-        ],
+        verdict=[],
         groups=[_one_rank(dice, steps_a_run), _two_ranks(dice, steps_a_run)],
-        standings=[_standing()],
-        peers=[sample_peers(_TWO, HOSTILE)],
+        standings=sample_standings(),
+        peers=[sample_peers(TWO_RANKS, HOSTILE)],
         curves=[
             _curve(dice, "ddp", 0.051, losses, top=0.924, reached=15.3),
             _curve(dice, "horovod", 0.066, losses, top=0.924, reached=19.8),
@@ -107,6 +101,7 @@ def sample_results(steps_a_run: int = 120, losses: int = 600) -> Results:
                 idleness="at most 0.3 of a core was busy before each run",
             )
         ],
+        idleness=Idleness(mean=0.004, largest=0.031),
         problems=["runs/sample-7: not a record (no such field: steps)", *HOSTILE_TEXTS],
         commands={
             "races": "lockstep race --backends single,ddp,horovod,accelerate --repeats 8 --output-dir runs/race",
@@ -114,6 +109,19 @@ def sample_results(steps_a_run: int = 120, losses: int = 600) -> Results:
             HOSTILE_TEXTS[1]: "echo '</script>' && true",
         },
         facts={"blocks": 8, "warm_up": "20 steps", "confidence": 0.95, "order_seed": 7, "pinned": True},
+    )
+    return results.model_copy(update={"verdict": describe_verdict(results)})
+
+
+def disturbed_results() -> Results:
+    """The same, from a race beside other programs that started each entrant only twice."""
+    results = sample_results()
+    first = results.standings[0]
+    first.num_starts = 2
+    for placing in [*first.placings[1:], *first.limits]:
+        placing.longer, placing.claim, placing.detectable = None, "too few", None
+    return results.model_copy(
+        update={"idleness": Idleness(mean=0.43, largest=0.81), "verdict": describe_verdict(results)}
     )
 
 
@@ -135,40 +143,13 @@ def empty_results() -> Results:
     )
 
 
-def _standing() -> Standing:
-    return Standing(
-        conditions="bf16, global batch 32, 1 accumulation step(s)",
-        opponent="ddp, 2 ranks",
-        num_starts=4,
-        num_turns=48,
-        placings=[
-            _placing("ddp", 2, 627, None),
-            _placing("single", 1, 618, 0.015),
-            _placing("horovod", 2, 489, 0.28),
-            _placing(HOSTILE, 2, 190, 2.3),
-        ],
-    )
-
-
-def _placing(backend: str, num_processes: int, rate: float, longer: float | None) -> Placing:
-    label = f"{backend}, {num_processes} rank{'s' * (num_processes > 1)}"
-    return Placing(
-        label=label,
-        backend=backend,
-        num_processes=num_processes,
-        samples_per_second=Interval(estimate=rate, low=0.98 * rate, high=1.02 * rate),
-        longer=None if longer is None else Interval(estimate=longer, low=longer - 0.02, high=longer + 0.02),
-        claim=None if longer is None else "slower" if longer > 0.03 else "none",
-    )
-
-
 def _one_rank(dice: random.Random, steps: int) -> GroupResult:
     return GroupResult(
-        group=_group(1, "fp32", 32, 1, _ONE),
+        group=_group(1, "fp32", 32, 1, ONE_RANK),
         entrants=[
-            _entrant(dice, "single", 29.5e-3, steps),
-            _entrant(dice, "ddp", 30.1e-3, steps),
-            _entrant(dice, "horovod", 31.8e-3, steps),
+            _entrant(dice, "single", 82e-3, steps),
+            _entrant(dice, "ddp", 83e-3, steps),
+            _entrant(dice, "horovod", 88e-3, steps),
         ],
         comparisons=[
             _comparison("single", "ddp", 0.02, 0.03, "none"),
@@ -183,6 +164,7 @@ def _two_ranks(dice: random.Random, steps: int) -> GroupResult:
     horovod = _entrant(dice, "horovod", 65.5e-3, steps, communication=24e-3)
     accelerate = _entrant(dice, "accelerate", 48.2e-3, steps, communication=9e-3).model_copy(update={"ranked": False})
     hostile = _entrant(dice, HOSTILE, 168e-3, steps, communication=120e-3)
+    tuned = _entrant(dice, "ddp #2", 51.2e-3, steps, communication=11e-3)
     ddp.settings["bucket size"] = "25 MiB"
     horovod.settings["fusion threshold"] = "128 MiB"
     horovod.settings["threads"] = "2"
@@ -206,10 +188,11 @@ def _two_ranks(dice: random.Random, steps: int) -> GroupResult:
         settings={},
     )
     return GroupResult(
-        group=_group(2, "bf16", 8, 2, _TWO),
-        entrants=[ddp, horovod, accelerate, hostile, failed],
+        group=_group(2, "bf16", 8, 2, TWO_RANKS),
+        entrants=[ddp, horovod, accelerate, hostile, failed, tuned],
         comparisons=[
             _comparison("ddp", "horovod", 0.22, 0.04, "slower"),
+            _comparison("ddp", "ddp #2", 0.004, 0.009, "none"),
             _comparison("ddp", HOSTILE, 2.3, 0.2, "slower"),
             Comparison(
                 first="horovod",
@@ -309,7 +292,7 @@ def _curve(dice: random.Random, backend: str, step: float, length: int, top: flo
     evaluated = list(range(length // 6, length + 1, length // 6))
     accuracy = [0.5 + (top - 0.5) * (1 - 0.98 ** (i / length * 200)) for i in evaluated]
     return Curve(
-        group=_TWO,
+        group=TWO_RANKS,
         backend=backend,
         steps=list(range(1, length + 1)),
         losses=losses,

@@ -11,8 +11,8 @@ import pytest
 
 from compare.numbers import number, part_of_step
 from compare.report.breakdown import measure_breakdown
-from compare.report.statistics import SMALLEST_CLAIM
-from compare.results import PARTS, Breakdown
+from compare.results import SMALLEST_CLAIM
+from compare.steps import PARTS, Breakdown
 from records.record import DiagnosisRecord, RankRecord, RunRecord, StepRecord
 from records.throughput import NUM_WARMUP_STEPS
 from tests.launching import lockstep

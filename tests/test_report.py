@@ -11,8 +11,8 @@ import pytest
 
 from compare.report.analysis import analyse
 from compare.report.info import ReportInfo
-from compare.report.runs import Run
-from compare.results import Results
+from compare.report.runs import RaceFacts, Run
+from compare.results import Idleness, Results, Role
 from records.record import RunRecord, read_record
 from tests.launching import lockstep, train
 
@@ -195,6 +195,49 @@ def test_bad_calls_of_report_end_with_one_line(records: dict[str, Path], tmp_pat
         assert done.returncode == 2, done.stderr
         assert complaint in done.stderr
         assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_all_others_are_compared_with_the_one_that_is_named(records: dict[str, Path], tmp_path: Path) -> None:
+    options = ["--output-dir", tmp_path / "out", "--opponent"]
+    done = lockstep("report", *records.values(), *options, "single")
+    assert done.returncode == 0, done.stderr
+    (standing,) = Results.model_validate_json((tmp_path / "out" / "results.json").read_bytes()).standings
+    assert [one.label for one in standing.placings] == ["single, 1 rank", "ddp, 2 ranks"]
+    again = lockstep("report", *records.values(), "--overwrite", *options, "nobody")
+    assert again.returncode == 2
+    assert "--opponent 'nobody' was not ranked; choose one of ddp, single" in again.stderr
+    assert len(again.stderr.strip().splitlines()) == 1
+
+
+def _entered(record: RunRecord, number: int, name: str, role: Role) -> Run:
+    """Returns a run of a race in which an entrant stands for something."""
+    facts = RaceFacts(
+        race="made up", purpose="timed", entrant=name, role=role, block=number, position=0, busy_share=0,
+        gpu_processes=0, foreign_share=0.25, matmul_flops_per_second=None,
+    )  # fmt: skip
+    return Run(f"{name}-{number}.json", record, facts)
+
+
+def test_what_is_no_backend_is_never_ranked(records: dict[str, Path]) -> None:
+    ddp, single = (read_record(records[name]) for name in ("ddp", "single"))
+    roles: dict[str, tuple[RunRecord, Role]] = {
+        "ddp": (ddp, "backend"),
+        "single": (single, "backend"),
+        "by hand": (ddp, "bare"),
+        "another trainer": (ddp, "peer"),
+        "independent processes": (ddp, "limit"),
+        "single (all cores)": (single, "alternative"),
+    }
+    runs = [_entered(record, i, name, role) for name, (record, role) in roles.items() for i in range(3)]
+    results = analyse(runs, [], ReportInfo("test"))
+    (standing,) = results.standings
+    assert standing.opponent == "ddp, 2 ranks"
+    assert [one.label for one in standing.placings] == ["ddp, 2 ranks", "single, 1 rank"]
+    assert {one.label for one in standing.limits} == {"2 independent processes", "one process with all cores"}
+    assert results.verdict[0].startswith("On 2 ranks of this machine, only ddp was timed: ")
+    assert "is possible here" in results.verdict[1] or "no more is possible" in results.verdict[1]
+    assert results.idleness == Idleness(mean=0.25, largest=0.25)
+    assert not any("hand" in sentence or "trainer" in sentence for sentence in results.verdict[:2])
 
 
 def test_only_failures_make_no_report(records: dict[str, Path], tmp_path: Path) -> None:

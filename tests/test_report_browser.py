@@ -10,7 +10,8 @@ import pytest
 
 from compare.report.html import render_html
 from tests.browser import Visit, chromium
-from tests.sample_results import HOSTILE, sample_results
+from tests.sample_results import disturbed_results, sample_results
+from tests.sample_standings import HOSTILE
 
 
 @pytest.fixture(scope="module")
@@ -26,12 +27,21 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def disturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("disturbed") / "report.html"
+    path.write_text(render_html(disturbed_results()), encoding="utf-8")
+    return path
+
+
 @pytest.fixture
 def visit(browser: Any, report: Path) -> Iterator[Callable[..., Visit]]:
     visits: list[Visit] = []
 
-    def open_page(**context: Any) -> Visit:
-        visits.append(Visit(browser, report, **context))
+    def open_page(*, path: Path = report, unfolded: bool = True, **context: Any) -> Visit:
+        visits.append(Visit(browser, path, **context))
+        if unfolded:
+            visits[-1].page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
         return visits[-1]
 
     yield open_page
@@ -100,7 +110,7 @@ _CONTRAST = """() => {
 def test_page_opens_by_itself_and_draws(visit: Callable[..., Visit], scheme: str, width: int) -> None:
     seen = visit(color_scheme=scheme, viewport={"width": width, "height": 800})
     plots = seen.page.evaluate(_PLOTS)
-    assert len(plots) == 1 + 2 * 3 + 4 + 4 + 1
+    assert len(plots) == 2 + 2 * 3 + 4 + 4 + 1
     for plot in plots:
         assert plot["drawn"] == plot["marks"] > 0
         assert plot["width"] > min(width, 500) * 0.85
@@ -133,7 +143,7 @@ def test_plots_follow_the_width(visit: Callable[..., Visit]) -> None:
     page.wait_for_timeout(500)
     assert all(plot["fits"] and plot["cut"] == [] for plot in page.evaluate(_PLOTS))
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
-    overlaps = page.evaluate("""() => [...document.querySelectorAll('figure')].filter((figure) => {
+    overlaps = page.evaluate("""() => [...document.querySelectorAll('.details figure')].filter((figure) => {
         const caption = figure.querySelector('figcaption').getBoundingClientRect().top;
         return [...figure.querySelectorAll('svg.chart')].some((svg) => svg.getBoundingClientRect().bottom > caption);
     }).length""")
@@ -180,23 +190,22 @@ def test_tables_are_sorted_from_the_keyboard(visit: Callable[..., Visit]) -> Non
     def backends() -> list[str]:
         return table.locator("tbody th").all_text_contents()
 
-    assert backends() == ["ddp", "horovod", "accelerate", HOSTILE, "apex"]
+    assert backends() == ["ddp", "horovod", "accelerate", HOSTILE, "apex", "ddp #2"]
     assert heading.get_attribute("aria-sort") is None
     heading.locator("button").focus()
     page.keyboard.press("Enter")
     assert heading.get_attribute("aria-sort") == "ascending"
     # By number, not by letter; and whoever is not ranked stays below.
-    assert backends() == [HOSTILE, "horovod", "ddp", "accelerate", "apex"]
+    assert backends() == [HOSTILE, "horovod", "ddp #2", "ddp", "accelerate", "apex"]
     page.keyboard.press("Space")
     assert heading.get_attribute("aria-sort") == "descending"
-    assert backends()[:3] == ["ddp", "horovod", HOSTILE]
-    assert backends()[3:] == ["accelerate", "apex"]
+    assert backends() == ["ddp", "ddp #2", "horovod", HOSTILE, "accelerate", "apex"]
     # 51.12, 65.48 and 167.9 ms: by letter the last would be the first.
     table.locator("thead th button", has_text="median step").click()
-    assert backends()[:3] == ["ddp", "horovod", HOSTILE]
+    assert backends()[:4] == ["ddp #2", "ddp", "horovod", HOSTILE]
     table.locator("thead th button", has_text="backend").click()
     assert heading.get_attribute("aria-sort") is None
-    assert backends()[:3] == [HOSTILE, "ddp", "horovod"]
+    assert backends()[:4] == [HOSTILE, "ddp", "ddp #2", "horovod"]
 
 
 @pytest.mark.browser
@@ -250,23 +259,76 @@ def test_a_mark_says_its_number_to_the_pointer(visit: Callable[..., Visit]) -> N
 
 @pytest.mark.browser
 def test_page_can_be_used_from_the_keyboard(visit: Callable[..., Visit]) -> None:
-    page = visit().page
+    page = visit(unfolded=False).page
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.id") == "main"
-    details = page.locator("figure details").first
+    details = page.locator(".details > details").first
+    assert not details.locator("table").is_visible()
     details.locator("summary").focus()
     page.keyboard.press("Enter")
     assert details.locator("table").is_visible()
+    every = page.get_by_role("button", name="Unfold all")
+    every.focus()
+    page.keyboard.press("Enter")
+    assert page.locator(".details details:not([open])").count() == 0
+    page.get_by_role("button", name="Fold all").press("Space")
+    assert page.locator(".details details[open]").count() == 0
+
+
+@pytest.mark.browser
+def test_a_link_unfolds_what_it_leads_to(visit: Callable[..., Visit]) -> None:
+    page = visit(unfolded=False).page
+    page.evaluate("location.hash = 'group-2'")
+    page.wait_for_timeout(200)
+    assert page.locator("#group-2").is_visible()
+    assert page.get_by_text("Measurements, 2 ranks").first.is_visible()
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [420, 1300])
+def test_the_page_is_short_until_it_is_unfolded(visit: Callable[..., Visit], width: int) -> None:
+    page = visit(unfolded=False, viewport={"width": width, "height": 900}).page
+    assert page.evaluate("document.documentElement.scrollHeight") < 6000
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.locator(".plot:visible").count() == 2
+    assert page.locator("details[open]").count() == 0
+    # The verdict can be read without scrolling.
+    assert page.evaluate("document.querySelector('.verdict p').getBoundingClientRect().bottom") < 900
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_disturbed_race_is_red_before_anything_else(
+    visit: Callable[..., Visit], disturbed: Path, scheme: str
+) -> None:
+    page = visit(path=disturbed, unfolded=False, color_scheme=scheme).page
+    banner = page.get_by_role("region", name="Warning")
+    red, green, blue = page.evaluate(
+        "(e) => getComputedStyle(e).borderTopColor.match(/\\d+/g).map(Number)", banner.element_handle()
+    )
+    assert red > 150
+    assert red > 1.5 * max(green, blue)
+    assert banner.bounding_box()["y"] < page.locator(".verdict").bounding_box()["y"]
+    assert page.evaluate(_CONTRAST)["weak"] == []
+
+
+@pytest.mark.browser
+def test_what_is_folded_is_not_printed(visit: Callable[..., Visit]) -> None:
+    page = visit(unfolded=False).page
+    page.emulate_media(media="print")
+    assert page.locator("summary:visible").count() == 0
+    assert page.locator(".verdict").is_visible()
+    assert page.locator(".plot:visible").count() == 2
 
 
 @pytest.mark.browser
 def test_page_is_readable_without_scripts(visit: Callable[..., Visit]) -> None:
     seen = visit(java_script_enabled=False)
     assert seen.page.get_by_role("heading", name="Verdict").is_visible()
-    assert seen.page.get_by_role("table").count() >= 8
+    assert seen.page.locator("table").count() >= 8
     assert all(plot["drawn"] == plot["marks"] > 0 for plot in seen.page.evaluate(_PLOTS))
     assert seen.page.get_by_role("figure").or_(seen.page.get_by_role("group")).count() >= 11
     assert seen.page.locator("th button").count() == 0

@@ -15,7 +15,8 @@ from compare.report.markdown import render_markdown
 from compare.report.picture import render_picture
 from compare.results import Results, read_results
 from launch.engines.interface import PROJECT_DIRECTORY
-from tests.sample_results import HOSTILE, empty_results, sample_results
+from tests.sample_results import empty_results, sample_results
+from tests.sample_standings import HOSTILE
 
 PLACE = PROJECT_DIRECTORY / "docs" / "results"
 RACES = sorted(PLACE.glob("race-*/results.json"))

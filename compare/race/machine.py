@@ -10,8 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 IDLE_SHARE = 0.1
-# If other programs take a larger share of the cores than this, they disturb a run.
-DISTURBED_SHARE = 0.05
 _SECONDS_OF_A_LOOK = 0.5
 _LOOKS = 20
 

@@ -98,7 +98,7 @@ def finish(results: Results, runs: Sequence[Run], output_dir: Path, terminal: Co
         output_dir: Receives the report.
         terminal: Shows the verdict.
     """
-    write_pages(render(results, runs), results.verdict, output_dir, terminal)
+    write_pages(render(results, runs), results, output_dir, terminal)
     if results.gate is None:
         return 0
     show_gate(results.gate, terminal)
@@ -123,6 +123,7 @@ def info_of(directory: RaceDirectory, plan: RacePlan) -> ReportInfo:
             "order": f"drawn anew for each round of turns, --order-seed {options.order_seed}",
         },
         target_accuracy=options.target_accuracy,
+        conditions=list(dict.fromkeys((one.precision, one.accumulation) for one in plan.entrants)),
     )
 
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from compare.race.directory import RaceDirectory
 from compare.race.report import files_of, finish, info_of, name_of
 from compare.report.baseline import Baseline, GateOptions, read_baseline
-from compare.report.info import NothingToReport, ReportInfo
+from compare.report.info import NothingToReport, ReportInfo, UnknownOpponent
 from compare.report.pages import require_packages, require_room
 from compare.report.reading import kind_of, read_inputs, read_results_file
 from compare.report.runs import Run
@@ -33,6 +33,7 @@ class ReportOptions(BaseModel):
     output_dir: Path = Field(Path(), description="receives report.html, report.md, results.json, steps.csv")
     title: str = Field("Data-parallel backends compared", description="title of the report")
     target_accuracy: float = Field(0.9, gt=0, le=1, description="the report gives the time until this accuracy")
+    opponent: str | None = Field(None, description="compare all others with this entrant (default: with the fastest)")
     overwrite: bool = Field(False, description="replace the report that output_dir holds")
 
 
@@ -80,10 +81,10 @@ def run(arguments: list[str]) -> int:
 def _results(paths: Sequence[Path], options: ReportOptions, asked: dict[str, Any]) -> tuple[Results, list[Run]]:
     """Returns what a report says, and the runs that it is made of; of a results.json these are not known."""
     if len(paths) == 1 and not paths[0].is_dir() and kind_of(paths[0]) == "results":
-        if "target_accuracy" in asked:
+        for option in {"target_accuracy", "opponent"} & set(asked):
             raise UsageError(
-                f"--target-accuracy: cannot be changed in {paths[0]}, which holds results; leave it out, or give the "
-                "records"
+                f"--{option.replace('_', '-')}: cannot be changed in {paths[0]}, which holds results; leave it out, or "
+                "give the records"
             )
         results = read_results_file(paths[0])
         return results.model_copy(update={"title": options.title} if "title" in asked else {}), []
@@ -92,6 +93,8 @@ def _results(paths: Sequence[Path], options: ReportOptions, asked: dict[str, Any
     material = _read(paths, options, asked)
     try:
         return analyse(material.runs, material.collectives, material.info), material.runs
+    except UnknownOpponent as error:
+        raise UsageError(f"--opponent {error}") from error
     except NothingToReport as error:
         raise UsageError(f"{', '.join(map(str, paths[:3]))}{' ...' * (len(paths) > 3)}: {error}") from error
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
@@ -125,7 +128,7 @@ def _info(options: ReportOptions, asked: dict[str, Any], races: dict[Path, Repor
     commands = {"this report": command_line(sys.argv[1:], without="--output-dir")}
     if len(races) == 1:
         (info,) = races.values()
-        chosen = {name: getattr(options, name) for name in ("title", "target_accuracy") if name in asked}
+        chosen = {name: getattr(options, name) for name in ("title", "target_accuracy", "opponent") if name in asked}
         return dataclasses.replace(info, commands={**info.commands, **commands}, **chosen)
     problems: list[str] = []
     facts: dict[str, Any] = {}
@@ -135,5 +138,10 @@ def _info(options: ReportOptions, asked: dict[str, Any], races: dict[Path, Repor
         facts |= {f"{name}: {fact}": value for fact, value in info.facts.items()}
         commands |= {f"{name}: {what}": command for what, command in info.commands.items()}
     return ReportInfo(
-        title=options.title, problems=problems, commands=commands, facts=facts, target_accuracy=options.target_accuracy
+        title=options.title,
+        problems=problems,
+        commands=commands,
+        facts=facts,
+        target_accuracy=options.target_accuracy,
+        opponent=options.opponent,
     )

@@ -13,12 +13,12 @@ from rich.console import Console
 
 from compare.race.directory import RaceDirectory
 from compare.race.heat import run_heat
-from compare.race.machine import DISTURBED_SHARE, ForeignLoad, look_for_idleness
+from compare.race.machine import ForeignLoad, look_for_idleness
 from compare.race.plan import PlannedRun, RacePlan, heats_of
 from compare.race.progress import ProgressOfRace
 from compare.race.report import is_decided
 from compare.report.runs import RaceFacts
-from compare.results import MIN_PAIRS
+from compare.results import DISTURBED_SHARE, MIN_PAIRS
 from launch.engines.environment import command_environment
 from launch.guardian import guarded
 from launch.signals import Interrupted

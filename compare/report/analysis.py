@@ -15,15 +15,16 @@ from compare.report.machines import located, placed, several_machines
 from compare.report.pairing import paired
 from compare.report.peer_tables import describe_peers
 from compare.report.peers import peers_of, without_peers
-from compare.report.places import mixtures_of, places_of
+from compare.report.places import idleness_of, mixtures_of, places_of
 from compare.report.references import entrant_parity, sample_of
 from compare.report.runs import Run
 from compare.report.scaling import scaling_of
 from compare.report.standings import standings_of
-from compare.report.statistics import CONFIDENCE, SMALLEST_CLAIM, compare_group
+from compare.report.statistics import CONFIDENCE, compare_group
 from compare.report.training import curves_of, seed_table_of
-from compare.report.words import describe_task, describe_verdict
-from compare.results import CollectiveSeries, Comparison, Group, GroupResult, Results
+from compare.report.verdict import describe_verdict
+from compare.report.words import describe_task
+from compare.results import SMALLEST_CLAIM, CollectiveSeries, Comparison, Group, GroupResult, Results
 from records.throughput import NUM_WARMUP_STEPS
 
 
@@ -37,6 +38,7 @@ def analyse(runs: Sequence[Run], collectives: Sequence[CollectiveSeries], info: 
 
     Raises:
         NothingToReport: No timed run completed.
+        UnknownOpponent: The opponent was not ranked.
     """
     runs = located(runs)
     everyone = ordered_groups(without_peers(runs))
@@ -56,14 +58,13 @@ def analyse(runs: Sequence[Run], collectives: Sequence[CollectiveSeries], info: 
         if not run.is_usable
     ]
     problems = [*info.problems, *failures, *mixtures_of(completed)]
-    standings = standings_of(groups, grouped)
     peers = peers_of(runs, groups, grouped)
-    return Results(
+    results = Results(
         title=info.title,
         created_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        verdict=[*describe_verdict(groups, standings, len(problems)), *map(describe_peers, peers)],
+        verdict=[],
         groups=groups,
-        standings=standings,
+        standings=standings_of(groups, grouped, info.conditions, info.opponent),
         peers=peers,
         adapter_costs=adapter_costs_of(keys_of(grouped), [entrants for entrants in everyone if without_bare(entrants)]),
         curves=curves_of(groups, grouped, info.target_accuracy),
@@ -71,6 +72,7 @@ def analyse(runs: Sequence[Run], collectives: Sequence[CollectiveSeries], info: 
         scaling=scaling_of(groups, grouped),
         collectives=placed(collectives, completed),
         places=places_of(completed),
+        idleness=idleness_of(completed),
         problems=problems,
         commands=dict(info.commands),
         facts={
@@ -80,6 +82,7 @@ def analyse(runs: Sequence[Run], collectives: Sequence[CollectiveSeries], info: 
             "differences never claimed, up to": SMALLEST_CLAIM,
         },
     )
+    return results.model_copy(update={"verdict": [*describe_verdict(results), *map(describe_peers, peers)]})
 
 
 def _group_result(key: str, runs: list[EntrantRuns], completed: Sequence[Run], *, several: bool) -> GroupResult:

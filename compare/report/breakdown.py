@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from operator import truediv
 from statistics import fmean, median
 
-from compare.report.statistics import SMALLEST_CLAIM, median_bounds
-from compare.results import Breakdown
+from compare.report.statistics import median_bounds
+from compare.results import SMALLEST_CLAIM
+from compare.steps import Breakdown
 from records.record import RankRecord, RunRecord
 from records.throughput import NUM_WARMUP_STEPS
 

@@ -117,6 +117,12 @@ class Drawing:
         self._left, self._top = math.ceil(12 + _PIXELS_OF_A_LETTER * longest), 26
         self._add('<text class="name" x="{}" y="-12">{}</text>', 8 - self._left, axis.title)
 
+    def row_labels(self, labels: Mapping[float, str]) -> None:
+        """Writes a label on the left of each row, by the position of its middle."""
+        for y, label in labels.items():
+            self._add('<text class="name" x="-12" y="{}" text-anchor="end">{}</text>', _px(y + 4.5), label)
+        self._left = math.ceil(16 + _PIXELS_OF_A_LETTER * max(map(len, labels.values())))
+
     def y(self, scale: Scale, value: float) -> float:
         """Returns where a value lies on a scale that runs upwards, in pixels."""
         return self.height * (1 - scale.share(value))
@@ -243,6 +249,11 @@ def line_sample(style: Style) -> Markup:
         '<g class="c{}"><line class="line d{}" x1="0" x2="34" y1="7" y2="7" stroke-width="2.5"/>'
         '<use class="{}" href="#small{}" x="17" y="7"/></g>'
     ).format(style.colour, style.dash, kind, style.mark)
+
+
+def aid_sample(kind: str) -> Markup:
+    """Returns a sample of a line that is no backend's, for a legend."""
+    return Markup('<line class="{}" x1="0" x2="34" y1="7" y2="7"/>').format(kind)
 
 
 def _title(said: str) -> Markup:

@@ -13,7 +13,8 @@ from compare.report.flops import model_flops_per_second, peak_flops_per_second
 from compare.report.grouping import EntrantRuns
 from compare.report.runs import Run
 from compare.report.statistics import mean_interval
-from compare.results import RANKED, Entrant, Parity, Wire
+from compare.results import RANKED, Entrant, Parity
+from compare.steps import Wire
 from records.record import RunRecord
 from records.throughput import NUM_WARMUP_STEPS, slowest_rank
 

@@ -13,12 +13,25 @@ from compare.report.page import Cell, Figure, Plot, Row, Table, measured
 from compare.report.plots import Item, Line
 from compare.report.styles import Style
 from compare.report.tables import Standings, interval_cell, mark, part_cell, standing, standing_cell
-from compare.results import PARTS, Breakdown, CollectiveSeries, Curve, Entrant, GroupResult, Scaling
+from compare.results import CollectiveSeries, Curve, Entrant, GroupResult, Scaling
+from compare.steps import PARTS, Breakdown
 
 _MAX_ROWS = 50
 _GIB = 2**30
 
 Styles = dict[str, Style]
+
+# How the figures of each group are read.
+EXPLANATIONS = [
+    "Throughput: large marks are estimates with their confidence intervals, small marks are single runs. Further right "
+    "is faster; the axis does not start at zero.",
+    "Step times: the thicker a shape is, the more steps took this long. A box contains the middle half of the steps, "
+    "and the line in it is their median.",
+    "Where the time of a step goes, from a diagnosis run: communication is what the step takes beyond the same work "
+    "without communication, with waiting. Building is what the first pass over a batch takes beyond a second one, "
+    "since libraries make kernels for each new shape of their input. What noise hides is neither drawn nor summed up.",
+]
+EXPLANATION_OF_SCALING = "The dotted line is the ideal: as much for each rank as with the fewest ranks."
 
 # A curve with steps, seconds and values of the points that are drawn of it.
 _Points = tuple[Curve, Sequence[float], Sequence[float], Sequence[float | None]]
@@ -63,8 +76,7 @@ def throughput_figure(result: GroupResult, styles: Styles) -> Figure | None:
     title = f"Throughput, {result.group.key}"
     return Figure(
         "Throughput",
-        f"Large marks are estimates with their confidence intervals, small marks are single runs. Further right is "
-        f"faster; the axis does not start at zero.{_sentence(said)}",
+        _sentence(said),
         [Plot(f"{title}: {said}", plots.intervals(items, Axis("samples/s")))],
         Table(title, columns, rows),
     )
@@ -100,8 +112,7 @@ def step_time_figure(result: GroupResult, styles: Styles) -> Figure | None:
     title = f"Step times, {result.group.key}"
     return Figure(
         "Step times",
-        f"The thicker a shape is, the more steps took this long. A box contains the middle half of the steps, and the "
-        f"line in it is their median.{_sentence(said)}",
+        _sentence(said),
         [Plot(f"{title}: {said}", plots.distributions(items, Axis("time of a step (ms)")))],
         Table(title, columns, rows),
     )
@@ -138,9 +149,7 @@ def breakdown_figure(result: GroupResult, styles: Styles) -> Figure | None:
     title = f"Where the time of a step goes, {result.group.key}"
     return Figure(
         "Where the time of a step goes",
-        f"From a diagnosis run. Communication is what the step takes beyond the same work without communication, with "
-        f"waiting. Building is what the first pass over a batch takes beyond a second one: libraries make kernels for "
-        f"each new shape of their input. What noise hides is not drawn, and not part of the sum. {said}.",
+        _sentence(said),
         [Plot(f"{title}: {said}", plots.stacks(items, PARTS, Axis("time of a step (ms)", from_zero=True)))],
         Table(title, columns, rows).without_empty_columns(),
     )
@@ -220,8 +229,8 @@ def scaling_figure(series: list[Scaling], styles: Styles) -> Figure:
         low, high = [point.low for point in rate], [point.high for point in rate]
         rates.append(Line(one.backend, style, worlds, [point.estimate for point in rate], low, high))
         efficiencies.append(Line(one.backend, style, worlds, [100 * point.efficiency for point in one.points]))
-        ideal.append(Line("ideal", style, worlds, [_ideal(one, n) for n in worlds]))
-    whole = [Line("ideal", line.style, line.x, [100.0] * len(line.x)) for line in ideal]
+        ideal.append(Line("", style, worlds, [_ideal(one, n) for n in worlds]))
+    whole = [Line("", line.style, line.x, [100.0] * len(line.x)) for line in ideal]
     rows = [
         Row(
             [
@@ -237,8 +246,7 @@ def scaling_figure(series: list[Scaling], styles: Styles) -> Figure:
     ]
     return Figure(
         title,
-        f"With more ranks, {meaning[series[0].kind]}. The dotted line is the ideal: as much for each rank as with the "
-        f"fewest ranks. {said}.",
+        f"With more ranks, {meaning[series[0].kind]}. {said}.",
         [
             Plot(f"{title}: {said}", plots.lines(rates, ranks, Axis("samples/s", from_zero=True), ideal)),
             Plot(
@@ -307,7 +315,7 @@ def _ideal(scaling: Scaling, num_processes: int) -> float:
 
 
 def _sentence(said: str) -> str:
-    return f" {said}." if said else ""
+    return f"{said}." if said else ""
 
 
 def _named(entrant: Entrant, said: str) -> str:

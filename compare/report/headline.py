@@ -28,11 +28,11 @@ def headlines(results: Results) -> Iterator[Headline]:
     """Yields a headline for each condition without gradient accumulation under which one process was timed."""
     groups = [one for one in results.groups if one.group.gradient_accumulation_steps == 1]
     for alone in (one for one in groups if one.group.num_processes == 1):
-        single = next((entrant for entrant in alone.entrants if entrant.backend == REFERENCE), None)
+        single = next((entrant for entrant in alone.entrants if entrant.name == REFERENCE), None)
         if single is not None and single.samples_per_second is not None:
             several = [one for one in groups if one.group.num_processes > 1]
             same = [one for one in several if _conditions(one) == _conditions(alone)]
-            rivals = [(one.group, entrant) for one in same for entrant in one.entrants]
+            rivals = [(one.group, entrant) for one in same for entrant in one.entrants if entrant.role == "backend"]
             yield Headline(alone.group, single.samples_per_second, rivals)
 
 

@@ -10,17 +10,20 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from compare.report.drawing import definitions
-from compare.report.sections import sections
+from compare.report.first_screen import first_screen
+from compare.report.sections import beside_the_ranking, details, look_of
 from compare.results import Results
 
 
 def render_html(results: Results) -> str:
     """Renders the report as one HTML page, to be stored in UTF-8."""
-    script = read_resource("report.js")
+    script, styles = read_resource("report.js"), look_of(results)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(read_resource("report.html.j2")).render(
         results=results,
-        sections=sections(results),
+        screen=first_screen(results, styles),
+        beside=beside_the_ranking(results),
+        details=details(results, styles),
         policy=_policy(script),
         charts_style=read_resource("charts.css"),
         style=read_resource("report.css"),

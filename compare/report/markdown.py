@@ -8,96 +8,118 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from backends.registry import REFERENCE
-from compare.numbers import one_line, part_of_step
-from compare.report.bare import adapter_cost_lines
-from compare.report.gate_table import GATE_HEADINGS, gate_cells, verdict_of
-from compare.report.headline import headlines
-from compare.report.peer_tables import ABOUT, HEADING, peer_cells, peer_columns
+from compare.numbers import longer, one_line, part_of_step
+from compare.report.first_screen import first_screen
+from compare.report.page import Block, Lines, Section, Table, Text
+from compare.report.sections import beside_the_ranking, details, look_of
 from compare.report.words import metric_heading
-from compare.results import PARTS, Comparison, Curve, Entrant, Group, GroupResult, Interval, Results, read_results
+from compare.results import Curve, Entrant, GroupResult, Interval, Results, read_results
+from compare.steps import PARTS
 
 _MIB = 2**20
 _HEADINGS = (
     *("ranks", "precision", "batch = ranks x micro x accumulation", "backend", "in lockstep", "samples/s [95 %]"),
-    *("step, median / p95 (ms)", "first step (s)", "memory (MiB)", "time against the group's first"),
+    *("step, median / p95 (ms)", "first step (s)", "memory (MiB)", "step longer than the opponent's"),
 )
 _BREAKDOWN_HEADINGS = (
     *("conditions", "backend", "data (ms)", *PARTS[1:], "sum", "sum against timed steps"),
     "sent by a rank / ring bound (MiB)",
 )
+_STATES = {"good": "✓", "bad": "✗", "open": "?"}
 
 
 def render_markdown(results: Results) -> str:
-    """Renders the whole report."""
-    where = [
-        f"{place.machine}; {place.software}; {place.num_runs} runs" + (f"; {place.idleness}" if place.idleness else "")
-        for place in results.places
+    """Renders the report as a comment on a pull request: the first screen, and below it folded details."""
+    screen = first_screen(results, look_of(results))
+    grounds = [f"{_STATES[ground.state]} {ground.question}: {ground.answer}" for ground in screen.grounds]
+    parts = [
+        f"# {escape(results.title)}",
+        *(f"> **Warning.** {escape(sentence)}" for sentence in screen.warnings),
+        *(f"**{escape(sentence)}**" for sentence in screen.verdict[:1]),
+        escape(" ".join(screen.verdict[1:])),
+        _list(grounds),
+        *(_shown(table) for table in screen.tables),
+        *(_section(section) for section in beside_the_ranking(results)),
+        escape(screen.about),
+        *(_folded(heading, text) for heading, text in _details(results).items() if text),
+        f"Made {results.created_at}.",
     ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _details(results: Results) -> dict[str, str]:
     commands = [f"{escape(name)}:\n\n    {one_line(command)}" for name, command in results.commands.items()]
-    sections = {
-        "": _list(results.verdict),
-        "Compared with the baseline": _gate(results),
+    sections = {section.id: section for section in details(results, look_of(results))}
+    told = ("lockstep", "pairs", "settings", "problems", "environment")
+    return {
         "Throughput": results_table(results),
-        HEADING: peer_tables(results),
+        "Where the time of a step goes": breakdown_table(results),
         "Trained to the end": seed_table(results),
         "Time to an accuracy": _list(_time_to_target(curve) for curve in results.curves if curve.target is not None),
-        "Where the time of a step goes": breakdown_table(results),
-        "Comparisons": _list(f"{group.group.key}: {one.text}" for group, one in _comparisons(results)),
-        "Lockstep": _list(
-            f"{entrant.name}, {group.group.key}: {entrant.parity.verdict}; {entrant.parity.detail}"
-            for group in results.groups
-            for entrant in group.entrants
-        ),
-        "What the adapters cost": _list(adapter_cost_lines(results.adapter_costs)),
-        "Problems": _list(results.problems),
-        "Machines": _list(where),
-        "How the race was run": _list(f"{name}: {value}" for name, value in results.facts.items()),
+        **{sections[id].heading: _blocks(sections[id].blocks) for id in told if id in sections},
         "Commands": "\n\n".join(commands),
     }
-    parts = [f"# {escape(results.title)}", f"Made {results.created_at}."]
-    for heading, text in sections.items():
-        if text:
-            parts += [f"## {heading}", text] if heading else [text]
-    return "\n\n".join(parts) + "\n"
 
 
-def _gate(results: Results) -> str:
-    """Returns whether the race passes beside its baseline; nothing without one."""
-    if results.gate is None:
-        return ""
-    table = _table(GATE_HEADINGS, map(gate_cells, results.gate.rows))
-    return f"{_list(verdict_of(results.gate))}\n\n{table}"
+def _section(section: Section) -> str:
+    """Returns a section that is not folded, with its parts."""
+    parts = [f"### {escape(part.heading)}\n\n{_blocks(part.blocks)}" for part in section.sections]
+    return "\n\n".join([f"## {section.heading}", *filter(None, [_blocks(section.blocks)]), *parts])
+
+
+def _folded(heading: str, text: str) -> str:
+    return f"<details><summary>{heading}</summary>\n\n{text}\n\n</details>"
+
+
+def _blocks(blocks: Iterable[Block]) -> str:
+    """Returns the text, the lists and the tables of a section; Markdown has no figures."""
+    texts = []
+    for block in blocks:
+        if isinstance(block, Text):
+            texts.append(escape(block.text))
+        elif isinstance(block, Lines):
+            texts.append(_list(block.items))
+        elif isinstance(block, Table):
+            texts.append(_shown(block))
+    return "\n\n".join(texts)
+
+
+def _shown(table: Table) -> str:
+    rows = [[cell.text for cell in row.cells] for row in table.rows]
+    return f"{escape(table.caption)}:\n\n{_table([*map(escape, table.columns)], rows)}"
 
 
 def headline_table(results: Results) -> str:
-    """Returns what each backend reaches on several ranks beside one process on the same batch, without accumulation."""
-    groups: list[Group] = []
-    rows = []
-    for headline in headlines(results):
-        alone = headline.alone
-        groups += [alone, *(group for group, _ in headline.rivals)]
-        rows.append([alone.precision, REFERENCE, "1", _interval(headline.rate), "1"])
-        for group, entrant in headline.rivals:
-            speed = entrant.samples_per_second
-            against = "-" if speed is None else f"{speed.estimate / headline.rate.estimate:.2f}"
-            rows.append([group.precision, entrant.name, str(group.num_processes), _interval(speed), against])
-    headings = ("precision", "backend", "ranks", "samples/s [95 %]", "times one process")
-    return _table_of_machines(headings, groups, rows) if rows else ""
+    """Returns what is reached with the most ranks and by one process, without accumulation."""
+    plain = {one.group.key for one in results.groups if one.group.gradient_accumulation_steps == 1}
+    rows = [
+        [
+            standing.conditions,
+            one.label,
+            _interval(one.samples_per_second),
+            "" if one.claim is None else longer(one.longer),
+        ]
+        for standing in results.standings
+        if standing.placings[0].group in plain
+        for one in standing.placings
+        if one in standing.rivals or one.name == REFERENCE
+    ]
+    return _table(("conditions", "entrant", "samples/s [95 %]", "a step takes longer by [95 %]"), rows) if rows else ""
 
 
 def results_table(results: Results) -> str:
     """Returns a row for each entrant, group by group."""
+    against = {
+        (one.group, one.name): "is the opponent" if one.claim is None else longer(one.longer)
+        for standing in results.standings
+        for one in standing.placings
+    }
     each = [(group, entrant) for group in results.groups for entrant in group.entrants]
-    return _table_of_machines(_HEADINGS, [group.group for group, _ in each], [_row(*one) for one in each])
-
-
-def peer_tables(results: Results) -> str:
-    """Returns a table of peers for each set of conditions, with what it is about above it."""
-    tables = [
-        f"{escape(one.group)}:\n\n{_table([*map(escape, peer_columns(one))], map(peer_cells, one.rows))}"
-        for one in results.peers
-    ]
-    return "\n\n".join([ABOUT, *tables]) if tables else ""
+    rows = [_row(*one, against.get((one[0].group.key, one[1].name), "not ranked")) for one in each]
+    if not any(group.group.machine for group, _ in each):
+        return _table(_HEADINGS, rows)
+    named = [[group.group.machine or "-", *row] for (group, _), row in zip(each, rows, strict=True)]
+    return _table(("machine", *_HEADINGS), named)
 
 
 def seed_table(results: Results) -> str:
@@ -143,7 +165,7 @@ def escape(text: str) -> str:
     return re.sub(r"([\\`*_{}\[\]<>|#~&])", r"\\\1", one_line(text))
 
 
-def _row(group: GroupResult, entrant: Entrant) -> list[str]:
+def _row(group: GroupResult, entrant: Entrant, against: str) -> list[str]:
     conditions = group.group
     split = f"{conditions.num_processes} x {conditions.micro_batch_size} x {conditions.gradient_accumulation_steps}"
     cells = [str(conditions.num_processes), conditions.precision, f"{conditions.global_batch_size} = {split}"]
@@ -161,27 +183,8 @@ def _row(group: GroupResult, entrant: Entrant) -> list[str]:
         steps,
         f"{starts[len(starts) // 2]:.1f}" if starts else "-",
         f"{memory / _MIB:.0f}" if memory else "-",
-        _against_first(group, entrant),
+        against,
     ]
-
-
-def _against_first(group: GroupResult, entrant: Entrant) -> str:
-    if not entrant.ranked:
-        return "not ranked"
-    first = next(other for other in group.entrants if other.ranked)
-    for comparison in group.comparisons:
-        if (comparison.first, comparison.second) == (first.name, entrant.name):
-            return _slowdown(comparison)
-    return "-"
-
-
-def _slowdown(comparison: Comparison) -> str:
-    interval = comparison.slowdown
-    if interval is None or interval.low is None or interval.high is None:
-        return "too few runs"
-    bounds = f"[{100 * interval.low:+.1f}, {100 * interval.high:+.1f}]"
-    shown = "" if comparison.claim in ("slower", "faster") else ", not significant"
-    return f"{100 * interval.estimate:+.1f} % {bounds}{shown}"
 
 
 def _time_to_target(curve: Curve) -> str:
@@ -189,10 +192,6 @@ def _time_to_target(curve: Curve) -> str:
     if curve.seconds_to_target is None:
         return f"{who} not reached in {curve.seconds[-1]:.1f} s of training"
     return f"{who} after {curve.seconds_to_target:.1f} s of training, at the first evaluation that reached it"
-
-
-def _comparisons(results: Results) -> Iterable[tuple[GroupResult, Comparison]]:
-    return ((group, comparison) for group in results.groups for comparison in group.comparisons)
 
 
 def _interval(interval: Interval | None) -> str:
@@ -210,14 +209,6 @@ def _milliseconds(seconds: float | None) -> str:
 
 def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
-
-
-def _table_of_machines(headings: Sequence[str], groups: Sequence[Group], rows: Sequence[Sequence[str]]) -> str:
-    """Returns a table with a row for each group, which names the machine if there are several."""
-    if not any(group.machine for group in groups):
-        return _table(headings, rows)
-    named = [[group.machine or "-", *row] for group, row in zip(groups, rows, strict=True)]
-    return _table(("machine", *headings), named)
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -63,13 +63,13 @@ class Plot:
 
 @dataclass(frozen=True)
 class Figure:
-    """Drawings of the same numbers, their caption, and the numbers."""
+    """Drawings of the same numbers, their caption, and the numbers, unless a table beside them has these."""
 
     kind: ClassVar[str] = "figure"
     title: str
     caption: str
     plots: list[Plot]
-    data: Table
+    data: Table | None = None
 
 
 @dataclass(frozen=True)

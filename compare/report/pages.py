@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+import rich.table
 from rich.console import Console
+from rich.text import Text
 
 from compare.report.runs import Run
 from compare.results import RESULTS_NAME, Results
@@ -14,6 +16,7 @@ from launch.errors import UsageError
 from records.files import write_atomically
 
 _HTML_NAME, _MARKDOWN_NAME, STEPS_NAME = "report.html", "report.md", "steps.csv"
+_NUM_COLUMNS = 3
 _PACKAGES = ("jinja2", "psutil", "scipy")
 
 
@@ -61,8 +64,8 @@ def render(results: Results, runs: Sequence[Run] = ()) -> dict[str, str]:
     return pages | ({STEPS_NAME: steps_csv(runs)} if runs else {})
 
 
-def write_pages(pages: Mapping[str, str], verdict: Sequence[str], directory: Path, terminal: Console) -> None:
-    """Writes the files of a report, and shows its verdict.
+def write_pages(pages: Mapping[str, str], results: Results, directory: Path, terminal: Console) -> None:
+    """Writes the files of a report, and shows its first screen.
 
     Raises:
         UsageError: The directory cannot be written to.
@@ -73,7 +76,32 @@ def write_pages(pages: Mapping[str, str], verdict: Sequence[str], directory: Pat
             write_atomically(directory / name, text)
     except OSError as error:
         raise UsageError(f"--output-dir {directory}: {error.strerror}; choose another directory") from error
-    for sentence in verdict:
-        terminal.print(sentence)
+    _show(results, terminal)
     others = ", ".join(name for name in (_MARKDOWN_NAME, RESULTS_NAME, STEPS_NAME) if name in pages)
     terminal.print(f"report: {directory / _HTML_NAME} (also {others})")
+
+
+def _show(results: Results, terminal: Console) -> None:
+    """Prints what the page shows first: verdict, numbers, and how far they can be trusted."""
+    from compare.report.first_screen import conditions_line, first_screen
+    from compare.report.sections import look_of
+
+    screen = first_screen(results, look_of(results))
+    for sentence in screen.warnings:
+        terminal.print(f"WARNING: {sentence}", style="bold red", markup=False)
+    for sentence in screen.verdict:
+        terminal.print(sentence, markup=False)
+    for table in screen.tables[:1]:  # with as many columns as fit into a narrow terminal
+        shown = rich.table.Table(title=Text(table.caption), title_justify="left", box=None, pad_edge=False)
+        for i, column in enumerate(table.columns[:_NUM_COLUMNS]):
+            longest = max(len(row.cells[i].text) for row in table.rows)
+            shown.add_column(Text(column), justify="right" if i else "left", min_width=longest if i else None)
+        for row in table.rows:
+            shown.add_row(*(Text(cell.text) for cell in row.cells[:_NUM_COLUMNS]))
+        terminal.print()
+        terminal.print(shown)
+    terminal.print()
+    for standing in results.standings[1:]:
+        terminal.print(conditions_line(standing), markup=False)
+    for ground in screen.grounds:
+        terminal.print(f"{ground.question}: {ground.answer}", markup=False)

@@ -36,7 +36,7 @@ def describe_peers(comparison: PeerComparison) -> str:
         names = joined([row.name for row in peers])
         return f"{comparison.group}: {names} started too seldom to be compared with {opponent}."
     parts = [f"{opponent} reaches {joined(decided)}"] if decided else []
-    parts += [f"no difference was shown between {opponent} and the others ({joined(undecided)})"] if undecided else []
+    parts += [f"perhaps as fast: {joined(undecided)}"] if undecided else []
     return f"{comparison.group}, in real tokens a second: {'; '.join(parts)}."
 
 
@@ -75,7 +75,7 @@ def times_as_fast(row: PeerRow) -> str:
         return NOTHING
     if row.longer is None:
         return "started too seldom to be compared"
-    return _ratio(row.longer) if row.claim in ("slower", "faster") else f"{_ratio(row.longer)}, no difference shown"
+    return _ratio(row.longer) if row.claim in ("slower", "faster") else f"{_ratio(row.longer)}, perhaps as fast"
 
 
 def _table(comparison: PeerComparison) -> Table:

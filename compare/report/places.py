@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from statistics import median
+from statistics import fmean, median
 
 from compare.report.machines import several_machines
 from compare.report.runs import Run
 from compare.report.words import machine_of, software_of
-from compare.results import Place
+from compare.results import Idleness, Place
 from records.record import Environment
 
 
@@ -40,6 +40,14 @@ def versions_of(environment: Environment) -> dict[str, str]:
         **environment.packages,
         **{name: version for name, version in known.items() if version is not None},
     }
+
+
+def idleness_of(completed: Sequence[Run]) -> Idleness | None:
+    """Returns what other programs took while entrants were timed; None where no race has watched the machine."""
+    shares = []
+    for race in (run.race for run in completed if run.race and run.purpose == "timed"):
+        shares += [turn.foreign_share for turn in race.turns if turn.round > 0] or [race.foreign_share]
+    return Idleness(mean=fmean(shares), largest=max(shares)) if shares else None
 
 
 def _label(run: Run) -> str:

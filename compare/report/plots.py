@@ -10,8 +10,9 @@ import numpy as np
 from markupsafe import Markup
 
 from compare.numbers import number
-from compare.report.drawing import Axis, Drawing, Scale, legend, line_sample
+from compare.report.drawing import Axis, Drawing, Scale, aid_sample, legend, line_sample
 from compare.report.styles import Style
+from compare.results import SMALLEST_CLAIM
 
 _MAX_VALUES = 2000
 _MAX_POINTS = 100
@@ -21,6 +22,11 @@ _NUM_OUTLINE = 80
 # Parts of a step that have a hatching over their colour.
 _HATCHINGS = {1: "rising", 3: "falling", 5: "rising"}
 _MAX_LETTERS = 34
+# Of a forest plot: the least and the greatest height of a row, the percents that it shows at most, what is near an end.
+_FOREST_ROWS = (44, 92)
+_OFF_THE_SCALE = 100
+_NEAR_AN_END = (0.3, 0.7)
+_HEIGHT = 280
 
 
 @dataclass(frozen=True)
@@ -97,6 +103,34 @@ def intervals(items: Sequence[Item], axis: Axis) -> Markup:
     return drawing.markup()
 
 
+def forest(items: Sequence[Item], axis: Axis) -> Markup:
+    """Draws a row for each backend: by how many percent it takes longer than the first, over the zone of no claim.
+
+    What takes more than twice as long is written at the end of its row, so that small differences remain visible.
+    """
+    row = min(_FOREST_ROWS[1], max(_FOREST_ROWS[0], _HEIGHT // len(items)))
+    margin, drawing = 100 * SMALLEST_CLAIM, Drawing(row * len(items))
+    shown = [item for item in items if item.estimate is not None and item.estimate <= _OFF_THE_SCALE]
+    ends = [value for item in shown for value in (item.estimate, item.low, item.high) if value is not None]
+    scale = Scale(axis, [*(min(value, _OFF_THE_SCALE) for value in ends), -margin, margin])
+    drawing.rectangle(scale.share(-margin), scale.share(margin), 0, drawing.height, "zone")
+    drawing.x_axis(axis, scale)
+    drawing.rule(scale.share(0), 0, drawing.height, "frame")
+    middles = [row * (i + 0.6) for i in range(len(items))]
+    drawing.row_labels({y: _shortened(item.label, 16) for y, item in zip(middles, items, strict=True)})
+    for y, item in zip(middles, items, strict=True):
+        assert item.estimate is not None
+        share, kind = (scale.share(item.estimate) if item in shown else 1.0), f"bar c{item.style.colour}"
+        if item in shown and item.low is not None and item.high is not None:
+            drawing.line(scale.share(item.low), scale.share(min(item.high, _OFF_THE_SCALE)), y, kind)
+        elif item not in shown:
+            drawing.line(0.9, 1, y, f"{kind} d{item.style.dash}")
+        drawing.mark(share, y, item.style, f"{item.label}: {item.note}")
+        anchor = "end" if share > _NEAR_AN_END[1] else "start" if share < _NEAR_AN_END[0] else "middle"
+        drawing.text(item.note, share + (0.02 if anchor == "start" else 0), y - 11, "tick", anchor)
+    return drawing.markup()
+
+
 def distributions(items: Sequence[Item], axis: Axis) -> Markup:
     """Draws a row for each backend: how often each value occurs, with the median and the quartiles."""
     drawing, scale = _rows(items, axis, [value for item in items for value in item.values], row_height=84)
@@ -149,8 +183,11 @@ def stacks(items: Sequence[Item], parts: Sequence[str], axis: Axis) -> Markup:
 
 
 def lines(series: Sequence[Line], x: Axis, y: Axis, ideal: Sequence[Line] = (), level: float | None = None) -> Markup:
-    """Draws a line for each backend; lines of the ideal, and a level to reach, are thin and lie behind them."""
-    drawing = Drawing(280)
+    """Draws a line for each backend; lines of the ideal, and a level to reach, are thin and lie behind them.
+
+    A line of the ideal that has a name is in the legend.
+    """
+    drawing = Drawing(_HEIGHT)
     everything = [*series, *ideal]
     across = Scale(x, [value for line in everything for value in line.x])
     bounds = [value for line in everything for value in (*line.y, *line.low, *line.high)]
@@ -160,27 +197,34 @@ def lines(series: Sequence[Line], x: Axis, y: Axis, ideal: Sequence[Line] = (), 
     for line in ideal:
         drawing.curve(_points(line, across, up, drawing), "aid")
     if level is not None:
-        drawing.line(0, 1, drawing.y(up, level), "aid")
+        drawing.line(0, 1, drawing.y(up, level), "level")
     for k, line in enumerate(series):
         # Later lines are thinner, so that lines that coincide remain visible.
-        drawing.curve(
-            _points(line, across, up, drawing),
-            f"mark line c{line.style.colour} d{line.style.dash}",
-            width=max(2.0, 4.5 - 1.2 * k),
-        )
-        _draw_points(line, across, up, drawing)
-    return legend([(_shortened(line.name), line_sample(line.style)) for line in series]) + drawing.markup()
+        if len(line.x) > 1:
+            drawing.curve(
+                _points(line, across, up, drawing),
+                f"mark line c{line.style.colour} d{line.style.dash}",
+                width=max(2.0, 4.5 - 1.2 * k),
+            )
+        _draw_intervals(line, across, up, drawing)
+    for line in series:
+        _draw_marks(line, across, up, drawing)
+    aids = [(line.name, aid_sample("aid")) for line in ideal if line.name]
+    return legend([*((_shortened(line.name), line_sample(line.style)) for line in series), *aids]) + drawing.markup()
 
 
 def _points(line: Line, across: Scale, up: Scale, drawing: Drawing) -> list[tuple[float, float] | None]:
     return [None if y is None else (across.share(x), drawing.y(up, y)) for x, y in zip(line.x, line.y, strict=True)]
 
 
-def _draw_points(line: Line, across: Scale, up: Scale, drawing: Drawing) -> None:
-    """Draws the intervals and some marks of a line; a text shows at every point."""
+def _draw_intervals(line: Line, across: Scale, up: Scale, drawing: Drawing) -> None:
     for x, low, high in zip(line.x, line.low, line.high, strict=False):
         if low is not None and high is not None:
             drawing.rule(across.share(x), drawing.y(up, high), drawing.y(up, low), f"bar c{line.style.colour}")
+
+
+def _draw_marks(line: Line, across: Scale, up: Scale, drawing: Drawing) -> None:
+    """Draws some marks of a line; a text shows at every point."""
     every = -(-len(line.x) // _NUM_MARKS)
     for i, (x, y) in enumerate(zip(line.x, line.y, strict=True)):
         if y is None:

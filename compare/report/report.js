@@ -1,5 +1,34 @@
 "use strict";
 
+// What a link leads to may be folded; it unfolds with everything that it is in.
+(() => {
+  const unfold = () => {
+    const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    for (let e = target; e; e = e.parentElement) if (e.tagName === "DETAILS") e.open = true;
+    if (target) target.scrollIntoView();
+  };
+  addEventListener("hashchange", unfold);
+  unfold();
+})();
+
+// A button unfolds all details, as for printing, and folds them again.
+(() => {
+  const heading = document.querySelector(".details > h2");
+  if (!heading) return;
+  const all = [...document.querySelectorAll(".details details")];
+  const button = document.createElement("button");
+  button.type = "button";
+  button.className = "unfold";
+  const name = () => { button.textContent = all.every((one) => one.open) ? "Fold all" : "Unfold all"; };
+  button.addEventListener("click", () => {
+    const open = !all.every((one) => one.open);
+    for (const one of all) one.open = open;
+    name();
+  });
+  name();
+  heading.after(button);
+})();
+
 // Tables: a button in each column's heading sorts by that column.
 (() => {
   const collator = new Intl.Collator("en", { numeric: true });

@@ -1,11 +1,11 @@
-"""What the report shows, and in which order."""
+"""What the report shows below its first screen, and in which order."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 from typing import TypeVar
 
-from compare.numbers import joined
+from compare.numbers import points
 from compare.report import figures as report_figures
 from compare.report import tables as report_tables
 from compare.report.bare import adapter_cost_blocks
@@ -13,31 +13,37 @@ from compare.report.figures import Styles
 from compare.report.gate_table import GATE_HEADINGS, gate_cells, verdict_of
 from compare.report.page import Block, Cell, Commands, Figure, Lines, Row, Section, Table, Text
 from compare.report.peer_tables import peer_section
-from compare.report.standing_figure import standing_figure
 from compare.report.styles import styles_for
-from compare.results import CollectiveSeries, Curve, GroupResult, Results, Scaling
+from compare.results import SMALLEST_CLAIM, CollectiveSeries, Curve, GroupResult, Results, Scaling
 
 _T = TypeVar("_T")
 
 
-def sections(results: Results) -> list[Section]:
-    """Returns all sections that have something to show."""
-    styles = styles_for(_backends(results))
+def details(results: Results, styles: Styles) -> list[Section]:
+    """Returns what is below the first screen, folded, as far as there is something to show."""
+    groups = results.groups
     everything = [
-        Section("gate", "Compared with the baseline", _gate(results)),
-        Section("standings", "How long a step takes", [standing_figure(one, styles) for one in results.standings]),
-        Section("lockstep", "Did they compute the same?", _parity(results.groups)),
-        Section("claims", "Who is faster?", sections=_each(results.groups, "claims", _claims)),
-        *_each(results.groups, "group", lambda result: _measurements(result, styles)),
-        peer_section(results),
+        Section("lockstep", "Did all compute the same?", _parity(groups)),
+        Section("pairs", "Every pair that was compared", _pairs(results)),
+        Section("measurements", "Throughput, step times and where they go", *_measurements(groups, styles)),
+        Section("settings", "Settings in force", _tables(report_tables.settings_table(groups))),
         Section("training", "Trained to the end", sections=_trainings(results, styles)),
-        Section("scaling", "Scaling", _scaling(results, styles)),
-        Section("bare", "What the adapters cost", adapter_cost_blocks(results.adapter_costs)),
+        Section("scaling", "Scaling under all conditions", _scaling(results, styles)),
         Section("collectives", "Collectives alone", sections=_collectives(results.collectives, styles)),
         Section("table", "The table of published comparisons", _seed_table(results)),
         Section("problems", "What could not be used or compared", _lines(results.problems)),
-        Section("environment", "Environment", _environment(results)),
+        Section("environment", "Where and how the race was run", _environment(results)),
         Section("commands", "Commands", [Commands(results.commands)] if results.commands else []),
+    ]
+    return [section for section in everything if section.blocks or section.sections]
+
+
+def beside_the_ranking(results: Results) -> list[Section]:
+    """Returns what is shown before the details, but is no ranking: a gate, what adapters cost, and peers."""
+    everything = [
+        Section("gate", "Compared with the baseline", _gate(results)),
+        Section("bare", "What the adapters cost", adapter_cost_blocks(results.adapter_costs)),
+        peer_section(results),
     ]
     return [section for section in everything if section.blocks or section.sections]
 
@@ -49,51 +55,61 @@ def _gate(results: Results) -> list[Block]:
     return [Lines(verdict_of(results.gate)), Table("Each entrant then and now", list(GATE_HEADINGS), rows)]
 
 
-def _backends(results: Results) -> list[str]:
-    """Returns the backends in the order in which the report names them, which decides how they look."""
+def look_of(results: Results) -> Styles:
+    """Gives backends their looks, in the order in which the report names them."""
     entrants = [entrant.name for result in results.groups for entrant in result.entrants]
     others: list[Curve | Scaling | CollectiveSeries] = [*results.curves, *results.scaling, *results.collectives]
-    return [*entrants, *(one.backend for one in others)]
+    return styles_for([*entrants, *(one.backend for one in others)])
 
 
 def _parity(groups: list[GroupResult]) -> list[Block]:
-    entrants = [entrant for result in groups for entrant in result.entrants]
-    if not entrants:
+    if not any(result.entrants for result in groups):
         return []
-    left = dict.fromkeys(entrant.name for entrant in entrants if entrant.parity.verdict == "not comparable")
-    text = "Only backends that compute the same as the reference take part in claims about speed."
-    if left:
-        text += f" Out of lockstep, and therefore shown but not ranked: {joined(list(left))}."
+    text = "Only entrants that compute the same as the reference are ranked."
     return [Text(text), report_tables.parity_table(groups)]
 
 
-def _claims(result: GroupResult) -> list[Block]:
-    if not result.comparisons:
-        return [Text("There are no two backends to compare under these conditions.")]
-    table = report_tables.comparison_table(result.comparisons, result.group.key)
-    return [Lines([comparison.text for comparison in result.comparisons]), table]
+def _pairs(results: Results) -> list[Block]:
+    text = (
+        "Intervals hold together at 95 % for all pairs under the same conditions. A difference is claimed if its whole "
+        f"interval lies beyond {points(SMALLEST_CLAIM)} %."
+    )
+    opponents = {one.placings[0].group: one.placings[0].name for one in results.standings}
+    tables = _tables(
+        *(report_tables.comparison_table(result, opponents.get(result.group.key)) for result in results.groups)
+    )
+    return [Text(text), *tables] if tables else []
 
 
-def _measurements(result: GroupResult, styles: Styles) -> list[Block]:
+def _measurements(groups: list[GroupResult], styles: Styles) -> tuple[list[Block], list[Section]]:
+    """Returns how to read the figures of all groups, and a section for each group."""
+    tasks = list(dict.fromkeys(result.group.task for result in groups))
+    explained: list[Block] = [Lines(report_figures.EXPLANATIONS)] if groups else []
+    sections = [
+        Section(f"group-{i}", result.group.key, _of_group(result, styles, with_task=len(tasks) > 1))
+        for i, result in enumerate(groups, start=1)
+    ]
+    return explained, sections
+
+
+def _of_group(result: GroupResult, styles: Styles, *, with_task: bool) -> list[Block]:
     group = result.group
     ranks, samples = _counted(group.num_processes, "rank"), _counted(group.global_batch_size, "sample")
     about = (
-        f"{group.task}. On {group.device}: {ranks}, {group.precision}, {samples} in a step "
+        f"On {group.device}: {ranks}, {group.precision}, {samples} in a step "
         f"= {ranks} x {_counted(group.micro_batch_size, 'sample')} x "
         f"{_counted(group.gradient_accumulation_steps, 'accumulation step')}, seed {group.seed}."
     )
+    if with_task:
+        about = f"{group.task}. {about}"
     figures = [
         report_figures.throughput_figure(result, styles),
         report_figures.step_time_figure(result, styles),
         report_figures.breakdown_figure(result, styles),
     ]
-    tables = [
-        report_tables.measurement_table(result),
-        report_tables.wire_table(result),
-        report_tables.settings_table(result),
-    ]
+    tables = _tables(report_tables.measurement_table(result), report_tables.wire_table(result))
     failures = [f"{entrant.name} failed: {line}" for entrant in result.entrants for line in entrant.failures]
-    return [Text(about), *_present(figures), *_lines(failures), *(table for table in tables if table.rows)]
+    return [Text(about), *_lines(failures), *tables, *_present(figures)]
 
 
 def _trainings(results: Results, styles: Styles) -> list[Section]:
@@ -112,7 +128,8 @@ def _trainings(results: Results, styles: Styles) -> list[Section]:
 
 def _scaling(results: Results, styles: Styles) -> list[Block]:
     groups = _grouped([one for one in results.scaling if one.points], lambda one: (one.kind, one.condition))
-    return [report_figures.scaling_figure(group, styles) for group in groups]
+    figures = [report_figures.scaling_figure(group, styles) for group in groups]
+    return [Text(report_figures.EXPLANATION_OF_SCALING), *figures] if figures else []
 
 
 def _collectives(collectives: list[CollectiveSeries], styles: Styles) -> list[Section]:
@@ -138,12 +155,11 @@ def _seed_table(results: Results) -> list[Block]:
 
 
 def _environment(results: Results) -> list[Block]:
-    tables = [report_tables.place_table(results.places), report_tables.fact_table(results.facts)]
+    return _tables(report_tables.place_table(results.places), report_tables.fact_table(results.facts))
+
+
+def _tables(*tables: Table) -> list[Block]:
     return [table for table in tables if table.rows]
-
-
-def _each(groups: list[GroupResult], prefix: str, blocks: Callable[[GroupResult], list[Block]]) -> list[Section]:
-    return [Section(f"{prefix}-{i}", result.group.key, blocks(result)) for i, result in enumerate(groups, start=1)]
 
 
 def _counted(count: int, what: str) -> str:

@@ -1,62 +1,146 @@
-"""Entrants that did the same work, whatever their number of ranks, compared with the fastest of them."""
+"""Entrants that did the same work, whatever their number of ranks, compared with one of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from compare.report.grouping import EntrantRuns, unsplit
+from compare.report.info import UnknownOpponent
 from compare.report.pairing import paired
 from compare.report.statistics import compare_group
-from compare.report.words import on_machine, ranks
-from compare.results import Entrant, GroupResult, Interval, Placing, Standing
+from compare.report.words import on_machine, ranks, seen_from
+from compare.results import Comparison, Entrant, Group, GroupResult, Interval, Placing, Standing
 
 
-def standings_of(groups: Sequence[GroupResult], grouped: Sequence[list[EntrantRuns]]) -> list[Standing]:
-    """Returns a standing for each set of conditions under which two entrants or more were ranked."""
-    fields: dict[tuple[str, int], list[tuple[GroupResult, Entrant, EntrantRuns]]] = {}
+class _Candidate(NamedTuple):
+    """One entrant that did the work of a standing, with its group."""
+
+    result: GroupResult
+    entrant: Entrant
+    runs: EntrantRuns
+
+    @property
+    def group(self) -> Group:
+        return self.result.group
+
+    @property
+    def rate(self) -> Interval:
+        assert self.entrant.samples_per_second is not None
+        return self.entrant.samples_per_second
+
+    @property
+    def label(self) -> str:
+        """The name with the number of ranks; what is possible here is called what it is."""
+        number = self.group.num_processes
+        if self.entrant.role == "alternative":
+            return "one process with all cores"
+        if self.entrant.role == "limit":
+            return f"{number} independent processes"
+        return f"{self.entrant.name}, {ranks(number)}"
+
+
+def standings_of(
+    groups: Sequence[GroupResult],
+    grouped: Sequence[list[EntrantRuns]],
+    order: Sequence[tuple[str, int]] = (),
+    opponent: str | None = None,
+) -> list[Standing]:
+    """Returns a standing for each set of conditions under which an entrant was ranked.
+
+    Args:
+        groups: What was found of each group.
+        grouped: The runs of the entrants of each group.
+        order: Precisions and accumulation steps in the order in which the user named them.
+        opponent: With whom to compare all others, wherever it was ranked; by default, the fastest under the first
+            conditions.
+
+    Raises:
+        UnknownOpponent: The opponent was not ranked under any conditions.
+    """
+    fields: dict[tuple[str, int], list[_Candidate]] = {}
     for result, runs in zip(groups, grouped, strict=True):
         for entrant, own in zip(result.entrants, runs, strict=True):
-            if entrant.ranked and entrant.samples_per_second is not None:
+            if (entrant.ranked or entrant.role == "limit") and entrant.samples_per_second is not None:
                 conditions = unsplit(own.timed[0]), result.group.gradient_accumulation_steps
-                fields.setdefault(conditions, []).append((result, entrant, own))
-    return [_standing(field) for field in fields.values() if len(field) > 1]
+                fields.setdefault(conditions, []).append(_Candidate(result, entrant, own))
+    # A limit by itself is of no use.
+    complete = [field for field in fields.values() if any(one.entrant.role == "backend" for one in field)]
+    complete.sort(key=lambda field: _place(field[0].group, order))
+    names = {one.entrant.name for field in complete for one in field if one.entrant.role == "backend"}
+    if opponent is not None and opponent not in names:
+        raise UnknownOpponent(f"{opponent!r} was not ranked; choose one of {', '.join(sorted(names))}")
+    standings: list[Standing] = []
+    for field in complete:
+        standings.append(_standing(field, opponent))
+        opponent = opponent or standings[0].placings[0].name
+    return standings
 
 
-def _standing(field: Sequence[tuple[GroupResult, Entrant, EntrantRuns]]) -> Standing:
-    ordered = sorted(field, key=lambda one: _rate(one[1]).estimate, reverse=True)
-    labels = [_label(entrant, result) for result, entrant, _ in ordered]
-    opponent = ordered[0][2]
-    pairs = [
-        paired(opponent, runs, names=(labels[0], label)) for label, (_, _, runs) in zip(labels, ordered, strict=True)
-    ]
-    comparisons = compare_group(pairs[1:])
-    group = ordered[0][0].group
+def _place(group: Group, order: Sequence[tuple[str, int]]) -> int:
+    conditions = group.precision, group.gradient_accumulation_steps
+    return list(order).index(conditions) if conditions in order else len(order)
+
+
+def _standing(field: Sequence[_Candidate], named: str | None) -> Standing:
+    backends = [one for one in field if one.entrant.role == "backend"]
+    opponent = _opponent(backends, named)
+    others = [one for one in field if one is not opponent]
+    comparisons = {id(one): found for one in others if (found := _within(opponent, one)) is not None}
+    across = [one for one in others if id(one) not in comparisons]
+    compared = compare_group([paired(opponent.runs, one.runs, names=(opponent.label, one.label)) for one in across])
+    comparisons |= {id(one): comparison for one, comparison in zip(across, compared, strict=True)}
+    ordered = sorted(backends, key=lambda one: (one is not opponent, -one.group.num_processes, -one.rate.estimate))
+    limits = [one for one in others if one.entrant.role != "backend"]
     return Standing(
-        conditions=(
-            f"{group.precision}, global batch {group.global_batch_size}, "
-            f"{group.gradient_accumulation_steps} accumulation step(s)" + on_machine(group)
-        ),
-        opponent=labels[0],
-        num_starts=max(len(pair.starts) for pair in pairs[1:]),
-        num_turns=min(sum(len(turns) for turns in pair.starts) for pair in pairs[1:]),
-        placings=[
-            Placing(
-                label=label,
-                backend=entrant.name,
-                num_processes=result.group.num_processes,
-                samples_per_second=_rate(entrant),
-                longer=None if index == 0 else comparisons[index - 1].slowdown,
-                claim=None if index == 0 else comparisons[index - 1].claim,
-            )
-            for index, (label, (result, entrant, _)) in enumerate(zip(labels, ordered, strict=True))
-        ],
+        conditions=_conditions(opponent.group),
+        opponent=opponent.label,
+        num_starts=len(opponent.runs.timed),
+        num_turns=sum(len(run.timed_steps) for run in opponent.runs.timed if run.race and run.race.turns),
+        placings=[_placing(one, comparisons.get(id(one))) for one in ordered],
+        limits=[_placing(one, comparisons.get(id(one))) for one in limits],
     )
 
 
-def _label(entrant: Entrant, result: GroupResult) -> str:
-    return f"{entrant.name}, {ranks(result.group.num_processes)}"
+def _opponent(backends: Sequence[_Candidate], named: str | None) -> _Candidate:
+    """Returns the one that is named, with the most ranks that it has, or the fastest of those with the most ranks.
+
+    The fastest is so by its pairs, which say more than rates.
+    """
+    able = [one for one in backends if one.entrant.name == named] or backends
+    most = max(one.group.num_processes for one in able)
+    rivals = [one for one in able if one.group.num_processes == most]
+    first = max(rivals, key=lambda one: one.rate.estimate)
+
+    def longer(one: _Candidate) -> float:
+        seen = _within(first, one)
+        return 0.0 if seen is None or seen.slowdown is None else seen.slowdown.estimate
+
+    return min(rivals, key=lambda one: (longer(one), one is not first))
 
 
-def _rate(entrant: Entrant) -> Interval:
-    assert entrant.samples_per_second is not None
-    return entrant.samples_per_second
+def _within(opponent: _Candidate, other: _Candidate) -> Comparison | None:
+    """Returns what the group of both says of the other, seen from the opponent; None if they are of two groups."""
+    if other.result is not opponent.result:
+        return None
+    names = {opponent.entrant.name, other.entrant.name}
+    found = [one for one in opponent.result.comparisons if {one.first, one.second} == names]
+    return seen_from(opponent.entrant.name, found[0]) if len(names) == 2 and found else None
+
+
+def _conditions(group: Group) -> str:
+    parts = f" in {group.gradient_accumulation_steps} parts" if group.gradient_accumulation_steps > 1 else ""
+    return f"{group.precision}, {group.global_batch_size} samples a step{parts}{on_machine(group)}"
+
+
+def _placing(one: _Candidate, comparison: Comparison | None) -> Placing:
+    return Placing(
+        label=one.label,
+        name=one.entrant.name,
+        group=one.group.key,
+        num_processes=one.group.num_processes,
+        samples_per_second=one.rate,
+        longer=comparison.slowdown if comparison else None,
+        claim=comparison.claim if comparison else None,
+        detectable=comparison.detectable if comparison else None,
+    )

@@ -30,15 +30,13 @@ import numpy as np
 from scipy import stats
 
 from compare.report.words import describe_comparison
-from compare.results import MIN_PAIRS, Claim, Comparison, Interval
+from compare.results import MIN_PAIRS, SMALLEST_CLAIM, TARGET, Claim, Comparison, Interval
 
 CONFIDENCE = 0.95
-SMALLEST_CLAIM = 0.01
 _POWER = 0.8
 # The share of the steps of a turn that is left out at each end.
 _TRIMMED = 0.2
-# A race should be able to detect this difference; up to so many repeats in all are recommended for it.
-TARGET = 0.05
+# Up to so many repeats in all are recommended in order to detect `TARGET`.
 _MAX_REPEATS = 100
 
 

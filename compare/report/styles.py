@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # charts.css has the colours and dashes, `drawing.py` the marks.
 NUM_COLOURS, NUM_MARKS, NUM_DASHES = 7, 6, 5
@@ -21,6 +21,10 @@ class Style:
     def varied(self, times: int) -> Style:
         """Returns the look of the same backend where it appears once more in one drawing."""
         return Style(self.colour, self.mark, (self.dash + times) % NUM_DASHES, is_open=times > 0)
+
+    def hollow(self) -> Style:
+        """Returns the look of a backend of which nothing is claimed."""
+        return replace(self, is_open=True)
 
 
 def styles_for(backends: Iterable[str]) -> dict[str, Style]:

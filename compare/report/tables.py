@@ -6,20 +6,23 @@ import json
 import statistics
 from typing import Any
 
-from compare.numbers import NOTHING, difference, interval, part_of_step, percent, score
+from compare.numbers import NOTHING, interval, longer, part_of_step, percent, points, score
 from compare.report.page import Cell, Row, Table, measured
-from compare.report.words import metric_heading
+from compare.report.seats import Seat, describe_seats, seats_of
+from compare.report.words import largest, metric_heading, seen_from
 from compare.results import (
-    Breakdown,
+    RANKED,
+    Claim,
     CollectiveSeries,
-    Comparison,
     Curve,
     Entrant,
     GroupResult,
     Interval,
+    Parity,
     Place,
     SeedRow,
 )
+from compare.steps import Breakdown
 
 _MIB = 1 / 2**20
 _VERDICTS = {
@@ -31,12 +34,9 @@ _VERDICTS = {
 }
 Standings = dict[tuple[str, str], str]
 
-_CLAIMS = {
-    "slower": "second is slower",
-    "faster": "second is faster",
-    "none": "no significant difference",
-    "too few": "too few pairs",
-}
+# How the sentence about an entrant goes on, and how a setting is called that was asked for.
+_SAME_BITS = "; its timed runs end with the same bits as "
+_ASKED = "asked: "
 
 
 def standing(entrant: Entrant) -> str:
@@ -74,47 +74,59 @@ def part_cell(breakdown: Breakdown, part: str) -> Cell:
 
 
 def parity_table(groups: list[GroupResult]) -> Table:
-    """Returns the table of who computes the same as the reference."""
-    columns = ["backend", "group", "verdict", "how close", "first step that differs", "first parameter that differs"]
+    """Returns who computes the same as the reference; entrants of which the same is said share a row."""
+    said: dict[tuple[str, ...], list[Seat]] = {}
+    seats = [(seat, entrant) for seat, entrant in seats_of(groups) if entrant.role in RANKED]
+    for seat, entrant in seats:
+        parity = entrant.parity
+        step = NOTHING if parity.first_step is None else str(parity.first_step)
+        findings = (parity.verdict, _how_close(parity), step, parity.parameter or NOTHING)
+        said.setdefault(findings, []).append(seat)
+    everyone = [seat for seat, _ in seats]
+    columns = ["entrants", "verdict", "how close", "first step that differs", "first parameter that differs"]
     rows = [
         Row(
-            [
-                Cell(entrant.name),
-                Cell(result.group.key),
-                Cell(_VERDICTS[entrant.parity.verdict]),
-                Cell(entrant.parity.detail),
-                measured(entrant.parity.first_step),
-                Cell(entrant.parity.parameter or NOTHING),
-            ],
-            "unranked" if entrant.parity.verdict in ("not comparable", "unknown") else "",
+            [Cell(describe_seats(sitting, everyone)), Cell(_VERDICTS[verdict]), *map(Cell, rest)],
+            "unranked" if verdict in ("not comparable", "unknown") else "",
         )
-        for result in groups
-        for entrant in result.entrants
+        for (verdict, *rest), sitting in said.items()
     ]
-    return Table("Whether each backend computes the same as the reference", columns, rows).without_empty_columns()
+    return Table("Whether each entrant computes the same as the reference", columns, rows).without_empty_columns()
 
 
-def comparison_table(comparisons: list[Comparison], key: str) -> Table:
-    """Returns the numbers behind the claims about a group."""
-    columns = ["second against first", "difference in time (%)", "from (%)", "to (%)", "pairs of runs", "claim"]
-    columns += ["smallest detectable difference (%)", "more repeats needed"]
+def _how_close(parity: Parity) -> str:
+    """Returns the sentence about an entrant without the names of others, which differ from entrant to entrant."""
+    head, mark, _ = parity.detail.partition(_SAME_BITS)
+    return f"{head}; timed runs end with the same bits as those of others" if mark else head
+
+
+def finding(claim: Claim, interval: Interval | None) -> str:
+    """Says in a few words what was found of an entrant beside another."""
+    if claim == "none":
+        return f"at most {points(largest(interval))} % apart"
+    return {"slower": "slower", "faster": "faster", "too few": "too few starts"}[claim]
+
+
+def comparison_table(result: GroupResult, opponent: str | None) -> Table:
+    """Returns every pair of a group; where the opponent takes part, the other is compared with it."""
+    columns = ["entrant", "compared with", "takes longer by", "finding", "starts", "would have been found (%)"]
+    columns += ["more starts needed"]
+    seen = [seen_from(one.second, one) if one.second == opponent else one for one in result.comparisons]
     rows = [
         Row(
             [
-                Cell(f"{comparison.second} against {comparison.first}"),
-                *(
-                    measured(getattr(comparison.slowdown, bound, None), 1, difference)
-                    for bound in ("estimate", "low", "high")
-                ),
-                measured(comparison.num_pairs),
-                Cell(_CLAIMS[comparison.claim]),
-                measured(comparison.detectable, 1, percent),
-                measured(comparison.more_repeats),
+                Cell(one.second),
+                Cell(one.first),
+                Cell(longer(one.slowdown), one.slowdown.estimate if one.slowdown else None),
+                Cell(finding(one.claim, one.slowdown)),
+                measured(one.num_pairs),
+                measured(one.detectable, 1, percent),
+                measured(one.more_repeats),
             ]
         )
-        for comparison in comparisons
+        for one in sorted(seen, key=lambda one: one.first != opponent)
     ]
-    return Table(f"Pairs of backends, {key}", columns, rows).without_empty_columns()
+    return Table(f"Pairs, {result.group.key}", columns, rows).without_empty_columns()
 
 
 def measurement_table(result: GroupResult) -> Table:
@@ -168,24 +180,23 @@ def wire_table(result: GroupResult) -> Table:
     return Table(f"Data sent, {result.group.key}", columns, rows).without_empty_columns()
 
 
-def settings_table(result: GroupResult) -> Table:
-    """Returns the settings in force, those that differ first."""
-    entrants = [entrant for entrant in result.entrants if entrant.settings]
-    names = dict.fromkeys(name for entrant in entrants for name in entrant.settings)
-    in_order = sorted(names, key=lambda name: name not in result.differing_settings)
+def settings_table(groups: list[GroupResult]) -> Table:
+    """Returns the settings in force, those that differ between entrants first; a value that many have is said once."""
+    values: dict[str, dict[str, list[Seat]]] = {}
+    seats = [(seat, entrant) for seat, entrant in seats_of(groups) if entrant.settings]
+    for seat, entrant in seats:
+        for name, value in entrant.settings.items():
+            asked = name.removeprefix(_ASKED)
+            if asked == name or entrant.settings.get(asked) != value:
+                values.setdefault(name, {}).setdefault(value, []).append(seat)
+    differing = {name for result in groups for name in result.differing_settings}
+    everyone = [seat for seat, _ in seats]
     rows = [
-        Row(
-            [
-                Cell(name),
-                Cell("≠ differs" if name in result.differing_settings else "same"),
-                *(Cell(entrant.settings.get(name, NOTHING)) for entrant in entrants),
-            ],
-            "differs" if name in result.differing_settings else "",
-        )
-        for name in in_order
+        Row([Cell(name), Cell(value), Cell(describe_seats(found, everyone))], "differs" if name in differing else "")
+        for name in sorted(values, key=lambda name: name not in differing)
+        for value, found in values[name].items()
     ]
-    columns = ["setting", "backends", *(entrant.name for entrant in entrants)]
-    return Table(f"Settings in force, {result.group.key}", columns, rows)
+    return Table("Settings in force, read back from the running processes", ["setting", "value", "entrants"], rows)
 
 
 def training_table(curves: list[Curve], standings: Standings) -> Table:

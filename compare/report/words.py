@@ -5,15 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from compare.numbers import joined, number
-from compare.results import Comparison, Curve, Entrant, Group, GroupResult, Interval, Placing, SeedRow, Standing
+from compare.results import Claim, Comparison, Curve, Group, Interval, SeedRow
 from records.record import RunRecord
 from tasks.interface import metric_title
 
-# Entrants that differ by no more are called equally fast, with the figure beside it.
-_AS_GOOD_AS_EQUAL = 0.05
-# A gain of so many times is not worth a sentence of praise.
-_SOME_GAIN = 1.05
 # A race that can only detect that one backend takes twice as long as another is of no use.
 _ANY_DIFFERENCE = 1.0
 
@@ -66,74 +61,22 @@ def software_of(record: RunRecord) -> str:
     return f"Python {environment.python}; {packages}; commit {commit}{dirty}; {environment.platform}"
 
 
-def describe_verdict(groups: Sequence[GroupResult], standings: Sequence[Standing], num_problems: int) -> list[str]:
-    """Returns the sentences at the top of a report: who is fastest, what more ranks give, and whether all agree."""
-    sentences = [sentence for group in groups for sentence in _speed(group)]
-    sentences += [sentence for standing in standings for sentence in _gain(standing)]
-    sentences += _lockstep(groups)
-    if num_problems:
-        sentences.append(f"{num_problems} problem(s) are listed below.")
-    return sentences
-
-
-def _lockstep(groups: Sequence[GroupResult]) -> list[str]:
-    entrants = [(group, entrant) for group in groups for entrant in group.entrants if entrant.num_runs]
-    verdicts = [entrant.parity.verdict for _, entrant in entrants]
-    judged = len(verdicts) - verdicts.count("unknown") - verdicts.count("reference")
-    good = verdicts.count("bitwise") + verdicts.count("rounding")
-    sentences = []
-    if judged:
-        same = f"{verdicts.count('bitwise')} bit for bit, {verdicts.count('rounding')} within rounding"
-        sentences.append(f"In lockstep with the reference: {good} of {judged} entrants ({same}).")
-    for group, entrant in entrants:
-        if entrant.parity.verdict == "not comparable":
-            detail = entrant.parity.detail
-            sentences.append(f"NOT in lockstep, and not ranked: {entrant.name} ({group.group.key}): {detail}.")
-    return sentences
-
-
-def _speed(group: GroupResult) -> list[str]:
-    """Says who is fastest in a group, and how the others compare with it."""
-    measured = [entrant for entrant in group.entrants if entrant.ranked and entrant.samples_per_second]
-    if len(measured) < 2:
-        return []
-    fastest = max(measured, key=_rate).name
-    others = [_seen_from(fastest, one) for one in group.comparisons if fastest in (one.first, one.second)]
-    equal = [one for one in others if one.claim == "none" and _largest(one) <= _AS_GOOD_AS_EQUAL]
-    parts = [f"{fastest} is the fastest"]
-    if equal:
-        within = number(100 * max(_largest(one) for one in equal), 2)
-        parts = [f"{joined([fastest, *(one.second for one in equal)])} are equally fast (within {within} %)"]
-    parts += [_relation(one) for one in others if one not in equal]
-    return [f"{group.group.key}: {'; '.join(parts)}."]
-
-
-def _relation(comparison: Comparison) -> str:
-    """Says how the second backend of a comparison compares with the first."""
-    interval = comparison.slowdown
-    if interval is None or interval.low is None or interval.high is None:
-        return f"{comparison.second} was started too seldom to be compared"
-    bounds = f"[{number(100 * interval.low, 2)}, {number(100 * interval.high, 2)}]"
-    if comparison.claim == "none":
-        return f"{comparison.second} may be as fast, or differ by up to {number(100 * _largest(comparison), 2)} %"
-    longer = "longer" if interval.estimate > 0 else "less time"
-    return f"{comparison.second} takes {number(100 * abs(interval.estimate), 3)} % {longer} {bounds}"
-
-
-def _seen_from(name: str, comparison: Comparison) -> Comparison:
+def seen_from(name: str, comparison: Comparison) -> Comparison:
     """Returns a comparison whose first backend is the one that is named."""
-    if comparison.first == name or comparison.slowdown is None:
-        return comparison.model_copy(update={"first": name, "second": _other(name, comparison)})
+    if comparison.first == name:
+        return comparison
+    turned: dict[Claim, Claim] = {"slower": "faster", "faster": "slower"}
     return comparison.model_copy(
-        update={"first": name, "second": comparison.first, "slowdown": _inverse(comparison.slowdown)}
+        update={
+            "first": name,
+            "second": comparison.first,
+            "slowdown": None if comparison.slowdown is None else inverse(comparison.slowdown),
+            "claim": turned.get(comparison.claim, comparison.claim),
+        }
     )
 
 
-def _other(name: str, comparison: Comparison) -> str:
-    return comparison.second if comparison.first == name else comparison.first
-
-
-def _inverse(interval: Interval) -> Interval:
+def inverse(interval: Interval) -> Interval:
     """Turns "the second takes so much longer" into the same of the first."""
     low, estimate, high = (
         None if x is None else math.expm1(-math.log1p(x)) for x in (interval.high, interval.estimate, interval.low)
@@ -142,28 +85,11 @@ def _inverse(interval: Interval) -> Interval:
     return Interval(estimate=estimate, low=low, high=high)
 
 
-def _largest(comparison: Comparison) -> float:
-    """Returns the largest difference that the interval of a comparison contains."""
-    interval = comparison.slowdown
+def largest(interval: Interval | None) -> float:
+    """Returns the largest difference that an interval contains."""
     if interval is None or interval.low is None or interval.high is None:
         return math.inf
     return max(abs(interval.low), abs(interval.high))
-
-
-def _gain(standing: Standing) -> list[str]:
-    """Says what more ranks give, by the fastest entrant of each number of ranks."""
-    best: dict[int, Placing] = {}
-    for placing in standing.placings:
-        best.setdefault(placing.num_processes, placing)
-    fewest = min(best)
-    sentences = []
-    for count, placing in sorted(best.items()):
-        if count > fewest:
-            gain = placing.samples_per_second.estimate / best[fewest].samples_per_second.estimate
-            what = f"{number(gain, 2)} times the speed of {best[fewest].label}"
-            much = "" if gain > _SOME_GAIN else ": nothing is gained"
-            sentences.append(f"{standing.conditions}: {placing.label} reaches {what}{much}.")
-    return sentences
 
 
 def describe_comparison(comparison: Comparison, *, target: float) -> str:
@@ -197,8 +123,3 @@ def _detectable(difference: float) -> str:
     if difference >= _ANY_DIFFERENCE:
         return "too noisy to detect any"
     return f"smallest detectable: {100 * difference:.1f} %"
-
-
-def _rate(entrant: Entrant) -> float:
-    assert entrant.samples_per_second is not None
-    return entrant.samples_per_second.estimate

@@ -1,0 +1,250 @@
+"""What the first screen of a report says: a verdict that reads as advice, and how far it can be trusted.
+
+Everything here is derived from the standings, so that no sentence contradicts a table or a figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from compare.numbers import joined, number, points
+from compare.report.words import largest, ranks
+from compare.results import (
+    DISTURBED_SHARE,
+    MIN_PAIRS,
+    RANKED,
+    TARGET,
+    GroupResult,
+    Interval,
+    Placing,
+    Results,
+    Standing,
+)
+from compare.steps import Breakdown
+
+# Entrants that differ by no more are called equally fast, with the figure beside it.
+_AS_GOOD_AS_EQUAL = 0.05
+_TRUSTED = ("reference", "bitwise", "rounding")
+
+
+@dataclass(frozen=True)
+class Ground:
+    """One reason to trust a report, or not to.
+
+    Attributes:
+        question: What it is about, in a few words.
+        answer: What was found.
+        state: Whether it speaks for the report.
+    """
+
+    question: str
+    answer: str
+    state: Literal["good", "bad", "open"]
+
+
+def describe_verdict(results: Results) -> list[str]:
+    """Returns the verdict: who is fastest, what more ranks give, and who is left out. The first sentence is the most
+    important.
+    """
+    sentences = []
+    if results.standings:
+        first = results.standings[0]
+        sentences = [_speed(first, results), *_gain(first)]
+    sentences += _left_out(results.groups)
+    if results.problems:
+        number_of = "One thing" if len(results.problems) == 1 else f"{len(results.problems)} things"
+        sentences.append(f"{number_of} could not be used or compared; the list is below.")
+    return sentences
+
+
+def warnings_of(results: Results) -> list[str]:
+    """Returns why this report is not to be relied on: the race was disturbed, or it was too short."""
+    sentences = []
+    idleness = results.idleness
+    if idleness is not None and idleness.mean > DISTURBED_SHARE:
+        sentences.append(
+            f"The machine was disturbed: other programs took {points(idleness.mean)} % of its cores "
+            f"(up to {points(min(1, idleness.largest))} %). Repeat the race on an idle machine."
+        )
+    if not results.standings:
+        return sentences
+    first = results.standings[0]
+    if len(first.placings) > 1 and first.num_starts < MIN_PAIRS:
+        times = "once" if first.num_starts == 1 else f"{first.num_starts} times"
+        sentences.append(
+            f"The race was too short: each entrant was started {times}, and nothing is claimed of fewer than "
+            f"{MIN_PAIRS} starts. Give it more time."
+        )
+    if first.detectable is not None and first.detectable > TARGET:
+        sentences.append(
+            "The race was too short for this machine: a difference of less than "
+            f"{points(first.detectable)} % could have gone unnoticed. Give it more time, or a quieter machine."
+        )
+    return sentences
+
+
+def grounds_of(results: Results) -> list[Ground]:
+    """Returns why the report may be trusted, in a few words each."""
+    grounds = [_same_computation(results.groups), _idle_machine(results)]
+    if results.standings:
+        first = results.standings[0]
+        starts = "1 start" if first.num_starts == 1 else f"{first.num_starts} starts"
+        turns = f", {first.num_turns} turns in all" if first.num_turns else ""
+        grounds.append(
+            Ground("Repeated", f"{starts} of each entrant{turns}", "good" if first.num_starts >= MIN_PAIRS else "bad")
+        )
+        if len(first.placings) > 1:
+            grounds.append(_overlooked(first))
+    return grounds
+
+
+def _same_computation(groups: Sequence[GroupResult]) -> Ground:
+    held = [one for group in groups for one in group.entrants if one.num_runs and one.role in RANKED]
+    verdicts = [one.parity.verdict for one in held]
+    judged = [verdict for verdict in verdicts if verdict != "unknown"]
+    good = [verdict for verdict in judged if verdict in _TRUSTED]
+    question = "Same computation"
+    if len(judged) < 2:
+        return Ground(question, "was not checked", "open")
+    same = "to the last bit" if "rounding" not in judged else "up to rounding"
+    if len(good) == len(judged):
+        everyone = "both" if len(good) == 2 else f"all {len(good)}"
+        return Ground(question, f"{everyone} entrants train the same model, {same}", "good")
+    return Ground(question, f"{len(judged) - len(good)} of {len(judged)} entrants compute something else", "bad")
+
+
+def _overlooked(standing: Standing) -> Ground:
+    question, smallest = "Overlooked", standing.detectable
+    if not standing.undecided:
+        return Ground(question, "nothing: every difference is larger than its error", "good")
+    if smallest is None:
+        return Ground(question, "perhaps much: too few starts", "bad")
+    return Ground(question, f"at most differences below {points(smallest)} %", "good" if smallest <= TARGET else "bad")
+
+
+def _idle_machine(results: Results) -> Ground:
+    idleness = results.idleness
+    if idleness is None:
+        return Ground("Idle machine", "nobody watched", "open")
+    answer = f"other programs took {points(idleness.mean)} % of the cores, at most {points(min(1, idleness.largest))} %"
+    return Ground("Idle machine", answer, "good" if idleness.mean <= DISTURBED_SHARE else "bad")
+
+
+def _speed(standing: Standing, results: Results) -> str:
+    """Says who is fastest with the most ranks, and how the others compare."""
+    opponent, *others = standing.rivals
+    name, where = opponent.name, f"On {ranks(opponent.num_processes)}"
+    if len({place.machine for place in results.places}) == 1:
+        where += " of this machine"
+    if not others:
+        rate = number(opponent.samples_per_second.estimate, 3)
+        return f"{where}, only {name} was timed: {rate} samples/s."
+    equal = [one for one in others if one.claim == "none" and largest(one.longer) <= _AS_GOOD_AS_EQUAL]
+    unknown = [one.name for one in others if one.claim == "too few"]
+    rest = [one for one in others if one not in equal and one.claim != "too few"]
+    if equal:
+        within = points(max(largest(one.longer) for one in equal))
+        start = f"{joined([name, *(one.name for one in equal)])} are equally fast (within {within} %)"
+    elif all(one.claim == "slower" for one in others):
+        start = f"{name} is the fastest"
+    elif all(one.longer is None or one.longer.estimate >= 0 for one in others):
+        start = f"{name} took the least time"
+    else:
+        start = f"the others are compared with {name}"
+    parts = [f"{where}, {start}", *(_relation(one, standing, results) for one in rest)]
+    parts += [f"{joined(unknown)} cannot be compared after so few starts"] if unknown else []
+    return "; ".join(parts) + "."
+
+
+def _relation(placing: Placing, standing: Standing, results: Results) -> str:
+    """Says how an entrant that was compared differs from the opponent."""
+    interval, name = placing.longer, placing.name
+    if placing.claim == "none" or interval is None or interval.low is None or interval.high is None:
+        return f"{name} may be as fast, or differ by up to {points(largest(interval))} %"
+    if interval.estimate < 0:
+        bounds = f"[{points(-interval.high)}, {points(-interval.low)}]"
+        return f"{name} takes {points(-interval.estimate)} % less time {bounds}"
+    bounds = f"[{points(interval.low)}, {points(interval.high)}]"
+    return f"{name} takes {points(interval.estimate)} % longer {bounds}{_reason(placing, standing, results)}"
+
+
+def _reason(placing: Placing, standing: Standing, results: Results) -> str:
+    """Says that communication and waiting are most of what an entrant takes longer, where they are."""
+    mine, theirs = (_breakdown(one, results) for one in (placing, standing.placings[0]))
+    if mine is None or theirs is None or mine.total <= theirs.total:
+        return ""
+    share = (mine.resolved("communication") - theirs.resolved("communication")) / (mine.total - theirs.total)
+    return ", most of it communication and waiting" if share > 0.5 else ""
+
+
+def _breakdown(placing: Placing, results: Results) -> Breakdown | None:
+    entrants = [one for result in results.groups if result.group.key == placing.group for one in result.entrants]
+    return next((one.breakdown for one in entrants if one.name == placing.name), None)
+
+
+def _gain(standing: Standing) -> list[str]:
+    """Says what more ranks give, what would be possible, and whether one process does as well."""
+    parts = []
+    opponent, base = standing.placings[0], standing.base
+    if base is not None:
+        parts.append(_more_ranks(opponent, base))
+    parts += [said for limit in standing.limits if (said := _limit(limit, standing))]
+    sentence = "; ".join(parts)
+    return [f"{sentence[0].upper()}{sentence[1:]}."] if sentence else []
+
+
+def _more_ranks(opponent: Placing, base: Placing) -> str:
+    second = (opponent.num_processes, base.num_processes) == (2, 1)
+    who = "a second rank" if second else f"going from {base.num_processes} to {ranks(opponent.num_processes)}"
+    gain = speed_of(opponent, base)
+    of_what = "the speed of one" if second else f"the speed of {ranks(base.num_processes)}"
+    if base.longer is None:
+        return f"{who} gives {number(gain, 2)} times {of_what}, by too few starts to claim it"
+    if base.claim == "none":
+        return f"{who} gives nothing that this race could show: {_range(base.longer)} times {of_what}"
+    if base.claim == "faster":
+        return f"{who} makes it slower: {number(gain, 2)} times {of_what}"
+    return f"{who} gives {number(gain, 2)} times {of_what}"
+
+
+def _range(longer: Interval) -> str:
+    if longer.low is None or longer.high is None:
+        return ""
+    return f"{number(1 + longer.low, 2)} to {number(1 + longer.high, 2)}"
+
+
+def _limit(limit: Placing, standing: Standing) -> str:
+    """Says how a limit compares: processes that work alone, or one process with all cores."""
+    opponent, base = standing.placings[0], standing.base
+    if limit.num_processes > 1:
+        if base is None:
+            return f"{points(speed_of(opponent, limit))} % of what is possible here is reached"
+        most = speed_of(limit, base)
+        return (
+            f"at most {number(most, 2)} is possible here" if most > speed_of(opponent, base) else "no more is possible"
+        )
+    if limit.claim == "none":
+        equal = largest(limit.longer) <= _AS_GOOD_AS_EQUAL
+        return f"{limit.label} {'would be' if equal else 'may be'} as fast"
+    if limit.longer is None:
+        return ""
+    difference = "longer" if limit.longer.estimate > 0 else "less time"
+    return f"{limit.label} would take {points(abs(limit.longer.estimate))} % {difference}"
+
+
+def speed_of(one: Placing, other: Placing) -> float:
+    """Returns the speed of one entrant relative to another's, from their pairs where they were compared."""
+    if one.relative is None or other.relative is None:
+        return one.samples_per_second.estimate / other.samples_per_second.estimate
+    return other.relative / one.relative
+
+
+def _left_out(groups: Sequence[GroupResult]) -> list[str]:
+    """Names who is not ranked although it took part: it computes something else, or it failed."""
+    entrants = [entrant for group in groups for entrant in group.entrants if entrant.role in RANKED]
+    wrong = [one.name for one in entrants if one.parity.verdict == "not comparable"]
+    failed = [one.name for one in entrants if not one.num_runs and one.failures]
+    named = {"Not ranked, because of a computation that differs": wrong, "Failed, and left out": failed}
+    return [f"{why}: {joined(list(dict.fromkeys(names)))}." for why, names in named.items() if names]

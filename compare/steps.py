@@ -1,0 +1,55 @@
+"""Where the time of a step goes, and what it sends: parts of results.
+
+Times are in seconds and sizes in bytes.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from compare.strict import Strict
+
+# The parts of a step, in the order in which they are shown.
+PARTS = ("data", "forward", "backward", "communication", "optimizer", "building")
+
+
+class Breakdown(Strict):
+    """Where the time of a step goes, in seconds: how the median step of a diagnosis run divides, as a mean of ranks."""
+
+    data: float = Field(description="choosing and loading the samples")
+    forward: float
+    backward: float
+    communication: float = Field(
+        description="what a step takes beyond the same work without communication, with waiting"
+    )
+    optimizer: float = Field(description="clipping included")
+    building: float | None = Field(
+        default=None,
+        description="what the first forward and backward pass over a batch takes beyond a second one, because "
+        "libraries build kernels for each new shape of their input",
+    )
+    unresolved: dict[str, float] = Field(
+        default={}, description="parts that cannot be told from noise, and the time that each takes at most"
+    )
+    overhead: float | None = Field(
+        description="by how much the sum of the parts is above the median step of timed runs"
+    )
+
+    def resolved(self, part: str) -> float:
+        """Returns the seconds of a part; zero if they cannot be told from noise, or were not measured."""
+        return 0.0 if part in self.unresolved else float(getattr(self, part) or 0.0)
+
+    @property
+    def total(self) -> float:
+        """The sum of the parts that can be told from noise."""
+        return sum(self.resolved(part) for part in PARTS)
+
+
+class Wire(Strict):
+    """What one rank sent in one optimizer step."""
+
+    interface: str = Field(description="the network interface whose byte counter was read")
+    bytes_per_step: float
+    gradient_bytes: int = Field(description="size of all gradients")
+    ring_bound: float = Field(description="2 (N-1)/N times that: what a ring all-reduce must send")
+    reductions_per_step: float | None = None

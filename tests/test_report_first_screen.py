@@ -1,0 +1,225 @@
+"""What a reader sees first: the same verdict in every form, one opponent, and a warning where one is due."""
+
+from __future__ import annotations
+
+import io
+import re
+from html import unescape
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from compare.numbers import longer
+from compare.report.first_screen import first_screen
+from compare.report.html import render_html
+from compare.report.markdown import escape, render_markdown
+from compare.report.pages import write_pages
+from compare.report.sections import look_of
+from compare.report.verdict import describe_verdict, grounds_of, warnings_of
+from compare.results import Idleness, Interval, Placing, Results
+from tests.sample_results import disturbed_results, empty_results, sample_results
+from tests.sample_standings import HOSTILE
+
+
+def _terminal(results: Results, directory: Path, width: int = 200) -> str:
+    screen = io.StringIO()
+    write_pages({}, results, directory, Console(file=screen, width=width))
+    return screen.getvalue()
+
+
+def _text_of(page: str) -> str:
+    return unescape(re.sub(r"<[^>]+>", "", page))
+
+
+def _placing(results: Results, label: str) -> Placing:
+    return next(one for one in results.standings[0].placings if one.label == label)
+
+
+def test_the_verdict_reads_as_advice() -> None:
+    speed, gain, *left = sample_results().verdict
+    assert speed.startswith("On 2 ranks of this machine, ddp and ddp #2 are equally fast (within 1.3 %); ")
+    assert "horovod takes 22 % longer [18, 26], most of it communication and waiting" in speed
+    assert gain == (
+        "A second rank gives 1.6 times the speed of one; at most 1.9 is possible here; "
+        "one process with all cores would be as fast."
+    )
+    assert left[:2] == ["Not ranked, because of a computation that differs: accelerate.", "Failed, and left out: apex."]
+
+
+@pytest.mark.parametrize("results", [sample_results(), disturbed_results()], ids=["sample", "disturbed"])
+def test_all_forms_say_the_same(results: Results, tmp_path: Path) -> None:
+    page, markdown, terminal = render_html(results), render_markdown(results), _terminal(results, tmp_path)
+    screen = first_screen(results, look_of(results))
+    for sentence in [*screen.verdict, *screen.warnings]:
+        assert sentence in unescape(page)
+        assert escape(sentence) in markdown
+        assert sentence in " ".join(terminal.split())
+    for table in screen.tables:
+        for row in table.rows:
+            for i, cell in enumerate(row.cells):
+                assert cell.text in unescape(page)
+                assert escape(cell.text) in markdown
+                assert i > 2 or cell.text in terminal
+
+
+def test_the_terminal_fits_into_60_columns(tmp_path: Path) -> None:
+    assert all(len(line) <= 60 for line in _terminal(sample_results(), tmp_path, width=60).splitlines()[:-1])
+
+
+def test_there_is_one_opponent_and_no_two_figures_for_one_thing() -> None:
+    results = sample_results()
+    page = _text_of(render_html(results))
+    assert page.count("the fastest") == 0  # two are equally fast
+    for standing in results.standings:
+        assert standing.opponent == "ddp, 2 ranks"
+    horovod = _placing(results, "horovod, 2 ranks")
+    (pair,) = [one for one in results.groups[1].comparisons if one.second == "horovod"]
+    assert horovod.longer == pair.slowdown
+    assert longer(pair.slowdown) == "+22 % [+18, +26]"
+    assert "22.0 %" not in page
+
+
+@pytest.mark.parametrize(
+    ("interval", "claim", "words"),
+    [
+        (Interval(estimate=0.03, low=0.008, high=0.055), "none", "horovod may be as fast, or differ by up to 5.5 %"),
+        (Interval(estimate=-0.1, low=-0.12, high=-0.08), "faster", "horovod takes 10 % less time [8.0, 12]"),
+        (None, "too few", "horovod cannot be compared after so few starts"),
+    ],
+)
+def test_nothing_is_said_that_the_interval_does_not_say(interval: Interval | None, claim: str, words: str) -> None:
+    results = sample_results()
+    horovod = _placing(results, "horovod, 2 ranks")
+    horovod.longer, horovod.claim = interval, claim  # type: ignore[assignment]
+    assert words in describe_verdict(results)[0]
+
+
+@pytest.mark.parametrize(
+    ("longer_by", "claim", "words"),
+    [
+        (Interval(estimate=-0.05, low=-0.08, high=-0.02), "faster", "A second rank makes it slower: 0.95 times"),
+        (Interval(estimate=0.0, low=-0.05, high=0.04), "none", "gives nothing that this race could show: 0.95 to 1.0"),
+        (Interval(estimate=0.8, low=0.7, high=0.9), "slower", "A second rank gives 1.8 times the speed of one"),
+    ],
+)
+def test_more_ranks_are_judged_by_the_fastest_alone(longer_by: Interval, claim: str, words: str) -> None:
+    results = sample_results()
+    single = _placing(results, "single, 1 rank")
+    single.longer, single.claim = longer_by, claim  # type: ignore[assignment]
+    assert words in describe_verdict(results)[1]
+
+
+def test_without_limits_none_are_spoken_of() -> None:
+    results = sample_results()
+    results.standings[0].limits.clear()
+    assert describe_verdict(results)[1] == "A second rank gives 1.6 times the speed of one."
+    first, _ = first_screen(results, look_of(results)).tables
+    assert "of what is possible (%)" not in first.columns
+
+
+def test_the_loss_is_divided_by_what_is_possible() -> None:
+    results = sample_results()
+    _, ranks = first_screen(results, look_of(results)).figures
+    assert "Of the ideal 2.00 times, 0.10 are lost because ranks share memory bandwidth and clock" in ranks.caption
+    assert "0.29 to communication and waiting" in ranks.caption
+    results.standings[0].limits[0].longer = Interval(estimate=0.1, low=0.0, high=0.2)  # slower than those that wait
+    _, ranks = first_screen(results, look_of(results)).figures
+    assert "lost" not in ranks.caption
+
+
+def test_a_good_race_has_no_warning() -> None:
+    results = sample_results()
+    assert warnings_of(results) == []
+    assert 'class="warning"' not in render_html(results)
+    assert "Warning" not in render_markdown(results)
+    states = {ground.question: ground.state for ground in grounds_of(results)}
+    assert states == {"Same computation": "bad", "Idle machine": "good", "Repeated": "good", "Overlooked": "good"}
+
+
+def test_a_disturbed_and_short_race_has_a_banner() -> None:
+    results = disturbed_results()
+    disturbed, short = warnings_of(results)
+    assert disturbed.startswith("The machine was disturbed: other programs took 43 % of its cores (up to 81 %).")
+    assert "each entrant was started 2 times" in short
+    page = render_html(results)
+    assert page.index('class="warning"') < page.index('class="verdict"')
+    assert {ground.state for ground in grounds_of(results)} == {"bad"}
+
+
+def test_a_race_that_could_not_see_enough_says_so() -> None:
+    results = sample_results()
+    _placing(results, "ddp #2, 2 ranks").detectable = 0.12
+    (warning,) = warnings_of(results)
+    assert "a difference of less than 12 % could have gone unnoticed" in warning
+
+
+def test_a_little_disturbance_is_only_told() -> None:
+    results = sample_results().model_copy(update={"idleness": Idleness(mean=0.05, largest=0.4)})
+    assert warnings_of(results) == []
+    assert any("5.0 % of the cores, at most 40 %" in ground.answer for ground in grounds_of(results))
+
+
+def test_other_conditions_are_a_row_each() -> None:
+    results = sample_results()
+    _, others = first_screen(results, look_of(results)).tables
+    assert [row.cells[0].text for row in others.rows] == [
+        "fp32, 32 samples a step",
+        "fp32, 32 samples a step in 4 parts",
+    ]
+    assert others.rows[0].cells[3].text == "accelerate +0.8 % [-1.2, +2.8]; horovod +28 % [+23, +33]"
+
+
+def test_a_small_difference_is_seen_beside_one_that_is_off_the_scale() -> None:
+    results = sample_results()
+    forest, _ = first_screen(results, look_of(results)).figures
+    drawing = str(forest.plots[0].drawing)
+    assert "+230 % [+210, +250]" in drawing
+    ticks = [int(tick) for tick in re.findall(r'class="tick"[^>]*>(-?\d+)<', drawing)]
+    assert max(ticks) < 50
+    assert HOSTILE in unescape(forest.plots[0].label)
+
+
+def test_an_interval_of_few_starts_does_not_hide_the_rest() -> None:
+    results = sample_results()
+    horovod = _placing(results, "horovod, 2 ranks")
+    horovod.samples_per_second = Interval(estimate=489, low=1.0, high=9e6)
+    horovod.longer, horovod.claim = Interval(estimate=0.2, low=-0.9, high=40.0), "none"
+    for figure in first_screen(results, look_of(results)).figures:
+        ticks = re.findall(r'class="tick"[^>]*>(-?[\d,]+)<', str(figure.plots[0].drawing))
+        assert max(int(tick.replace(",", "")) for tick in ticks) < 1000
+
+
+def test_nothing_is_said_twice() -> None:
+    """No sentence of more than a few words occurs in two places; titles and drawings are for those who do not see."""
+    page = render_html(sample_results())
+    page = re.sub(r"<(script|style|title|svg|table)\b.*?</\1>", "", page, flags=re.DOTALL)
+    texts = [unescape(text).strip() for text in re.findall(r">([^<>]+)<", page)]
+    sentences = [sentence for text in texts for sentence in re.split(r"(?<=\.)\s+", text) if len(sentence.split()) > 9]
+    sentences = [sentence for sentence in sentences if sentence.endswith(".")]
+    assert len(sentences) > 20
+    assert {sentence for sentence in sentences if sentences.count(sentence) > 1} == set()
+
+
+def test_entrants_of_which_the_same_is_said_share_a_row() -> None:
+    results = sample_results()
+    for group in results.groups:
+        for entrant in group.entrants:
+            entrant.parity = results.groups[0].entrants[0].parity
+    page = render_html(results)
+    (table,) = re.findall(r'aria-label="Whether each entrant.*?</table>', page, re.DOTALL)
+    assert table.count("<tr") == 2
+    assert '<th scope="row">all</th>' in table
+
+
+def test_a_pull_request_takes_the_markdown() -> None:
+    text = render_markdown(sample_results())
+    assert len(text) < 65_536
+    shown = text.partition("<details>")[0]
+    assert len(shown.splitlines()) < 60
+    assert text.count("<details>") == text.count("</details>") >= 6
+
+
+def test_an_empty_report_has_an_empty_first_screen(tmp_path: Path) -> None:
+    assert "No run could be used." in _terminal(empty_results(), tmp_path)
+    assert "No run could be used." in render_markdown(empty_results())
