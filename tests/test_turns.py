@@ -20,14 +20,18 @@ from compare.race.directory import RaceDirectory
 from compare.race.heat import next_turn
 from compare.race.live import EntrantEnded, LiveEntrant, guardian_file
 from compare.race.options import RaceOptions
-from compare.race.plan import Entrant
+from compare.race.plan import Entrant, draw_plan, heats_of
 from compare.race.report import is_decided
 from compare.race.schedule import make_schedule
 from compare.race.turns import Turn
+from compare.report.parts import as_one_part
 from compare.report.reading import read_run
+from compare.report.runs import RaceFacts, Run, TurnFacts
 from launch.engines.interface import PROJECT_DIRECTORY
 from launch.errors import UsageError
-from tests.launching import LOCKSTEP, lockstep, wait_until
+from records.environment import describe_environment
+from records.record import RunRecord
+from tests.launching import LOCKSTEP, lockstep, run_config, wait_until
 from tests.test_lifetimes import wait_until_gone
 
 NUM_STEPS = 30
@@ -51,13 +55,15 @@ def test_turns_cover_all_steps_and_cross_no_epoch(warm: int, timed: int, steps_p
         taken = turn.through
 
 
-def _costs(step: float = 0.05) -> Costs:
+def _costs(step: float = 0.05, available: int = 2**35) -> Costs:
     return Costs(
         step_seconds={"fp32, 1, 32": step},
         evaluation_seconds=1.0,
         import_seconds=2.0,
         steps_of_whole=1000,
         num_cpus=2,
+        rank_bytes=2**29,
+        available_bytes=available,
     )
 
 
@@ -229,3 +235,59 @@ def test_all_take_the_same_steps_in_each_round_in_changing_order(tmp_path: Path)
     assert len(orders) == 3
     assert is_decided(RaceDirectory(tmp_path / "race"), within=1e6)
     assert not is_decided(RaceDirectory(tmp_path / "race"), within=1e-6)
+
+
+def test_what_does_not_fit_into_memory_takes_turns_in_parts_that_share_an_entrant() -> None:
+    """A rank needs half a GiB, and an engine some more."""
+    entrants = _entrants("a", "b", "c", "d")
+    assert _costs().parts(entrants) == [entrants]
+    parts = _costs(available=2**32).parts(entrants)
+    assert [[who.backend for who in part] for part in parts] == [["a", "b"], ["a", "c"], ["a", "d"]]
+    plan = draw_plan(entrants, RaceOptions(), repeats=2, costs=_costs(available=2**32))
+    heats = [heat for heat in heats_of(plan) if heat[0].purpose == "timed"]
+    assert [len(heat) for heat in heats] == [2] * 6
+    assert all("a" in {run.entrant.backend for run in heat} for heat in heats)
+    assert len({run.name for run in plan}) == len(plan)
+
+
+@pytest.mark.slow
+def test_parts_of_a_block_repeat_its_turns_and_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compare.race.costs._SHARE_OF_MEMORY", 1e-9)
+    options = ["--backends", "single,ddp,accelerate", "--num-processes", "1", "--task", "token-tagging"]
+    options += ["--global-batch-size", "16", "--diagnosis-steps", "10", "--timed-steps", "60", "--repeats", "3"]
+    options += ["--no-collectives", "--no-wait-for-idle", "--output-dir", str(tmp_path / "race")]
+    done = lockstep("compare", *options)
+    assert done.returncode == 0, done.stderr
+    runs = [read_run(path) for path in RaceDirectory(tmp_path / "race").records()]
+    blocks: dict[int, list[RaceFacts]] = {}
+    for run in runs:
+        if run.race is not None and run.purpose == "timed":
+            blocks.setdefault(run.race.block, []).append(run.race)
+    for facts in blocks.values():
+        assert sorted(one.heat for one in facts) == [0, 0, 1, 1]
+        assert len({tuple((turn.first_step, turn.num_steps) for turn in one.turns) for one in facts}) == 1
+    assert is_decided(RaceDirectory(tmp_path / "race"), within=1e6)
+
+
+def test_times_of_a_later_part_are_corrected_by_the_shared_entrant() -> None:
+    """The machine was twice as slow in the second part, where b took half as long again as a."""
+    runs = [_timed("a", heat=0, seconds=1.0), _timed("a", heat=1, seconds=2.0), _timed("b", heat=1, seconds=3.0)]
+    first, corrected = as_one_part(runs)
+    assert first is runs[0]
+    assert corrected.timed_steps[0].seconds == pytest.approx([1.5] * 5)
+
+
+def _timed(backend: str, *, heat: int, seconds: float) -> Run:
+    turn = TurnFacts(
+        round=1, position=0, first_step=11, num_steps=5, step_seconds=[seconds] * 5,
+        cpu_seconds=0.0, instructions=None, foreign_share=0.0,
+    )  # fmt: skip
+    facts = RaceFacts(
+        race="r", purpose="timed", entrant=backend, block=1, position=0, heat=heat, busy_share=0.0, gpu_processes=0,
+        foreign_share=0.0, matmul_flops_per_second=None, turns=[turn],
+    )  # fmt: skip
+    config = run_config("single", 1, Path("out"), micro_batch_size=32)
+    content = {"status": "failed", "error": "made up", "config": config, "gradient_accumulation_steps": 1, "task": {}}
+    content |= {"environment": describe_environment(with_torch=False), "quality": {}, "seconds_to_first_step": None}
+    content |= {"seconds": 1.0, "steps": [], "evaluations": [], "ranks": []}
+    return Run(backend, RunRecord.model_validate(content), facts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 import time
@@ -35,6 +36,9 @@ _DIAGNOSIS_FACTOR = 4.0
 _COMMUNICATION_FACTOR = 1.3
 # Steps that warm a turn up, signals, and the entrants that are waited for.
 _TURN_FACTOR = 1.2
+# What an engine and its command line hold, beside their ranks; and what of the free memory entrants may take together.
+_BYTES_OF_AN_ENGINE = 300 * 2**20
+_SHARE_OF_MEMORY = 0.8
 
 
 class Costs(BaseModel):
@@ -47,6 +51,8 @@ class Costs(BaseModel):
         import_seconds: The time in which a rank imports its modules.
         steps_of_whole: The number of steps of a run that trains to the end.
         num_cpus: The number of cores.
+        rank_bytes: The memory of a rank.
+        available_bytes: The memory that was free.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -56,6 +62,8 @@ class Costs(BaseModel):
     import_seconds: float
     steps_of_whole: int
     num_cpus: int
+    rank_bytes: int
+    available_bytes: int
 
     def step(self, who: Entrant) -> float:
         """Returns the expected time of a step of an entrant, in seconds."""
@@ -103,6 +111,25 @@ class Costs(BaseModel):
         """Returns the expected time in which entrants evaluate and save, one after the other, in seconds."""
         return sum(self.evaluation_seconds + _SECONDS_OF_A_RUN for _ in entrants)
 
+    def parts(self, entrants: list[Entrant]) -> list[list[Entrant]]:
+        """Divides entrants into parts that fit into memory together; if there are several, all have the same first one.
+
+        What a part measures beside the entrant that all parts share can be compared with what another part does.
+        """
+        room = _SHARE_OF_MEMORY * self.available_bytes
+        if sum(map(self._bytes, entrants)) <= room or len(entrants) < 3:
+            return [entrants]
+        shared = min(entrants, key=lambda who: (who.role != "backend", who.num_processes, who.label))
+        parts: list[list[Entrant]] = []
+        for who in (one for one in entrants if one != shared):
+            if not parts or sum(map(self._bytes, [*parts[-1], who])) > room:
+                parts.append([shared])
+            parts[-1].append(who)
+        return parts
+
+    def _bytes(self, who: Entrant) -> int:
+        return who.num_processes * self.rank_bytes + _BYTES_OF_AN_ENGINE
+
     def _imports(self, who: Entrant) -> float:
         engine = 0.0 if who.backend == REFERENCE else _IMPORTS_OF_AN_ENGINE
         ranks = who.num_processes * (_IMPORTS_OF_A_PEER if who.role == "peer" else 1.0)
@@ -115,6 +142,8 @@ def measure_costs(configs: dict[Entrant, RunConfig]) -> Costs:
     Args:
         configs: The configuration of a timed run of each entrant.
     """
+    import psutil
+
     step_seconds: dict[str, float] = {}
     evaluation, steps = 0.0, 0
     for who, config in configs.items():
@@ -128,6 +157,8 @@ def measure_costs(configs: dict[Entrant, RunConfig]) -> Costs:
         import_seconds=_import_seconds(),
         steps_of_whole=steps,
         num_cpus=num_cpus(),
+        rank_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,  # this process is as large as a rank
+        available_bytes=psutil.virtual_memory().available,
     )
 
 

@@ -111,7 +111,7 @@ def make_plan(options: RaceOptions, of_runs: RunOptionsOfRace) -> tuple[RacePlan
     for name in options.peers or ():
         find_peer(name)
     plan = RacePlan(
-        schema_version=5,
+        schema_version=6,
         options=options,
         schedule=_UNKNOWN,
         costs=None,

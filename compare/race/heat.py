@@ -24,6 +24,7 @@ from compare.race.machine import BusyCores, Idleness, look_for_idleness
 from compare.race.plan import PlannedRun, RacePlan
 from compare.race.progress import ProgressOfRace
 from compare.race.turns import Turn
+from compare.report.reading import read_run
 from compare.report.runs import RaceFacts, TurnFacts
 from launch.engines.environment import command_environment
 from records.throughput import NUM_WARMUP_STEPS
@@ -67,7 +68,7 @@ def run_heat(
     seen = look_for_idleness(patient=plan.options.wait_for_idle, say=progress.say if progress else _say_nothing)
     on_round = partial(progress.begin_round, runs) if progress else _say_nothing
     with _started(plan, runs, directory) as starters:
-        _take_turns(starters, plan, runs[0].block, on_round)
+        _take_turns(starters, plan, _turns_of_first_part(runs, directory), on_round)
     for starter in starters:
         facts = _facts(plan, starter, seen, peaks.get(starter.run.entrant.precision))
         directory.settle(starter.run, starter.output_dir, facts, starter.why)
@@ -114,8 +115,19 @@ def _noting_the_end(starter: _Starter) -> Iterator[None]:
         starter.why = starter.live.end() or "it ended before its last turn"
 
 
-def _take_turns(starters: list[_Starter], plan: RacePlan, block: int, on_round: Callable[[int, int], None]) -> None:
-    order = random.Random(f"{plan.options.order_seed} {block}")
+def _turns_of_first_part(runs: list[PlannedRun], directory: RaceDirectory) -> list[Turn]:
+    """Returns the turns of the first part of a block, which the others repeat; nothing if this is the first."""
+    for run in runs:
+        first = run.model_copy(update={"heat": 0})
+        if run.heat and directory.is_finished(first) and (race := read_run(directory.record(first)).race):
+            return [Turn(turn.first_step - 1, turn.first_step + turn.num_steps - 1) for turn in race.turns]
+    return []
+
+
+def _take_turns(
+    starters: list[_Starter], plan: RacePlan, given: list[Turn], on_round: Callable[[int, int], None]
+) -> None:
+    order = random.Random(f"{plan.options.order_seed} {starters[0].run.block}")
     num_steps = plan.schedule.timed_steps
     turn = Turn(warm_through=1, through=min(NUM_WARMUP_STEPS, num_steps))
     number = 0
@@ -134,8 +146,12 @@ def _take_turns(starters: list[_Starter], plan: RacePlan, block: int, on_round: 
             step_seconds = [sum(one.turns[0].step_seconds) / one.turns[0].num_steps for one in running if one.turns]
             warm, timed = _steps_of_a_turn(step_seconds)
             steps_per_epoch = running[0].live.steps_per_epoch
-        turn = next_turn(turn.through, warm, timed, steps_per_epoch=steps_per_epoch, num_steps=num_steps)
         number += 1
+        turn = (
+            given[number]
+            if number < len(given)
+            else next_turn(turn.through, warm, timed, steps_per_epoch=steps_per_epoch, num_steps=num_steps)
+        )
 
 
 def _steps_of_a_turn(step_seconds: list[float]) -> tuple[int, int]:
@@ -193,6 +209,7 @@ def _facts(plan: RacePlan, starter: _Starter, seen: Idleness, peak: float | None
         role=starter.run.entrant.role,
         block=starter.run.block,
         position=starter.run.position,
+        heat=starter.run.heat,
         busy_share=round(seen.busy_share, 3),
         gpu_processes=seen.gpu_processes,
         foreign_share=round(sum(shares) / len(shares), 4) if shares else 0.0,

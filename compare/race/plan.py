@@ -89,6 +89,7 @@ class PlannedRun(BaseModel):
     purpose: Purpose
     block: int
     position: int
+    heat: int = 0  # which part of its block it takes part in, where memory does not hold all
 
     @property
     def name(self) -> str:
@@ -96,7 +97,8 @@ class PlannedRun(BaseModel):
         who = self.entrant
         backend = re.sub(r"[^A-Za-z0-9]+", "-", who.name).strip("-")
         conditions = f"{who.num_processes}x-{who.precision}-a{who.accumulation}-g{who.global_batch_size}"
-        return f"{self.purpose}-{self.block:03d}-{self.position:02d}-{backend}-{conditions}"
+        part = f"-h{self.heat}" if self.heat else ""
+        return f"{self.purpose}-{self.block:03d}-{self.position:02d}-{backend}-{conditions}{part}"
 
 
 def reference_of(entrant: Entrant) -> Entrant:
@@ -129,13 +131,16 @@ class Schedule(BaseModel):
     seconds: float = Field(description="how long the whole race is expected to take")
 
 
-def draw_plan(entrants: list[Entrant], options: RaceOptions, *, repeats: int) -> list[PlannedRun]:
+def draw_plan(
+    entrants: list[Entrant], options: RaceOptions, *, repeats: int, costs: Costs | None = None
+) -> list[PlannedRun]:
     """Returns all runs of a race in the order in which they take place.
 
     Args:
         entrants: Who takes part.
         options: What the user asks of the race.
         repeats: How often each entrant is started for timed runs.
+        costs: What was measured on this machine, which tells how many fit into its memory together.
     """
     order = random.Random(options.order_seed)
     able = [entrant for entrant in entrants if entrant.role in RANKED]
@@ -143,7 +148,8 @@ def draw_plan(entrants: list[Entrant], options: RaceOptions, *, repeats: int) ->
     diagnosed = list(dict.fromkeys([*(entrant for entrant in judged if entrant.divides), *able]))
     runs = _block(diagnosed, "diagnosis", 0, order)
     for block in range(1, repeats + 1):
-        runs += _block(entrants, "timed", block, order)
+        drawn = _block(entrants, "timed", block, order)
+        runs += [run for together in heats_of(drawn) for run in (_in_parts(together, costs) if costs else together)]
     if options.trains_to_the_end:
         # For each entrant and number of ranks, only the first conditions that the user asked for.
         whole = [entrant for entrant in entrants if entrant.role in (*RANKED, "peer")]
@@ -157,9 +163,19 @@ def heats_of(runs: list[PlannedRun]) -> list[list[PlannedRun]]:
     heats: dict[tuple[object, ...], list[PlannedRun]] = {}
     for run in runs:
         who = run.entrant
-        conditions = (run.block, who.precision, who.accumulation, who.global_batch_size)
+        conditions = (run.block, run.heat, who.precision, who.accumulation, who.global_batch_size)
         heats.setdefault(conditions if run.purpose == "timed" else (run,), []).append(run)
     return list(heats.values())
+
+
+def _in_parts(runs: list[PlannedRun], costs: Costs) -> list[PlannedRun]:
+    """Divides runs under equal conditions into heats whose entrants fit into memory together, all with one of them."""
+    by_entrant = {run.entrant: run for run in runs}
+    return [
+        by_entrant[entrant].model_copy(update={"heat": heat})
+        for heat, part in enumerate(costs.parts(list(by_entrant)))
+        for entrant in part
+    ]
 
 
 def _block(entrants: list[Entrant], purpose: Purpose, block: int, order: random.Random) -> list[PlannedRun]:
@@ -175,7 +191,7 @@ class RacePlan(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    schema_version: Literal[5]  # without a default: plans of version 1 do not have the field
+    schema_version: Literal[6]  # without a default: plans of version 1 do not have the field
     options: RaceOptions
     schedule: Schedule
     costs: Costs | None
@@ -194,7 +210,7 @@ class RacePlan(BaseModel):
 
     def runs(self) -> list[PlannedRun]:
         """Returns all runs in the order in which they take place."""
-        return draw_plan([*self.entrants, *self.tuned], self.options, repeats=self.schedule.repeats)
+        return draw_plan([*self.entrants, *self.tuned], self.options, repeats=self.schedule.repeats, costs=self.costs)
 
     def arguments(self, run: PlannedRun) -> list[str]:
         """Returns the command line of one run, without its output directory."""

@@ -32,7 +32,7 @@ def make_schedule(entrants: list[Entrant], options: RaceOptions, costs: Costs, *
     Raises:
         UsageError: The budget is too small.
     """
-    once = draw_plan(entrants, options, repeats=1)
+    once = draw_plan(entrants, options, repeats=1, costs=costs)
     fixed = seconds_of_tuning + sum(costs.alone(run, options) for run in once if run.purpose != "timed")
     fixed += _SECONDS_OF_COLLECTIVES if options.collectives and max(options.num_processes) > 1 else 0.0
     heats = [[run.entrant for run in heat] for heat in heats_of(once) if heat[0].purpose == "timed"]

@@ -13,6 +13,7 @@ from compare.report.headings import keys_of, ordered_groups
 from compare.report.info import NothingToReport, ReportInfo
 from compare.report.machines import located, placed, several_machines
 from compare.report.pairing import paired
+from compare.report.parts import as_one_part
 from compare.report.peer_tables import describe_peers
 from compare.report.peers import peers_of, without_peers
 from compare.report.places import idleness_of, mixtures_of, places_of
@@ -40,7 +41,7 @@ def analyse(runs: Sequence[Run], collectives: Sequence[CollectiveSeries], info: 
         NothingToReport: No timed run completed.
         UnknownOpponent: The opponent was not ranked.
     """
-    runs = located(runs)
+    runs = located(as_one_part(runs))
     everyone = ordered_groups(without_peers(runs))
     grouped = [kept for entrants in everyone if (kept := without_bare(entrants))]
     if not grouped:

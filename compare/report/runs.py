@@ -52,6 +52,9 @@ class RaceFacts(BaseModel):
     role: Role = Field("backend", description="what the entrant stands for")
     block: int = Field(ge=0, description="runs of one block are compared in pairs")
     position: int = Field(ge=0, description="place in the random order of its block, from 0")
+    heat: int = Field(
+        default=0, ge=0, description="which part of its block it took turns in, where memory did not hold all"
+    )
     busy_share: float = Field(ge=0, description="share of the machine's cores that were busy just before the run")
     gpu_processes: int = Field(ge=0, description="processes that used a GPU just before the run")
     foreign_share: float = Field(
