@@ -26,7 +26,7 @@ MIN_PAIRS = 3
 # A race should be able to show this difference in time.
 TARGET = 0.05
 # Differences of no more than this are never claimed.
-SMALLEST_CLAIM = 0.01
+SMALLEST_CLAIM = 0.005
 # If other programs take a larger share of the cores than this, they disturb a race.
 DISTURBED_SHARE = 0.05
 

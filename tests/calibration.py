@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict
 
 from compare.race.directory import RaceDirectory
 from compare.report.grouping import EntrantRuns, group_runs
+from compare.report.machines import located
 from compare.report.pairing import paired
 from compare.report.reading import read_inputs
 from compare.report.statistics import PairedStarts, compare_group
@@ -150,7 +151,7 @@ def _read(arguments: Sequence[str]) -> _Plan:
 
 def _seen(directory: Path, seconds: float) -> tuple[list[EntrantRuns], RaceSeen]:
     """Reads the turns of a race that is over."""
-    runs = read_inputs(RaceDirectory(directory).records()).runs
+    runs = located(read_inputs(RaceDirectory(directory).records()).runs)
     (group,) = [entrants for entrants in group_runs(runs) if len(entrants) == 3]
     shares = [turn.foreign_share for run in runs if run.race for turn in run.race.turns]
     starts = {

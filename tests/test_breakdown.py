@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from compare.numbers import number, part_of_step
-from compare.report.breakdown import measure_breakdown
-from compare.results import SMALLEST_CLAIM
+from compare.report.breakdown import _SMALLEST_PART, measure_breakdown
 from compare.steps import PARTS, Breakdown
 from records.record import DiagnosisRecord, RankRecord, RunRecord, StepRecord
 from records.throughput import NUM_WARMUP_STEPS
@@ -93,8 +92,8 @@ def test_parts_add_up_to_the_step() -> None:
     ("communication", "at_most"),
     [
         ([-0.02, 0.03] * 6, 0.03),  # as often below zero as above
-        ([0.0005] * 12, SMALLEST_CLAIM * 0.1),  # always there, but less than the method can promise
-        ([-0.004] * 12, SMALLEST_CLAIM * 0.1),
+        ([0.0005] * 12, _SMALLEST_PART * 0.1),  # always there, but less than the method can promise
+        ([-0.004] * 12, _SMALLEST_PART * 0.1),
         ([-0.01, 0.04, 0.05, 0.06, 0.05], 0.06),  # too few steps to leave one of them out
     ],
 )

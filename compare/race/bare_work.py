@@ -127,7 +127,7 @@ class BareWork:
         """Yields what this rank computes in each step; the first is asked for when the loop has set everything up."""
         hello = Hello(self._start.rank, os.getpid(), self._plan.steps_per_epoch)
         on_gpu = self._config.device == "cuda"
-        self._turns = Turns(self._address, hello, self._measurements, num_steps=self._num_steps, on_gpu=on_gpu)
+        self._turns = Turns(self._address, hello, self._measurements, on_gpu=on_gpu)
         epoch = 0
         while len(self._taken) < self._num_steps:
             yield from self._steps_of_epoch(epoch)

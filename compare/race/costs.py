@@ -35,7 +35,7 @@ _PEER_FACTOR = 1.3
 _DIAGNOSIS_FACTOR = 4.0
 _COMMUNICATION_FACTOR = 1.3
 # Steps that warm a turn up, signals, and the entrants that are waited for.
-_TURN_FACTOR = 1.2
+_TURN_FACTOR = 1.3
 # What an engine and its command line hold, beside their ranks; and what of the free memory entrants may take together.
 _BYTES_OF_AN_ENGINE = 300 * 2**20
 _SHARE_OF_MEMORY = 0.8
@@ -119,7 +119,9 @@ class Costs(BaseModel):
         room = _SHARE_OF_MEMORY * self.available_bytes
         if sum(map(self._bytes, entrants)) <= room or len(entrants) < 3:
             return [entrants]
-        shared = min(entrants, key=lambda who: (who.role != "backend", who.num_processes, who.label))
+        shared = min(
+            entrants, key=lambda who: (who.role != "backend", who.backend != REFERENCE, who.num_processes, who.label)
+        )
         parts: list[list[Entrant]] = []
         for who in (one for one in entrants if one != shared):
             if not parts or sum(map(self._bytes, [*parts[-1], who])) > room:

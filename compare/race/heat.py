@@ -1,7 +1,7 @@
 """A heat: one start of each entrant of a group of equal conditions; they stay alive and take turns.
 
-All take the same steps of the same plan, a second or so at a time, in an order that is drawn anew for each round. So
-two entrants are timed on the same batches within seconds of each other, and neither what is in a batch nor what the
+All take the same steps of the same plan, a third of a second at a time, in an order that is drawn anew for each round.
+So two entrants are timed on the same batches within seconds of each other, and neither what is in a batch nor what the
 machine does in the course of a minute is taken for a difference between them.
 """
 
@@ -29,9 +29,10 @@ from compare.report.runs import RaceFacts, TurnFacts
 from launch.engines.environment import command_environment
 from records.throughput import NUM_WARMUP_STEPS
 
-SECONDS_OF_A_TURN = 1.0
+# Shorter turns make more pairs that are closer in time, but each begins with steps that are not timed.
+SECONDS_OF_A_TURN = 0.3
 # After a rest, caches are cold and clocks are low: steps are timed from so many seconds on.
-_SECONDS_TO_WARM_UP = 0.1
+_SECONDS_TO_WARM_UP = 0.06
 _FEWEST_TIMED_STEPS = 3
 
 
@@ -136,11 +137,9 @@ def _take_turns(
         for position, starter in enumerate(order.sample(running, len(running))):
             with _noting_the_end(starter):
                 starter.turns.append(_one_turn(starter.live, turn, number, position))
-                if turn.through < num_steps:
-                    starter.live.rest()
-                else:  # the evaluation at its end must not disturb the turn of the next one
-                    starter.why = starter.live.end()
+                starter.live.rest()
         if turn.through == num_steps:
+            _let_all_end([starter for starter in running if starter.why is None])
             return
         if number == 0:
             step_seconds = [sum(one.turns[0].step_seconds) / one.turns[0].num_steps for one in running if one.turns]
@@ -152,6 +151,14 @@ def _take_turns(
             if number < len(given)
             else next_turn(turn.through, warm, timed, steps_per_epoch=steps_per_epoch, num_steps=num_steps)
         )
+
+
+def _let_all_end(starters: list[_Starter]) -> None:
+    """Lets entrants evaluate and save, all at once, and waits for their ends."""
+    for starter in starters:
+        starter.live.let_go()
+    for starter in starters:
+        starter.why = starter.live.end()
 
 
 def _steps_of_a_turn(step_seconds: list[float]) -> tuple[int, int]:

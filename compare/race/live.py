@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _Message = TypeVar("_Message", Hello, TurnTaken)
 
+# What a rank gets instead of one more turn.
+_NO_MORE = Turn(warm_through=0, through=0)
 _POLL_SECONDS = 0.2
 # Turns are shorter, but for the evaluation with which a turn may begin.
 _SECONDS_OF_SILENCE = 10.0
@@ -165,9 +167,16 @@ class LiveEntrant:
                 total += times.user + times.system
         return total
 
+    def let_go(self) -> None:
+        """Lets it come to its end after its last turn, without waiting for that."""
+        self._signal(signal.SIGCONT)
+        for connection in self._connections.values():
+            with contextlib.suppress(OSError):  # a rank that is gone has come to its end
+                send(connection, _NO_MORE)
+
     def end(self) -> str | None:
         """Waits for its end after its last turn; returns the last line that it printed if it failed, else None."""
-        self._signal(signal.SIGCONT)
+        self.let_go()
         _, errors = self._process.communicate()
         if self._process.returncode == 0:
             return None

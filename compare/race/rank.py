@@ -26,7 +26,7 @@ def main(address: str, run_directory: str, rank_variable: str | None = None) -> 
         def make_turns(trainer: Trainer, measurements: Measurements) -> Turns:
             hello = Hello(start.rank, os.getpid(), trainer.plan.steps_per_epoch)
             on_gpu = trainer.backend.device.type == "cuda"
-            return Turns(address, hello, measurements, num_steps=trainer.num_steps, on_gpu=on_gpu)
+            return Turns(address, hello, measurements, on_gpu=on_gpu)
 
         return RankWork(start, make_turns)
 

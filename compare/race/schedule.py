@@ -17,7 +17,7 @@ _SECONDS_OF_COLLECTIVES = 40.0
 _MOST_STARTS = 10
 # In a start, turns take at least so many times as long as starting did.
 _TURNS_PER_START = 1.5
-_FEWEST_ROUNDS = 5
+_FEWEST_ROUNDS = 15
 
 
 def make_schedule(entrants: list[Entrant], options: RaceOptions, costs: Costs, *, seconds_of_tuning: float) -> Schedule:

@@ -19,7 +19,7 @@ from compare.race.own_entrants import read_own_entrant
 from compare.race.plan import Entrant, PlannedRun, RacePlan, Schedule
 from compare.report.reading import read_run
 
-# Turns of a second each; a difference that so few do not show is not worth a setting.
+# A difference that so short a time does not show is not worth a setting.
 _SECONDS_OF_A_POSITION = 8.0
 _FEWEST_STEPS = 30
 

@@ -87,17 +87,16 @@ def received(kind: type[_Message], line: bytes) -> _Message:
 class Turns(Hooks):
     """Makes a rank rest until the race gives its entrant a turn, and times the turn."""
 
-    def __init__(self, address: str, hello: Hello, measurements: Measurements, *, num_steps: int, on_gpu: bool) -> None:
+    def __init__(self, address: str, hello: Hello, measurements: Measurements, *, on_gpu: bool) -> None:
         """Connects to the race.
 
         Args:
             address: The path of the entrant's socket.
             hello: Who this rank is.
             measurements: What this rank measures of itself, from which rests are left out.
-            num_steps: The number of steps of the whole training.
             on_gpu: Whether a step ends on a GPU, after the processor has gone on.
         """
-        self._measurements, self._num_steps, self._on_gpu = measurements, num_steps, on_gpu
+        self._measurements, self._on_gpu = measurements, on_gpu
         self._connection = socket.socket(socket.AF_UNIX)
         self._connection.connect(address)
         self._lines = self._connection.makefile("rb")
@@ -120,8 +119,7 @@ class Turns(Hooks):
         elif step == self._turn.through:
             ended, reading = self._now()
             send(self._connection, TurnTaken(self._began, [*self._ends, ended], *reading.since(self._reading)))
-            if step < self._num_steps:
-                self._rest()
+            self._rest()
         elif step > self._turn.warm_through and not self._on_gpu:
             self._ends.append(time.monotonic())
 

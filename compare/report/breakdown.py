@@ -7,12 +7,13 @@ from operator import truediv
 from statistics import fmean, median
 
 from compare.report.statistics import median_bounds
-from compare.results import SMALLEST_CLAIM
 from compare.steps import Breakdown
 from records.record import RankRecord, RunRecord
 from records.throughput import NUM_WARMUP_STEPS
 
 _ALONE = ("forward", "backward", "optimizer")
+# A part that takes no larger share of a step is not told from noise.
+_SMALLEST_PART = 0.01
 
 
 def measure_breakdown(run: RunRecord, timed_median: float | None) -> Breakdown | None:
@@ -42,8 +43,8 @@ def measure_breakdown(run: RunRecord, timed_median: float | None) -> Breakdown |
     unresolved = {}
     for name, values in differences.items():
         low, high = median_bounds(values)
-        if low <= SMALLEST_CLAIM * whole:
-            unresolved[name] = max(high, SMALLEST_CLAIM * whole)
+        if low <= _SMALLEST_PART * whole:
+            unresolved[name] = max(high, _SMALLEST_PART * whole)
     wholes, parts = steps["whole"], {name: steps[name] for name in ("data", *_ALONE)}
     if "communication" not in unresolved:
         parts["communication"] = differences["communication"]

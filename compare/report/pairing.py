@@ -26,14 +26,14 @@ def paired(first: EntrantRuns, second: EntrantRuns, *, names: tuple[str, str] | 
     return PairedStarts(*(names or (first.name, second.name)), [turns for turns in starts if turns])
 
 
-def _by_block(runs: Sequence[Run]) -> dict[tuple[str, int], dict[tuple[int, int], list[float]]]:
-    """Returns the seconds of each step, by the run's race and block, and by the steps that were timed together.
+def _by_block(runs: Sequence[Run]) -> dict[tuple[str, int, int], dict[tuple[int, int], list[float]]]:
+    """Returns the seconds of each step, by the run's race, block and heat, and by the steps that were timed together.
 
     Outside a race, the block is the number of the run, and all of its steps have one time together.
     """
     found = {}
     for number, run in enumerate(runs):
         most = max((span.number for span in run.timed_steps), default=0)
-        block = (run.race.race, run.race.block) if run.race else ("", number)
+        block = (run.race.race, run.race.block, run.race.heat) if run.race else ("", number, 0)
         found[block] = {(span.first, span.number): span.seconds for span in run.timed_steps if 2 * span.number >= most}
     return found

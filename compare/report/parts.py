@@ -36,7 +36,9 @@ def as_one_part(runs: Sequence[Run]) -> list[Run]:
             continue
         block, heat = parts[_block(run)], run.race.heat
         shared = next((who for who, part in block if part == heat and (who, 0) in block), None)
-        if shared is not None and shared != _who(run):
+        if shared is None:  # it failed in one of the two, and nothing can be said of the difference between them
+            found.append(run)
+        elif shared != _who(run):
             found.append(_corrected(run, block[shared, 0], block[shared, heat]))
     return found
 

@@ -15,9 +15,9 @@ all intervals of a race held in 95 to 98 races of 100, whatever the share of sta
 If a group of equal conditions has m pairs of backends, each interval has a confidence of 1 - 0.05 / m (Bonferroni), so
 that all of them together hold in 95 races of 100.
 
-A difference is claimed if the whole interval lies beyond +-1 %, however often it is measured: link order and
-environment size alone change the speed of a program by that much and more (Mytkowicz et al. 2009,
-https://doi.org/10.1145/1508284.1508275).
+A difference is claimed if the whole interval lies beyond +-0.5 %, however often it is measured. Link order and
+environment size alone change the speed of a program by more than that (Mytkowicz et al. 2009,
+https://doi.org/10.1145/1508284.1508275), so smaller differences say nothing of a library.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ def _make_job(config: RunConfig, task: Task, rank: int, address: str, measuremen
     turns = None
     if address != "-":
         hello = Hello(rank, os.getpid(), plan.steps_per_epoch)
-        turns = Turns(address, hello, measurements, num_steps=num_steps, on_gpu=config.device == "cuda")
+        turns = Turns(address, hello, measurements, on_gpu=config.device == "cuda")
     return PeerJob(
         config=config,
         num_steps=num_steps,
