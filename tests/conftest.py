@@ -72,8 +72,8 @@ def hidden_gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 # Files that take long: begun last, one of them would keep one worker busy while the other has nothing left to do.
 _FIRST = (
     *("test_contract", "test_contract_jobs", "test_mutants", "test_resume", "test_stopping", "test_lifetimes"),
-    *("test_watchdog", "test_nodes", "test_race", "test_processors", "test_parity", "test_failures", "test_campaign"),
-    "test_main_job",
+    *("test_watchdog", "test_nodes", "test_race", "test_processors", "test_parity", "test_failures"),
+    *("test_main_job", "test_bare", "test_peers", "test_turns", "test_gate_command"),
 )
 
 

@@ -73,8 +73,8 @@ def run(arguments: list[str]) -> int:
             except Interrupted as interruption:
                 directory.clear()
                 again = f"{plan.command} --output-dir {shlex.quote(str(directory.path))}"
-                kept = "finished runs are kept" if directory.holds_race else "nothing was kept"
-                print(f"lockstep: interrupted; {kept}, resume with: {again}", file=sys.stderr)
+                kept = "finished runs are kept, resume" if directory.holds_race else "nothing was kept, begin again"
+                print(f"lockstep: interrupted; {kept} with: {again}", file=sys.stderr)
                 return 128 + interruption.signal_number
             return write_report(directory, plan_in_force, baseline, terminal)
     except OSError as error:  # any path among the options may be one that the system refuses

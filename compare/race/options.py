@@ -44,7 +44,10 @@ class RaceOptions(BaseModel):
     peer_accuracy: bool = Field(
         True, description="with --peers, train each entrant once, for one epoch by default, to see what it reaches"
     )
-    budget: Duration = Field(600.0, description="how long the whole race may take, such as 90s, 10min or 2h")
+    budget: Duration = Field(
+        default_factory=lambda: 600.0,
+        description="how long the whole race may take, such as 90s, 10min or 2h (default: 10min)",
+    )
     until: Share | None = Field(
         None, description="end as soon as every difference is known this well, such as 1% (needs three starts)"
     )

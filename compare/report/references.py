@@ -51,7 +51,10 @@ def _references(own: Run, completed: Sequence[Run]) -> list[Run]:
     found = [
         run
         for run in completed
-        if run.record.config.backend == REFERENCE and run.purpose == own.purpose and unsplit(run) == unsplit(own)
+        # As it comes: a race may have a variant of it, too.
+        if run.record.config.backend == run.entrant == REFERENCE
+        and run.purpose == own.purpose
+        and unsplit(run) == unsplit(own)
     ]
     return sorted(found, key=lambda run: run.record.gradient_accumulation_steps)
 
