@@ -179,7 +179,7 @@ def _able(plan: RacePlan, backends: Sequence[str]) -> dict[Entrant, RunConfig]:
             plan.left_out.append(f"{entrant.label}: left out, {' '.join(str(error).split())}")
     able = {entrant.backend for entrant in configs}
     peers = [error for entrant, error in refused.items() if entrant.role == "peer" and entrant.backend not in able]
-    if peers or not configs:
+    if peers or not any(entrant.role == "backend" for entrant in configs):
         raise [*peers, *refused.values()][0]
     if plan.options.bare:
         add_loops(configs, plan.left_out)
