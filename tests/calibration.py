@@ -31,6 +31,7 @@ from compare.results import Claim
 from launch.engines.environment import command_environment
 from launch.engines.interface import PROJECT_DIRECTORY
 from records.files import write_atomically
+from records.record import RunRecord
 
 _SAME, _SLOWED = "tests.variants_of_ddp:SameDDP", "tests.variants_of_ddp:SlowedDDP"
 RESULTS = PROJECT_DIRECTORY / "docs" / "results"
@@ -97,8 +98,8 @@ class _Plan(NamedTuple):
 def main(arguments: Sequence[str]) -> int:
     """Races as often as asked, and writes what was seen; returns the exit code."""
     plan = _read(arguments)
-    began = time.strftime("%Y-%m-%d")
     races: list[RaceSeen] = []
+    first: RunRecord | None = None
     for number in range(1, plan.num_races + 1):
         directory = plan.directory / f"race-{number:02d}"
         command = ["compare", *plan.arguments, "--order-seed", str(number), "--output-dir", str(directory)]
@@ -117,9 +118,10 @@ def main(arguments: Sequence[str]) -> int:
         group, seen = _seen(directory, float(took.read_text()))
         races.append(seen)
         record = group[0].timed[0].record
+        first = first or record
         campaign = Campaign(
             command=f"launch/run.sh compare {' '.join(plan.arguments)}",
-            date=began,
+            date=time.strftime("%Y-%m-%d", time.gmtime(first.config.started_at)),
             machine=machine_of(record),
             software=software_of(record),
             planted=plan.planted,

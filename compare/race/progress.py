@@ -32,7 +32,6 @@ class ProgressOfRace:
         self._left = heats_of(left)
         self._expected = self._taken = _SECONDS_OF_TRUST
         self._began = time.monotonic()
-        self._doing = ""
         self._bar = Progress(
             BarColumn(bar_width=20),
             MofNCompleteColumn(),

@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import gc
 import importlib
-import math
 import os
-import resource
-import socket
 import time
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -33,8 +30,8 @@ from training.measurements import Measurements
 from training.optimizer import build_optimizer
 from training.plan import Plan
 from training.rank import RankStart
+from training.rank_record import Place, rank_record
 from training.seeds import WEIGHTS, random_seed
-from training.world import weights_digest
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -148,14 +145,8 @@ def _make_job(config: RunConfig, task: Task, rank: int, address: str, measuremen
     from transformers import DataCollatorWithPadding
 
     assert isinstance(task, HuggingFaceData)
-    plan = Plan(
-        num_samples=task.num_samples("train"),
-        global_batch_size=config.global_batch_size,
-        micro_batch_size=config.micro_batch_size,
-        world_size=config.num_processes,
-        seed=config.seed,
-    )
-    num_steps = config.max_steps if config.max_steps > 0 else config.num_train_epochs * plan.steps_per_epoch
+    plan = Plan.of(config, task.num_samples("train"))
+    num_steps = config.num_steps(plan.steps_per_epoch)
     torch.manual_seed(random_seed(config.seed, WEIGHTS))
     model = task.build_model()
     optimizer = build_optimizer(config, model)
@@ -166,7 +157,7 @@ def _make_job(config: RunConfig, task: Task, rank: int, address: str, measuremen
     return PeerJob(
         config=config,
         num_steps=num_steps,
-        num_warmup_steps=math.ceil(config.warmup_ratio * num_steps),
+        num_warmup_steps=config.num_warmup_steps(num_steps),
         model=model,
         optimizer=optimizer,
         dataset=task.hugging_face_dataset("train"),
@@ -176,29 +167,15 @@ def _make_job(config: RunConfig, task: Task, rank: int, address: str, measuremen
 
 
 def _rank_record(job: PeerJob, rank: int) -> RankRecord:
-    """Returns what this rank measured."""
-    measurements, usage = job.steps.measurements, resource.getrusage(resource.RUSAGE_SELF)
-    on_gpu = job.config.device == "cuda"
-    masks = job.steps.masks[: job.num_steps]
-    return RankRecord(
-        rank=rank,
-        local_rank=rank,
-        hostname=socket.gethostname(),
-        device=str(next(job.model.parameters()).device),
-        num_threads=torch.get_num_threads(),
-        step_seconds=measurements.step_seconds,
-        step_cpu_seconds=measurements.cpu_seconds,
-        step_instructions=measurements.instructions,
-        samples=[sum(samples for _, _, samples in step) for step in masks],
-        tokens=[sum(int(tokens) for tokens, _, _ in step) for step in masks],
-        positions=[sum(positions for _, positions, _ in step) for step in masks],
-        peak_memory_bytes=usage.ru_maxrss * 1024,
-        peak_cuda_memory_bytes=torch.cuda.max_memory_allocated() if on_gpu else None,
-        cpu_seconds=usage.ru_utime + usage.ru_stime,
-        schedule_steps=job.num_steps,
-        effective_settings={"transport": dist.get_backend() if dist.is_initialized() else "none"},
-        weights_sha256=weights_digest(job.model),
-    )
+    """Returns what this rank measured; what its batches held is counted in the library's own loop."""
+    measurements, masks = job.steps.measurements, job.steps.masks[: job.num_steps]
+    measurements.samples = [sum(samples for _, _, samples in step) for step in masks]
+    measurements.tokens = [sum(int(tokens) for tokens, _, _ in step) for step in masks]
+    measurements.positions = [sum(positions for _, positions, _ in step) for step in masks]
+    settings = {"transport": dist.get_backend() if dist.is_initialized() else "none"}
+    # A race takes place on one node.
+    place = Place(rank, rank, next(job.model.parameters()).device, settings)
+    return rank_record(place, measurements, job.model, num_updates=job.num_steps)
 
 
 def _record(job: PeerJob, task: Task, ranks: list[RankRecord]) -> RunRecord:
