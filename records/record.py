@@ -23,15 +23,16 @@ class _Strict(BaseModel):
 
 
 Seconds = Annotated[float, Field(ge=0)]
-Count = Annotated[int, Field(ge=0)]
+# What a signed integer of 64 bits holds: more was never counted, and libraries that draw or store it fail.
+Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
 
 
 class StepRecord(_Strict):
     """One optimizer step, the same on all ranks."""
 
-    step: int = Field(description="optimizer step, from 1, skipped ones counted")
-    epoch: int = Field(description="epoch, from 0")
-    num_samples: int = Field(description="samples of the global batch")
+    step: Count = Field(description="optimizer step, from 1, skipped ones counted")
+    epoch: Count = Field(description="epoch, from 0")
+    num_samples: Count = Field(description="samples of the global batch")
     loss: float | None = Field(description="global loss sum over global target count; null if not finite, or not known")
     grad_norm: float | None = Field(
         description="2-norm of the averaged gradient before clipping; null if not finite, or not known"
@@ -43,8 +44,8 @@ class StepRecord(_Strict):
 class EvaluationRecord(_Strict):
     """The metrics of the whole validation split after some step."""
 
-    step: int
-    epoch: int
+    step: Count
+    epoch: Count
     seconds: float
     metrics: dict[str, float | None]
 
@@ -234,7 +235,7 @@ class Straggler(_Strict):
 class Disagreement(_Strict):
     """Ranks whose parameters were not the same bits as those of rank 0."""
 
-    step: int = Field(description="after which this was found")
+    step: Count = Field(description="after which this was found")
     agreed_step: int | None = Field(
         description="after which they were last found to agree; null: never compared before"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -124,6 +125,25 @@ def test_intervals_of_turns_hold_together(share_of_starting: float) -> None:
         intervals = [comparison.slowdown for comparison in compare_group(pairs)]
         held += all(one is not None and one.low < 0 < one.high for one in intervals)  # type: ignore[operator]
     assert held / num_races > 0.93
+
+
+def test_intervals_hold_beside_an_entrant_that_is_thirty_times_as_noisy() -> None:
+    random = np.random.default_rng(3)
+    spread = np.array([0.01, 0.01, 0.01, 0.01, 0.3])[:, None, None]
+    num_races, held = 100, 0
+    for _ in range(num_races):
+        turns = spread * random.normal(size=(5, 3, 4)) + 0.02 * random.normal(size=(5, 3, 1))
+        pairs = [PairedStarts(str(a), str(b), (turns[b] - turns[a]).tolist()) for a, b in combinations(range(5), 2)]
+        intervals = [comparison.slowdown for comparison in compare_group(pairs)]
+        held += all(interval.low <= 0 <= interval.high for interval in intervals)  # type: ignore[union-attr,operator]
+    assert held >= 0.9 * num_races
+
+
+def test_an_interval_that_says_nothing_is_still_a_number() -> None:
+    pairs = [PairedStarts("a", "b", [[0.0, 900.0], [-900.0, 1.0], [5000.0, 3.0]])]
+    (comparison,) = compare_group(pairs)
+    assert comparison.claim == "none"
+    assert all(map(math.isfinite, (comparison.slowdown.low, comparison.slowdown.high)))  # type: ignore[union-attr,arg-type]
 
 
 def test_one_pair_with_too_few_starts_says_so_beside_others() -> None:
