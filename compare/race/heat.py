@@ -1,6 +1,6 @@
 """A heat: one start of each entrant of a group of equal conditions; they stay alive and take turns.
 
-All take the same steps of the same plan, a third of a second at a time, in an order that is drawn anew for each round.
+All take the same steps of the same plan, a fifth of a second at a time, in an order that is drawn anew for each round.
 So two entrants are timed on the same batches within seconds of each other, and neither what is in a batch nor what the
 machine does in the course of a minute is taken for a difference between them.
 """
@@ -30,9 +30,9 @@ from launch.engines.environment import command_environment
 from records.throughput import NUM_WARMUP_STEPS
 
 # Shorter turns make more pairs that are closer in time, but each begins with steps that are not timed.
-SECONDS_OF_A_TURN = 0.3
+SECONDS_OF_A_TURN = 0.2
 # After a rest, caches are cold and clocks are low: steps are timed from so many seconds on.
-_SECONDS_TO_WARM_UP = 0.06
+_SECONDS_TO_WARM_UP = 0.04
 _FEWEST_TIMED_STEPS = 3
 
 

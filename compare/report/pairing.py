@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 
 from compare.report.grouping import EntrantRuns
 from compare.report.runs import Run
@@ -29,11 +30,12 @@ def paired(first: EntrantRuns, second: EntrantRuns, *, names: tuple[str, str] | 
 def _by_block(runs: Sequence[Run]) -> dict[tuple[str, int, int], dict[tuple[int, int], list[float]]]:
     """Returns the seconds of each step, by the run's race, block and heat, and by the steps that were timed together.
 
-    Outside a race, the block is the number of the run, and all of its steps have one time together.
+    Outside a race, the block is the number of the run, and all of its steps have one time together. What is left before
+    the end of an epoch can be a turn of a step or two, which says too little to count as much as the others.
     """
     found = {}
     for number, run in enumerate(runs):
-        most = max((span.number for span in run.timed_steps), default=0)
+        usual = median(span.number for span in run.timed_steps) if run.timed_steps else 0
         block = (run.race.race, run.race.block, run.race.heat) if run.race else ("", number, 0)
-        found[block] = {(span.first, span.number): span.seconds for span in run.timed_steps if 2 * span.number >= most}
+        found[block] = {(span.first, span.number): span.seconds for span in run.timed_steps if 2 * span.number >= usual}
     return found
