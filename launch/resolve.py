@@ -82,6 +82,8 @@ def resolve(
         log_directory=output_dir / LOGS_NAME,
         nodes=world.nodes,
     )
+    if options.bind_ranks:
+        _check_cores(world.num_local_processes, ranks.num_threads)
     job = compose_job(world.engine, ranks, output_dir, row.signs)
     if world.nodes.node_rank == 0 and (options.master_port is not None or world.nodes.num_nodes > 1):
         check_port(ranks.port, world.nodes.master_addr)
@@ -161,6 +163,16 @@ def _settle_engine(backend: str, row: BackendRow, start_method: str | None, node
         where = "on several nodes " if nodes.num_nodes > 1 else ""
         raise UsageError(f"--start-method {start_method}: {backend} is {where}started by {' or '.join(by_name)}")
     return by_name[start_method]
+
+
+def _check_cores(num_ranks: int, num_threads: int) -> None:
+    if not hasattr(os, "sched_setaffinity"):
+        raise UsageError("--bind-ranks: this system cannot bind a process to cores; leave the option out")
+    if num_ranks * num_threads > num_cpus():
+        raise UsageError(
+            f"--bind-ranks: {num_ranks} ranks with {num_threads} thread(s) each need {num_ranks * num_threads} cores, "
+            f"and this machine has {num_cpus()}; use fewer ranks or threads, or --no-bind-ranks"
+        )
 
 
 def _check_task(task: Task, options: RunOptions, num_processes: int) -> None:

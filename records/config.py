@@ -76,6 +76,7 @@ class RunOptions(BaseModel):
         0, ge=0, le=1000, description="restarts from the latest checkpoint after a failure, at most"
     )
     threads_per_rank: ThreadCount | None = Field(None, description="CPU threads of a rank (default: cores / ranks)")
+    bind_ranks: bool = Field(False, description="bind each rank to as many cores of its own as it has threads")
 
     precision: Precision = Field("fp32", description="autocast precision")
     global_batch_size: BatchSize = Field(32, description="samples of one optimizer step on all ranks together")

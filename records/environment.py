@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import subprocess
@@ -18,7 +19,7 @@ _PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy")
 VARIABLES = (
     *("OMP_", "MKL_", "KMP_", "ONEDNN_", "DNNL_", "ATEN_", "TORCH_", "PYTORCH_"),
     *("CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_", "NCCL_", "GLOO_"),
-    *("TOKENIZERS_PARALLELISM", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES", "LD_PRELOAD"),
+    *("TOKENIZERS_PARALLELISM", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES", "THP_MEM_ALLOC_ENABLE", "LD_PRELOAD"),
 )
 
 
@@ -91,6 +92,7 @@ def _git_state(directory: Path) -> tuple[str | None, bool | None]:
         return os.environ.get("LOCKSTEP_REVISION") or None, None
 
 
+@functools.cache
 def num_cpus() -> int:
-    """Returns the number of CPU cores that this process may use."""
+    """Returns the number of CPU cores that this process may use, before it binds itself to fewer."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

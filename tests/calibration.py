@@ -1,6 +1,6 @@
 """Real races whose outcome is known: ``python -m tests.calibration DIRECTORY``.
 
-In each race DDP meets the same again, and DDP that sleeps after each step for a share of it. A race that can be trusted
+In each race DDP meets the same again, and DDP that waits after each step for a share of it. A race that can be trusted
 claims no difference between the first two, and finds the planted one. The races are separate: each has starts of its
 own. Their turns go to docs/results/, where tests judge them again. A campaign that was interrupted goes on when the
 command is repeated.

@@ -151,7 +151,6 @@ def test_a_peer_rests_between_its_turns(live: LiveEntrant, tmp_path: Path) -> No
     assert len(taken) == 2
     assert all(len(one.ends) == 8 and one.began < one.ends[0] < one.ends[-1] for one in taken)
     assert all(one.cpu_seconds > 0 for one in taken)
-    live.rest()
     wait_until(lambda: _rests(tmp_path / "run"), "all of its processes to be stopped")
     time.sleep(2)  # which is no time of a step
     live.take(Turn(warm_through=12, through=NUM_STEPS))
@@ -165,7 +164,6 @@ def test_a_peer_rests_between_its_turns(live: LiveEntrant, tmp_path: Path) -> No
 @pytest.mark.parametrize("live", ["trainer"], indirect=True)
 def test_a_peer_that_dies_is_named(live: LiveEntrant, tmp_path: Path) -> None:
     live.take(Turn(warm_through=1, through=5))
-    live.rest()
     os.kill(int((tmp_path / "run" / "logs" / "rank1.pid").read_text().split()[0]), signal.SIGKILL)
     with pytest.raises(EntrantEnded):
         live.take(Turn(warm_through=6, through=NUM_STEPS))

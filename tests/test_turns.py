@@ -134,12 +134,16 @@ def test_an_entrant_rests_between_its_turns_and_ends_by_itself(tmp_path: Path, l
     before = live.cpu_seconds()
     time.sleep(1)
     assert live.cpu_seconds() == before
+    ranks = [int(path.read_text().split()[0]) for path in (tmp_path / "run" / "logs").glob("rank*.pid")]
+    assert len(ranks) == 2
+    launchers = [psutil.Process(pid) for pid in resting if pid not in ranks]
+    switches = [process.num_ctx_switches() for process in launchers]
     taken = live.take(Turn(warm_through=2, through=10))
+    assert len(launchers) >= 2  # the command line and the engine, which do not go on
+    assert [process.num_ctx_switches() for process in launchers] == switches
     assert len(taken) == 2
     assert all(len(one.ends) == 8 and one.began < one.ends[0] < one.ends[-1] for one in taken)
     assert all(one.cpu_seconds > 0 for one in taken)
-    assert list(_processes(tmp_path / "run").values()).count(psutil.STATUS_STOPPED) >= 2  # command line and engine
-    live.rest()
     wait_until(lambda: _rests(tmp_path / "run"), "all of its processes to be stopped")
     time.sleep(2)  # which is no time of a step
     live.take(Turn(warm_through=12, through=NUM_STEPS))
@@ -152,7 +156,6 @@ def test_an_entrant_rests_between_its_turns_and_ends_by_itself(tmp_path: Path, l
 
 def test_an_entrant_whose_rank_dies_while_it_rests_is_named(tmp_path: Path, live: LiveEntrant) -> None:
     live.take(Turn(warm_through=1, through=5))
-    live.rest()
     os.kill(int((tmp_path / "run" / "logs" / "rank1.pid").read_text().split()[0]), signal.SIGKILL)
     with pytest.raises(EntrantEnded):
         live.take(Turn(warm_through=6, through=NUM_STEPS))

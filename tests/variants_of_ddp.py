@@ -23,11 +23,14 @@ class SameDDP(DDPBackend):
 class Slowdown(BucketSettings):
     """By how much a backend is slowed."""
 
-    planted_slowdown: float = Field(0.1, ge=0, le=1, description="sleep after a step, as a share of it")
+    planted_slowdown: float = Field(0.1, ge=0, le=1, description="wait after a step, as a share of it")
 
 
 class SlowedDDP(DDPBackend):
-    """Sleeps after each step for a share of what the step took."""
+    """Waits after each step for a share of what the step took.
+
+    It spins: a sleep of a millisecond ends a tenth of one too late, which would plant more than was asked for.
+    """
 
     name = "ddp slowed"
     Settings = Slowdown
@@ -39,7 +42,9 @@ class SlowedDDP(DDPBackend):
             assert isinstance(self.options.settings, Slowdown)
             # Before a step that is longer, the rank has rested.
             took = min(time.perf_counter() - self._ended, _LONGEST_STEP)
-            time.sleep(self.options.settings.planted_slowdown * took)
+            end = time.perf_counter() + self.options.settings.planted_slowdown * took
+            while time.perf_counter() < end:
+                pass
         self._ended = time.perf_counter()
         return result
 

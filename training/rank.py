@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 
 from records.config import RunConfig
 from records.names import CONFIG_NAME
+from training.binding import bind_to_cores
 from training.clock import ProcessorClock
 from watch.heartbeat import Heartbeat
 from watch.rank_files import RankFiles, reporting
@@ -68,6 +69,8 @@ def run_rank(run_directory: str, rank_variable: str | None, make_work: Callable[
         clock = ProcessorClock()  # before the libraries start threads
         heartbeat = Heartbeat(RankFiles(directory, rank).heartbeat)
         config = RunConfig.model_validate_json((directory / CONFIG_NAME).read_bytes())
+        if config.bind_ranks:
+            bind_to_cores(rank % (config.num_processes // config.num_nodes), config)
         # Collecting garbage among the objects that large imports create would take half a second of them.
         gc.disable()
         make_work(RankStart(config, directory, rank, heartbeat, clock)).run()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _NUM_STEPS = 4
 # Beyond the import of its modules: a model is built, ranks meet, the directory is prepared, the record is written.
-_SECONDS_OF_A_RUN = 2.5
+_SECONDS_OF_A_RUN = 4.0
 # What the modules of an engine, and of the command line, cost beside those of its ranks.
 _IMPORTS_OF_AN_ENGINE = 1.0
 _IMPORTS_OF_A_COMMAND_LINE = 0.3
@@ -33,7 +33,7 @@ _IMPORTS_OF_A_PEER = 2.5
 _PEER_FACTOR = 1.3
 # A diagnosis run takes each step twice more without communication.
 _DIAGNOSIS_FACTOR = 4.0
-_COMMUNICATION_FACTOR = 1.3
+_COMMUNICATION_FACTOR = 1.7
 # Steps that warm a turn up, signals, and the entrants that are waited for.
 _TURN_FACTOR = 1.3
 # What an engine and its command line hold, beside their ranks; and what of the free memory entrants may take together.
@@ -108,8 +108,8 @@ class Costs(BaseModel):
         return self.start(entrants) + self.turns(entrants, num_steps) + self.end(entrants)
 
     def end(self, entrants: Iterable[Entrant]) -> float:
-        """Returns the expected time in which entrants evaluate and save, one after the other, in seconds."""
-        return sum(self.evaluation_seconds + _SECONDS_OF_A_RUN for _ in entrants)
+        """Returns the expected time in which entrants evaluate and save, all at once, in seconds."""
+        return _SECONDS_OF_A_RUN + sum(self.evaluation_seconds for _ in entrants)
 
     def parts(self, entrants: list[Entrant]) -> list[list[Entrant]]:
         """Divides entrants into parts that fit into memory together; if there are several, all have the same first one.

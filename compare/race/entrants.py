@@ -26,7 +26,7 @@ from launch.arguments import command_line
 from launch.errors import UsageError
 from launch.options import read_option_file, read_options
 from launch.resolve import resolve
-from records.config import RunConfig
+from records.config import RunConfig, RunOptions
 from records.environment import num_cpus
 from records.throughput import NUM_WARMUP_STEPS
 
@@ -151,8 +151,10 @@ def schedule_race(plan: RacePlan, configs: dict[Entrant, RunConfig]) -> None:
 def _with_defaults(options: RaceOptions, of_runs: RunOptionsOfRace, backend: str) -> list[str]:
     """Adds to the options of every run what a race sets unless the user does; any backend serves to read them."""
     arguments = list(of_runs.arguments)
-    settings = read_options(backend, find_backend(backend).settings, arguments).task_settings
-    arguments += [f"--{name.replace('_', '-')}={value}" for name, value in settings.of_race().items()]
+    asked = read_options(backend, find_backend(backend).settings, arguments)
+    arguments += [f"--{name.replace('_', '-')}={value}" for name, value in asked.task_settings.of_race().items()]
+    if options.placement and "bind_ranks" not in of_runs.names and _can_bind(asked.run, options):
+        arguments.append("--bind-ranks")
     if "threads_per_rank" not in of_runs.names:
         # A rank is the same share of the machine in every world, or scaling would compare unlike ranks.
         arguments.append(f"--threads-per-rank={max(1, num_cpus() // max(options.num_processes))}")
@@ -227,6 +229,13 @@ class _Conditions(NamedTuple):
             options=own.options if own else (),
             variables=own.variables if own else (),
         )
+
+
+def _can_bind(asked: RunOptions, options: RaceOptions) -> bool:
+    """Whether each rank of every entrant can have cores of its own."""
+    on_cpu = asked.device == "cpu" or not count_gpus()
+    needed = max(options.num_processes) * (asked.threads_per_rank or 1)
+    return on_cpu and hasattr(os, "sched_setaffinity") and needed <= num_cpus()
 
 
 def _limits(conditions: _Conditions, options: RaceOptions) -> Iterator[Entrant]:

@@ -66,7 +66,8 @@ class LiveEntrant:
         self.steps_per_epoch = 0
         self._num_processes = num_processes
         self._connections: dict[int, socket.socket] = {}
-        self._ranks: list[psutil.Process] = []
+        self._rank_pids: set[int] = set()
+        self._resting: list[psutil.Process] = []  # all of its processes, as they were when it was last stopped
         self._resources = contextlib.ExitStack()
         with self._resources:
             self._listener = self._resources.enter_context(socket.socket(socket.AF_UNIX))
@@ -83,7 +84,9 @@ class LiveEntrant:
                 errors="replace",
             )
             self._launcher = psutil.Process(self._process.pid)
-            self._guardians: dict[int, bool] = {}  # whether a process is one, by its number
+            # Whether a process is one, or belongs to one, by its number.
+            self._guardians: dict[int, bool] = {}
+            self._of_ranks: dict[int, bool] = {}
             self._resources = self._resources.pop_all()
 
     def __enter__(self) -> LiveEntrant:
@@ -106,7 +109,7 @@ class LiveEntrant:
 
     def terminate(self) -> None:
         """Asks it to end at once, without waiting for that."""
-        self._signal(signal.SIGCONT)
+        self._continue()
         if self._process.poll() is None:
             self._process.terminate()
 
@@ -116,20 +119,17 @@ class LiveEntrant:
         Raises:
             EntrantEnded: It has ended before.
         """
-        import psutil
-
         while len(self._connections) < self._num_processes:
             for _ in self._readable([self._listener]):
                 connection, _ = self._listener.accept()
                 hello = self._receive(Hello, connection)
                 self._connections[hello.rank] = connection
-                with contextlib.suppress(psutil.NoSuchProcess):  # it has ended, which its turn will show
-                    self._ranks.append(psutil.Process(hello.pid))
+                self._rank_pids.add(hello.pid)
                 self.steps_per_epoch = hello.steps_per_epoch
         self.rest()
 
     def take(self, turn: Turn) -> list[TurnTaken]:
-        """Gives the entrant a turn.
+        """Gives the entrant a turn, and lets it rest again.
 
         Only its ranks go on, and what they have started: launchers poll, which would disturb the ranks where these take
         all cores. If the ranks do not answer, the launcher goes on, too, and finds out which of them hangs.
@@ -140,8 +140,7 @@ class LiveEntrant:
         Raises:
             EntrantEnded: It has ended before all ranks had taken the turn.
         """
-        for rank in self._ranks:
-            self._send(signal.SIGCONT, _with_children(rank))
+        self._send(signal.SIGCONT, [process for process in self._resting if self._belongs_to_a_rank(process)])
         for connection in self._connections.values():
             with contextlib.suppress(OSError):  # a rank that is gone is noticed below
                 send(connection, turn)
@@ -150,18 +149,20 @@ class LiveEntrant:
         while waiting:
             for connection in self._readable(list(waiting)):
                 taken[waiting.pop(connection)] = self._receive(TurnTaken, connection)
+        self.rest()
         return [taken[rank] for rank in sorted(taken)]
 
     def rest(self) -> None:
-        """Stops all its processes: a launcher polls, and so do the threads of some libraries."""
-        self._signal(signal.SIGSTOP)
+        """Stops all its processes, the launcher first: it polls, and so do the threads of some libraries."""
+        self._resting = self._processes()
+        self._send(signal.SIGSTOP, self._resting)
 
     def cpu_seconds(self) -> float:
-        """Returns the processor time that its processes have taken, as far as they are still there."""
+        """Returns the processor time that its processes have taken, while it rests."""
         import psutil
 
         total = 0.0
-        for process in self._processes():
+        for process in self._resting:
             with contextlib.suppress(psutil.Error):
                 times = process.cpu_times()
                 total += times.user + times.system
@@ -169,7 +170,7 @@ class LiveEntrant:
 
     def let_go(self) -> None:
         """Lets it come to its end after its last turn, without waiting for that."""
-        self._signal(signal.SIGCONT)
+        self._continue()
         for connection in self._connections.values():
             with contextlib.suppress(OSError):  # a rank that is gone has come to its end
                 send(connection, _NO_MORE)
@@ -198,7 +199,7 @@ class LiveEntrant:
             if self._process.poll() is not None:
                 raise EntrantEnded
             if time.monotonic() - silent_since > _SECONDS_OF_SILENCE:
-                self._signal(signal.SIGCONT)
+                self._continue()
 
     def _receive(self, kind: type[_Message], connection: socket.socket) -> _Message:
         """Returns the message of a rank.
@@ -217,14 +218,9 @@ class LiveEntrant:
             line += part
         return received(kind, line)
 
-    def _signal(self, number: signal.Signals) -> None:
-        """Sends a signal to all processes of the entrant, except for the guardian of its launcher.
-
-        The guardian takes no time, and must be able to end the ranks when the launcher is killed. The launcher is the
-        first to be stopped and the last to be continued, or its watchdog would see that the ranks are stopped.
-        """
-        processes = self._processes()
-        self._send(number, processes if number == signal.SIGSTOP else processes[::-1])
+    def _continue(self) -> None:
+        """Continues all its processes, the launcher last, or its watchdog would see that the ranks are stopped."""
+        self._send(signal.SIGCONT, self._processes()[::-1])
 
     @staticmethod
     def _send(number: signal.Signals, processes: list[psutil.Process]) -> None:
@@ -235,8 +231,26 @@ class LiveEntrant:
                 process.send_signal(number)
 
     def _processes(self) -> list[psutil.Process]:
-        """Returns the launcher, which comes first, and all that it has started but its guardian."""
-        return [process for process in _with_children(self._launcher) if not self._is_guardian(process)]
+        """Returns the launcher, which comes first, and all that it has started but its guardian.
+
+        The guardian takes no time, and must be able to end the ranks when the launcher is killed.
+        """
+        import psutil
+
+        try:
+            processes = [self._launcher, *self._launcher.children(recursive=True)]
+        except psutil.Error:
+            return []
+        return [process for process in processes if not self._is_guardian(process)]
+
+    def _belongs_to_a_rank(self, process: psutil.Process) -> bool:
+        import psutil
+
+        if process.pid not in self._of_ranks:
+            with contextlib.suppress(psutil.Error):
+                ancestors = {process.pid, *(parent.pid for parent in process.parents())}
+                self._of_ranks[process.pid] = not self._rank_pids.isdisjoint(ancestors)
+        return self._of_ranks.get(process.pid, False)
 
     def _is_guardian(self, process: psutil.Process) -> bool:
         import psutil
@@ -245,16 +259,6 @@ class LiveEntrant:
             with contextlib.suppress(psutil.Error):
                 self._guardians[process.pid] = guardian_file in process.cmdline()
         return self._guardians.get(process.pid, False)
-
-
-def _with_children(process: psutil.Process) -> list[psutil.Process]:
-    """Returns a process and all that it has started and that are left, itself first; nothing if it has ended."""
-    import psutil
-
-    try:
-        return [process, *process.children(recursive=True)]
-    except psutil.Error:
-        return []
 
 
 def step_seconds_of(taken: list[TurnTaken]) -> list[float]:

@@ -75,6 +75,11 @@ class RaceOptions(BaseModel):
     wait_for_idle: bool = Field(
         True, description="wait for an idle machine before each run, and repeat runs that other programs disturbed"
     )
+    placement: bool = Field(
+        True,
+        description="bind each rank to cores of its own and offer it huge pages, so that two starts of one program "
+        "differ less",
+    )
     order_seed: int = Field(0, ge=0, lt=2**32, description="seed of the order of runs within blocks")
 
     @field_validator("repeats")

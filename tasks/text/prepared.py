@@ -93,9 +93,9 @@ class TokenTable:
     def __init__(self, path: Path) -> None:
         table = _mapped(path)
         tokens = table["input_ids"].chunk(0)
-        self._tokens = tokens.values.to_numpy()
-        self._offsets = tokens.offsets.to_numpy()
-        self._labels = table["label"].chunk(0).to_numpy()
+        self._tokens = _as_numpy(tokens.values)
+        self._offsets = _as_numpy(tokens.offsets)
+        self._labels = _as_numpy(table["label"].chunk(0))
         self._path = path
 
     def __reduce__(self) -> tuple[type[TokenTable], tuple[Path]]:
@@ -131,6 +131,17 @@ def _mapped(path: Path) -> pa.Table:
     import pyarrow as pa
 
     return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+
+
+def _as_numpy(array: pa.Array) -> npt.NDArray[Any]:
+    """Returns the numbers of an array without nulls, without a copy.
+
+    `Array.to_numpy` would import pandas, which takes most of a second of each rank.
+    """
+    import numpy as np
+
+    numbers = np.frombuffer(array.buffers()[-1], dtype=array.type.to_pandas_dtype())
+    return numbers[array.offset : array.offset + len(array)]
 
 
 def fingerprint(path: Path) -> list[list[Any]]:

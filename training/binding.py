@@ -1,0 +1,28 @@
+"""Binding a rank to cores of its own, as mpirun's --bind-to core does.
+
+A process that may move keeps the core on which it happens to be, for as long as nothing else wants it, and two cores of
+one machine are seldom equally fast: one has busier neighbours. So a rank that is not bound can differ by several
+per cent from the same rank in another run.
+"""
+
+from __future__ import annotations
+
+import os
+
+from records.config import RunConfig
+from records.environment import num_cpus
+
+
+def bind_to_cores(local_rank: int, config: RunConfig) -> None:
+    """Binds this process, and the threads that it starts from now on, to its share of the cores.
+
+    Nothing happens where the launcher has bound the ranks already, which leaves fewer cores than all of them need.
+
+    Args:
+        local_rank: The number of this rank among those of its node.
+        config: The configuration of the run.
+    """
+    threads = config.threads_per_rank
+    cores = sorted(os.sched_getaffinity(0))
+    if num_cpus() >= threads * (config.num_processes // config.num_nodes):
+        os.sched_setaffinity(0, cores[local_rank * threads : (local_rank + 1) * threads])
