@@ -143,6 +143,7 @@ def _read(arguments: Sequence[str]) -> _Plan:
     asked = parser.parse_args(arguments)
     race = ["--backends", f"ddp,{_SAME}", "--entrant", f"slowed={_SLOWED}:--planted-slowdown={asked.planted / 100}"]
     race += ["--num-processes", str(asked.num_processes), "--budget", asked.budget, "--no-limits", "--no-collectives"]
+    race += ["--no-diagnosis"]
     name = f"calibration-{asked.num_processes}-ranks-{asked.planted:g}-percent-{asked.budget}"
     target = RESULTS / f"{name}.json"
     if target.exists() and not asked.directory.exists():

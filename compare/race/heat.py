@@ -149,7 +149,7 @@ def _take_turns(
             _let_all_end([starter for starter in running if starter.why is None])
             return
         if number == 0:
-            step_seconds = [median(one.turns[0].step_seconds) for one in running if one.turns]
+            step_seconds = [min(one.turns[0].step_seconds) for one in running if one.turns]
             warm, timed = _steps_of_a_turn(step_seconds)
             steps_per_epoch = running[0].live.steps_per_epoch
         number += 1

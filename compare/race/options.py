@@ -68,6 +68,10 @@ class RaceOptions(BaseModel):
     timed_steps: int | None = Field(
         None, ge=10, le=10**9, description="optimizer steps of each start (default: as the budget allows)"
     )
+    diagnosis: bool = Field(
+        True,
+        description="first run each entrant alone: where the time of a step goes, and whether all compute the same",
+    )
     diagnosis_steps: int = Field(25, ge=10, le=1000, description="optimizer steps of a diagnosis run")
     whole_runs: bool = Field(False, description="train each backend once to the end: curves and time to accuracy")
     target_accuracy: float = Field(0.9, gt=0, le=1, description="the report gives the time until this accuracy")

@@ -146,7 +146,7 @@ def draw_plan(
     able = [entrant for entrant in entrants if entrant.role in RANKED]
     judged = [other for entrant in able for other in (reference_of(entrant), yardstick_of(entrant))]
     diagnosed = list(dict.fromkeys([*(entrant for entrant in judged if entrant.divides), *able]))
-    runs = _block(diagnosed, "diagnosis", 0, order)
+    runs = _block(diagnosed, "diagnosis", 0, order) if options.diagnosis else []
     for block in range(1, repeats + 1):
         drawn = _block(entrants, "timed", block, order)
         runs += [run for together in heats_of(drawn) for run in (_in_parts(together, costs) if costs else together)]
