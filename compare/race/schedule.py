@@ -16,7 +16,7 @@ from records.throughput import NUM_WARMUP_STEPS
 _SECONDS_OF_COLLECTIVES = 40.0
 _MOST_STARTS = 10
 # In a start, turns take at least so many times as long as starting did.
-_TURNS_PER_START = 1.5
+_TURNS_PER_START = 3.0
 _FEWEST_ROUNDS = 15
 
 

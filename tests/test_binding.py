@@ -1,0 +1,73 @@
+"""Ranks that are bound to cores: in a run that asks for it, and in a race, which asks unless it is told otherwise."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+
+from compare.race.entrants import make_plan, read_run_options
+from compare.race.options import RaceOptions
+from launch.engines.interface import PROJECT_DIRECTORY
+from records.environment import num_cpus
+from records.record import read_record
+from tests.launching import LOCKSTEP, lockstep, require_backend, wait_for_steps
+
+
+@pytest.mark.launchers
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["ddp", "horovod"])
+def test_each_rank_has_a_core_of_its_own(tmp_path: Path, backend: str) -> None:
+    require_backend(backend)
+    run = tmp_path / "run"
+    options = ("--task", "tests.faulty:SlowTask", "--max-steps", "20", "--bind-ranks", "--threads-per-rank", "1")
+    job = subprocess.Popen(
+        [str(LOCKSTEP), backend, *options, "--num-processes", "2", "--output-dir", str(run)],
+        env={**os.environ, "PYTHONPATH": str(PROJECT_DIRECTORY)},
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        wait_for_steps(run)
+        ranks = [int((run / "logs" / f"rank{rank}.pid").read_text().split()[0]) for rank in range(2)]
+        bound = [psutil.Process(pid).cpu_affinity() for pid in ranks]
+    finally:
+        assert job.wait() == 0
+    assert bound == [[core] for core in sorted(os.sched_getaffinity(0))[:2]]
+    # What the record says of the machine is not what is left to rank 0.
+    assert read_record(run / "record.json").environment.num_cpus == num_cpus()
+
+
+def test_ranks_that_need_more_cores_than_there_are_cannot_be_bound(tmp_path: Path) -> None:
+    threads = str(num_cpus())
+    asked = ("ddp", "--num-processes", "2", "--threads-per-rank", threads, "--bind-ranks", "--device", "cpu")
+    done = lockstep(*asked, cwd=tmp_path)
+    assert done.returncode == 2
+    expected = (
+        f"lockstep: --bind-ranks: 2 ranks with {threads} thread(s) each need {2 * num_cpus()} cores, and this machine"
+    )
+    assert done.stderr.startswith(expected)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("placement", "own", "bound"),
+    [
+        (True, [], True),
+        (False, [], False),
+        (True, ["--no-bind-ranks"], False),
+        (True, [f"--threads-per-rank={num_cpus()}"], False),
+    ],
+)
+def test_a_race_binds_ranks_where_each_can_have_a_core(placement: bool, own: list[str], bound: bool) -> None:
+    options = RaceOptions(backends=["ddp"], num_processes=[2], placement=placement)
+    plan, _ = make_plan(options, read_run_options(["--task=token-tagging", "--device=cpu", *own], None))
+    assert ("--bind-ranks" in plan.run_options) == bound
+
+
+def test_a_race_without_diagnosis_has_timed_runs_alone() -> None:
+    options = RaceOptions(backends=["ddp"], num_processes=[2], diagnosis=False)
+    plan, _ = make_plan(options, read_run_options(["--task=token-tagging", "--device=cpu"], None))
+    assert {run.purpose for run in plan.runs()} == {"timed"}
