@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -25,6 +25,8 @@ from compare.race.plan import Entrant, draw_plan, heats_of
 from compare.race.report import is_decided
 from compare.race.schedule import make_schedule
 from compare.race.turns import Turn
+from compare.report.grouping import EntrantRuns
+from compare.report.pairing import paired
 from compare.report.parts import as_one_part
 from compare.report.reading import read_run
 from compare.report.runs import RaceFacts, Run, TurnFacts
@@ -280,14 +282,23 @@ def test_times_of_a_later_part_are_corrected_by_the_shared_entrant() -> None:
     assert corrected.timed_steps[0].seconds == pytest.approx([1.5] * 5)
 
 
-def _timed(backend: str, *, heat: int, seconds: float) -> Run:
-    turn = TurnFacts(
-        round=1, position=0, first_step=11, num_steps=5, step_seconds=[seconds] * 5,
-        cpu_seconds=0.0, instructions=None, foreign_share=0.0,
-    )  # fmt: skip
+def test_a_turn_is_left_out_if_it_is_much_shorter_than_usual_not_if_another_is_much_longer() -> None:
+    """What is left at the end of an epoch is a turn of a step or two, or belongs to the turn before."""
+    turns = [(11, 5), (18, 2), (22, 5), (29, 13)]
+    first, second = (EntrantRuns(name, name, name, "backend", [_timed(name, turns=turns)]) for name in "ab")
+    assert len(paired(first, second).starts[0]) == 3
+
+
+def _timed(backend: str, *, heat: int = 0, seconds: float = 1.0, turns: Sequence[tuple[int, int]] = ((11, 5),)) -> Run:
+    taken = [
+        TurnFacts(
+            round=number, position=0, first_step=first, num_steps=steps, step_seconds=[seconds] * steps,
+            cpu_seconds=0.0, instructions=None, foreign_share=0.0,
+        ) for number, (first, steps) in enumerate(turns, start=1)
+    ]  # fmt: skip
     facts = RaceFacts(
         race="r", purpose="timed", entrant=backend, block=1, position=0, heat=heat, busy_share=0.0, gpu_processes=0,
-        foreign_share=0.0, matmul_flops_per_second=None, turns=[turn],
+        foreign_share=0.0, matmul_flops_per_second=None, turns=taken,
     )  # fmt: skip
     config = run_config("single", 1, Path("out"), micro_batch_size=32)
     content = {"status": "failed", "error": "made up", "config": config, "gradient_accumulation_steps": 1, "task": {}}
