@@ -276,6 +276,8 @@ def show_summary(record: RunRecord, directory: Path, terminal: Console) -> None:
 
 def _add_result(table: _Rows, record: RunRecord, config: RunConfig) -> None:
     """Adds the metrics of the saved model, and those of a model that always gives the same answer."""
+    if not config.evaluate:
+        return
     better = _lost_best(record, config.metric_for_best_model)
     kept = f" ({'' if better else 'the best, '}of step {record.best_step})" if record.best_step else ""
     positive_label, baseline = record.task.get("positive_label"), record.task.get("baseline")

@@ -132,6 +132,7 @@ class RunOptions(BaseModel):
         description="checkpoint to resume from, or a run's directory; latest: the newest in --output-dir",
         json_schema_extra={"alone": "latest"},
     )
+    evaluate: bool = Field(True, description="evaluate after each epoch and at the end")
     metric_for_best_model: str | None = Field(
         None, min_length=1, description="keep the weights of the best evaluation by this metric (default: the last)"
     )
@@ -170,6 +171,11 @@ class RunOptions(BaseModel):
             raise ValueError(
                 f"--early-stopping-patience {self.early_stopping_patience}: --metric-for-best-model is missing; "
                 "name the metric to judge by"
+            )
+        if self.metric_for_best_model and not self.evaluate:
+            raise ValueError(
+                f"--metric-for-best-model {self.metric_for_best_model} needs evaluations, "
+                "which --no-evaluate turns off; leave out one of the two"
             )
         if self.metric_for_best_model and self.save_interval is None:
             raise ValueError(

@@ -283,8 +283,8 @@ class RunRecord(_Strict):
         if self.status not in ("completed", "diverged"):
             return self
         num_steps = len(self.steps) - (self.resumed_from.step if self.resumed_from else 0)
-        if not (self.ranks and self.steps and self.evaluations):
-            raise ValueError("a completed run must have ranks, steps and evaluations")
+        if not (self.ranks and self.steps and (self.evaluations or not self.config.evaluate)):
+            raise ValueError("a completed run must have ranks, steps and, without --no-evaluate, evaluations")
         for rank in self.ranks:
             for name, length in rank.lengths().items():
                 if length != num_steps:

@@ -185,6 +185,21 @@ def test_a_drift_that_is_found_at_the_end_costs_no_model(tmp_path: Path) -> None
     assert json.loads((run / "record.json").read_text()) == record
 
 
+def test_a_run_without_evaluations_compares_its_ranks_at_its_end(tmp_path: Path) -> None:
+    done = lockstep(
+        *DRIFTING, "--drift-step", "3", "--max-steps", "5", "--no-evaluate", "--output-dir", tmp_path / "run"
+    )
+    assert done.returncode == 3, done.stderr
+    record = json.loads((tmp_path / "run" / "record.json").read_text())
+    assert (record["evaluations"], record["quality"]) == ([], {})
+    assert record["disagreement"]["step"] == 5
+    sound = train("ddp", tmp_path / "sound", *DRIFTING[1:], "--max-steps", "5", "--no-evaluate")
+    assert (sound["status"], sound["evaluations"]) == ("completed", [])
+    refused = lockstep(*DRIFTING, "--no-evaluate", "--metric-for-best-model", "accuracy", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "--metric-for-best-model accuracy needs evaluations, which --no-evaluate turns off" in refused.stderr
+
+
 @pytest.mark.parametrize(("drift_step", "code"), [(4, 3), (2, 1)])
 def test_a_drift_where_patience_ends(tmp_path: Path, drift_step: int, code: int) -> None:
     """The evaluation that ends the run is the last; one that could have, but was the best, is not."""

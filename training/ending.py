@@ -159,7 +159,7 @@ def _mode_of_new_files(directory: Path) -> int:
 
 def _record(results: Results, best_step: int | None, dropped: list[int]) -> RunRecord:
     config, trajectory, disagreement = results.config, results.trajectory, results.disagreement
-    quality = trajectory.evaluations[-1].metrics
+    quality = trajectory.evaluations[-1].metrics if trajectory.evaluations else {}
     if best_step is not None:
         quality = next(one.metrics for one in trajectory.evaluations if one.step == best_step)
     warnings = list(results.warnings)

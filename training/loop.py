@@ -112,8 +112,9 @@ class Trainer:
                 self._is_first_step = False
             observers.on_step_end(state.step)
             evaluates = self._evaluation_is_due and not decisions.stop_before_evaluation(is_last=self._is_last_step)
-            if evaluates or decisions.save_is_due(state.step, is_over=self.is_over):
-                self._require_agreement(may_be_last=evaluates and self._may_be_over)
+            ends_unevaluated = self._is_last_step and not self.config.evaluate
+            if evaluates or ends_unevaluated or decisions.save_is_due(state.step, is_over=self.is_over):
+                self._require_agreement(may_be_last=ends_unevaluated or (evaluates and self._may_be_over))
             self._save_if_due(is_best=evaluates and self.evaluate(epoch))
             if decisions.stop:
                 return
@@ -276,6 +277,8 @@ class Trainer:
 
     @property
     def _evaluation_is_due(self) -> bool:
+        if not self.config.evaluate:
+            return False
         ends_epoch = self.state.step % self.plan.steps_per_epoch == 0
         return self.state.evaluated_step < self.state.step and (ends_epoch or self._is_last_step)
 

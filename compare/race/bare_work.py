@@ -2,7 +2,8 @@
 
 The loop gets the initial weights and the batches that Lockstep's own loop would get on this rank. It is observed in the
 same way: at the end of each step both clocks are read, and the rank rests where its turn ends. All that is not part of
-a step happens without the loop: the shares of all ranks are put together through a file, and rank 0 evaluates alone.
+a step happens without the loop: the shares of all ranks are put together through a file, and rank 0 evaluates alone,
+if the run asks for it.
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ class BareWork:
         gc.collect()  # the wrappers of the loop
         shares = self._shares(model)
         if self._start.rank == 0:
-            trajectory = Trajectory(self._step_records(shares), [self._evaluation(model)])
+            evaluations = [self._evaluation(model)] if config.evaluate else []
+            trajectory = Trajectory(self._step_records(shares), evaluations)
             results = Results(
                 config=config,
                 task=self._task,

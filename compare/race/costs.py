@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _NUM_STEPS = 4
 # Beyond the import of its modules: a model is built, ranks meet, the directory is prepared, the record is written.
 _SECONDS_OF_A_RUN = 4.0
+_SECONDS_TO_SAVE = 1.0
 # What the modules of an engine, and of the command line, cost beside those of its ranks.
 _IMPORTS_OF_AN_ENGINE = 1.0
 _IMPORTS_OF_A_COMMAND_LINE = 0.3
@@ -108,8 +109,8 @@ class Costs(BaseModel):
         return self.start(entrants) + self.turns(entrants, num_steps) + self.end(entrants)
 
     def end(self, entrants: Iterable[Entrant]) -> float:
-        """Returns the expected time in which entrants evaluate and save, all at once, in seconds."""
-        return _SECONDS_OF_A_RUN + sum(self.evaluation_seconds for _ in entrants)
+        """Returns the expected time in which entrants save and end, all at once, in seconds."""
+        return _SECONDS_TO_SAVE * (1 + sum(1 for _ in entrants))
 
     def parts(self, entrants: list[Entrant]) -> list[list[Entrant]]:
         """Divides entrants into parts that fit into memory together; if there are several, all have the same first one.

@@ -161,7 +161,7 @@ def _take_turns(
 
 
 def _let_all_end(starters: list[_Starter]) -> None:
-    """Lets entrants evaluate and save, all at once, and waits for their ends."""
+    """Lets entrants save, all at once, and waits for their ends."""
     for starter in starters:
         starter.live.let_go()
     for starter in starters:
@@ -181,7 +181,7 @@ def _steps_of_a_turn(step_seconds: list[float]) -> tuple[int, int]:
 def next_turn(taken: int, warm: int, timed: int, *, steps_per_epoch: int, num_steps: int) -> Turn:
     """Returns the turn after `taken` steps.
 
-    No turn goes beyond the end of an epoch, since the evaluation that follows is no part of a step. What is left
+    No turn goes beyond the end of an epoch, since an entrant may evaluate there, or begin the next one. What is left
     there and is shorter than a turn belongs to the turn before.
 
     Args:

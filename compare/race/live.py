@@ -28,7 +28,7 @@ _Message = TypeVar("_Message", Hello, TurnTaken)
 # What a rank gets instead of one more turn.
 _NO_MORE = Turn(warm_through=0, through=0)
 _POLL_SECONDS = 0.2
-# Turns are shorter, but for the evaluation with which a turn may begin.
+# Turns are shorter, even of slow models.
 _SECONDS_OF_SILENCE = 10.0
 
 
@@ -40,7 +40,7 @@ class LiveEntrant:
     """One start of an entrant.
 
     Attributes:
-        steps_per_epoch: The number of steps after which all ranks evaluate; 0 before the entrant is ready.
+        steps_per_epoch: The number of steps of an epoch; 0 before the entrant is ready.
     """
 
     def __init__(

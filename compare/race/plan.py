@@ -220,7 +220,7 @@ class RacePlan(BaseModel):
         arguments += [f"--precision={who.precision}", f"--global-batch-size={who.global_batch_size}"]
         arguments += [f"--micro-batch-size={who.micro_batch_size}", "--save-every=never"]
         if run.purpose == "timed":
-            arguments += [f"--max-steps={self.schedule.timed_steps}"]
+            arguments += [f"--max-steps={self.schedule.timed_steps}", "--no-evaluate"]
         elif run.purpose == "diagnosis":
             arguments += [f"--max-steps={self.options.diagnosis_steps}", "--diagnose", *self.diagnosis_options]
         return arguments

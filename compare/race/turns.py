@@ -30,7 +30,7 @@ class Hello:
     Attributes:
         rank: Its rank.
         pid: Its process.
-        steps_per_epoch: The number of steps after which all ranks evaluate.
+        steps_per_epoch: The number of steps of an epoch.
     """
 
     rank: int

@@ -181,7 +181,7 @@ def _rank_record(job: PeerJob, rank: int) -> RankRecord:
 def _record(job: PeerJob, task: Task, ranks: list[RankRecord]) -> RunRecord:
     config, first_step_at = job.config, job.steps.measurements.first_step_at
     epoch_of = _epochs(job)
-    evaluation = _evaluate(job, task, epoch_of[-1])
+    evaluations = [_evaluate(job, task, epoch_of[-1])] if config.evaluate else []
     environment = describe_environment(with_torch=True)
     environment.packages.update({name: version(name) for name in PEERS[config.backend].row.packages})
     return RunRecord(
@@ -205,8 +205,8 @@ def _record(job: PeerJob, task: Task, ranks: list[RankRecord]) -> RunRecord:
             )
             for number in range(job.num_steps)
         ],
-        evaluations=[evaluation],
-        quality=evaluation.metrics,
+        evaluations=evaluations,
+        quality=evaluations[-1].metrics if evaluations else {},
         ranks=ranks,
     )
 
