@@ -21,6 +21,7 @@ from statistics import median
 from compare.race.directory import RaceDirectory
 from compare.race.live import EntrantEnded, LiveEntrant, step_seconds_of
 from compare.race.machine import BusyCores, Idleness, look_for_idleness
+from compare.race.placement import variables_of
 from compare.race.plan import PlannedRun, RacePlan
 from compare.race.progress import ProgressOfRace
 from compare.race.turns import Turn
@@ -34,10 +35,6 @@ SECONDS_OF_A_TURN = 0.2
 # After a rest, caches are cold and clocks are low: steps are timed from so many seconds on.
 _SECONDS_TO_WARM_UP = 0.04
 _FEWEST_TIMED_STEPS = 3
-# Which small pages a process gets decides which of them share lines of its caches, for as long as it lives: the speed
-# of a start differs by a per cent and more from that of the next. Few large pages leave less to chance. Both variables
-# only ask the kernel: one is read by PyTorch's allocator, the other by glibc's.
-_HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 
 @dataclass
@@ -97,11 +94,7 @@ def _started(plan: RacePlan, runs: list[PlannedRun], directory: RaceDirectory) -
                     [*plan.arguments(run), f"--output-dir={output_dir}"],
                     num_processes=run.entrant.num_processes,
                     address=sockets / str(number),
-                    environment={
-                        **(_HUGE_PAGES if plan.options.placement else {}),
-                        **command_environment(),
-                        **dict(run.entrant.variables),
-                    },
+                    environment={**command_environment(), **variables_of(plan, run)},
                     rank_program=run.entrant.rank_program,
                 )
                 starters.append(_Starter(run, output_dir, stack.enter_context(live)))

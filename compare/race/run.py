@@ -14,6 +14,7 @@ from rich.console import Console
 from compare.race.directory import RaceDirectory
 from compare.race.heat import run_heat
 from compare.race.machine import ForeignLoad, look_for_idleness
+from compare.race.placement import variables_of
 from compare.race.plan import PlannedRun, RacePlan, heats_of
 from compare.race.progress import ProgressOfRace
 from compare.race.report import is_decided
@@ -111,7 +112,7 @@ def _run(plan: RacePlan, run: PlannedRun, output_dir: Path) -> str | None:
     """Makes one run and returns None, or why it failed."""
     module = _PEER_PROGRAM if run.entrant.role == "peer" else _PROGRAM
     arguments = [*plan.arguments(run), f"--output-dir={output_dir}"]
-    done = run_command(arguments, dict(run.entrant.variables), module=module)
+    done = run_command(arguments, variables_of(plan, run), module=module)
     if done.returncode == 0:
         # No other start of a run has this directory.
         is_its_own = read_record(output_dir / RECORD_NAME).config.output_dir == output_dir

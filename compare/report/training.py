@@ -24,9 +24,11 @@ def curves_of(groups: Sequence[GroupResult], grouped: Sequence[list[EntrantRuns]
     curves = []
     for result, runs in zip(groups, grouped, strict=True):
         for entrant in runs:
-            candidates = [run.record for run in (*entrant.timed[:1], entrant.whole) if run is not None]
-            longest = max(candidates, key=lambda record: len(record.steps), default=None)
-            if longest is not None and (entrant.whole or len(longest.evaluations) > 1):
+            evaluated = [run.record for run in entrant.timed[:1] if len(run.record.evaluations) > 1]
+            if entrant.whole is not None and entrant.whole.record.evaluations:
+                evaluated.append(entrant.whole.record)
+            if evaluated:
+                longest = max(evaluated, key=lambda record: len(record.steps))
                 curves.append(_curve(result.group.key, entrant.name, longest, target))
     return curves
 

@@ -73,6 +73,8 @@ def kill_one(backend: str, run: Path, whole: Path, draw: random.Random) -> Kill 
     os.kill(pid, signal.SIGKILL)
     position = str(files.position() or "start")
     _, errors = job.communicate(timeout=120)
+    if "the training had ended before, and rank 0 saved the model and the record" in errors:
+        return None
     record = _read(run)
     resumed = record.get("resumed_from") or {}
     resumed_at = resumed.get("step", 0) if record else None
