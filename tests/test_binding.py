@@ -11,6 +11,7 @@ import pytest
 
 from compare.race.entrants import make_plan, read_run_options
 from compare.race.options import RaceOptions
+from compare.race.placement import variables_of
 from launch.engines.interface import PROJECT_DIRECTORY
 from records.environment import num_cpus
 from records.record import read_record
@@ -65,6 +66,19 @@ def test_a_race_binds_ranks_where_each_can_have_a_core(placement: bool, own: lis
     options = RaceOptions(backends=["ddp"], num_processes=[2], placement=placement)
     plan, _ = make_plan(options, read_run_options(["--task=token-tagging", "--device=cpu", *own], None))
     assert ("--bind-ranks" in plan.run_options) == bound
+
+
+@pytest.mark.parametrize("placement", [True, False])
+def test_a_race_offers_huge_pages_and_leaves_what_the_user_has_set(
+    monkeypatch: pytest.MonkeyPatch, placement: bool
+) -> None:
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.arena_max=1")
+    monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
+    options = RaceOptions(backends=["ddp"], num_processes=[2], placement=placement, entrant=["own=ddp:NCCL_DEBUG=WARN"])
+    plan, _ = make_plan(options, read_run_options(["--task=token-tagging", "--device=cpu"], None))
+    seen = [variables_of(plan, run) for run in plan.runs()]
+    assert {"NCCL_DEBUG"} <= set().union(*seen)
+    assert all("GLIBC_TUNABLES" not in one and ("THP_MEM_ALLOC_ENABLE" in one) == placement for one in seen)
 
 
 def test_a_race_without_diagnosis_has_timed_runs_alone() -> None:

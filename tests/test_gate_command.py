@@ -86,6 +86,10 @@ def test_a_race_that_cannot_be_compared_does_not_begin(races: dict[str, Path], t
     for options, complaint in (
         (["--backends", "single", "--num-processes", "1"], "has ddp (2 ranks"),
         (["--backends", "single,ddp", "--num-processes", "2"], "it is of another machine"),
+        (
+            ["--backends", "single,ddp", "--num-processes", "2", "--no-diagnosis"],
+            "--no-diagnosis: --baseline also asks",
+        ),
     ):
         arguments = [*common, *options, "--baseline", races["then"] / "results.json", "--output-dir", tmp_path / "out"]
         done = lockstep("compare", *arguments)

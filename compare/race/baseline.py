@@ -9,6 +9,7 @@ from rich.console import Console
 from compare.race.options import RaceOptions
 from compare.race.plan import Entrant
 from compare.report.baseline import ALLOW, Baseline, differences_before
+from launch.errors import UsageError
 from records.config import RunConfig
 
 
@@ -16,7 +17,15 @@ def like_baseline(options: RaceOptions, baseline: Baseline) -> RaceOptions:
     """Gives a race as many starts and steps as the baseline had, unless the user asks for other numbers.
 
     The time of a step depends on its batch, and so does the mean over some steps: only the same steps are comparable.
+
+    Raises:
+        UsageError: The race would not find out whether its entrants are still in lockstep.
     """
+    if not options.diagnosis:
+        raise UsageError(
+            "--no-diagnosis: --baseline also asks whether all still compute the same, which diagnosis runs show; "
+            "leave out one of the two"
+        )
     return options.model_copy(
         update={
             "repeats": options.repeats or baseline.num_starts,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from compare.race.plan import PlannedRun, RacePlan
 
 # Which small pages a process gets decides which of them share lines of its caches, for as long as it lives: the speed
@@ -11,5 +13,9 @@ _HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1", "GLIBC_TUNABLES": "glibc.malloc.huge
 
 
 def variables_of(plan: RacePlan, run: PlannedRun) -> dict[str, str]:
-    """Returns the environment variables of a run: huge pages, unless the user wants none, and those of its entrant."""
-    return {**(_HUGE_PAGES if plan.options.placement else {}), **dict(run.entrant.variables)}
+    """Returns the variables that a run has beside those of this process.
+
+    They ask for huge pages, unless the user wants none or has set them; those of the entrant come last.
+    """
+    asked = {name: value for name, value in _HUGE_PAGES.items() if plan.options.placement and name not in os.environ}
+    return {**asked, **dict(run.entrant.variables)}
