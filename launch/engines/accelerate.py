@@ -40,6 +40,11 @@ class AccelerateLaunch(Engine):
         return [*command, "--module", *self.program(ranks)]
 
     @override
+    def program(self, ranks: Ranks) -> list[str]:
+        # Accelerate starts a single process itself, without torchrun and without a variable for its rank.
+        return super().program(ranks) if ranks.num_processes > 1 else list(ranks.module)
+
+    @override
     def environment(self, ranks: Ranks) -> dict[str, str]:
         variables = {}
         if ranks.nodes.num_nodes > 1:
