@@ -65,6 +65,22 @@ def test_two_ranks_follow_one_process_to_rounding(run_once: Runs) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("backend", "start_method"),
+    [
+        *(("ddp", "torchrun"), ("ddp", "spawn"), ("accelerate", "accelerate"), ("accelerate", "torchrun")),
+        *(("horovod", "horovodrun"), ("horovod", "mpirun"), ("horovod", "horovod-node")),
+    ],
+)
+def test_one_rank_trains_as_single_does(run_once: Runs, backend: str, start_method: str) -> None:
+    require_backend(backend)
+    require_start_method(start_method)
+    options = ("--max-steps", "5", "--num-processes", "1")
+    one = run_once(backend, *options, "--start-method", start_method)
+    assert _trajectory(one) == _trajectory(run_once("single", *options))
+
+
+@pytest.mark.slow
 def test_all_ranks_skip_together_while_the_fp16_scale_settles(tmp_path: Path, run_once: Runs) -> None:
     # Few and short texts: what no kernel of a CPU is made for takes a hundred times as long.
     files = {split: tmp_path / f"{split}.jsonl" for split in ("train", "validation")}

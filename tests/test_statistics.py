@@ -14,6 +14,7 @@ from compare.report.statistics import (
     PairedStarts,
     compare_group,
     detectable_difference,
+    detectable_later,
     log_ratio,
     mean_interval,
 )
@@ -77,6 +78,12 @@ def test_too_few_pairs_say_nothing() -> None:
     assert few.claim == "too few"
     assert few.slowdown is None
     assert "1 more needed" in few.text
+
+
+def test_four_times_the_time_halves_what_is_overlooked_but_not_the_margin() -> None:
+    assert detectable_later(0.031, 4) == pytest.approx(SMALLEST_CLAIM + (0.031 - SMALLEST_CLAIM) / 2)
+    now = detectable_difference(0.01, 1000)
+    assert detectable_later(now, 4) == pytest.approx(detectable_difference(0.005, 4000), rel=0.01)
 
 
 def test_the_detectable_difference_is_detected_in_four_races_of_five() -> None:

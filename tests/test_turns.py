@@ -102,6 +102,19 @@ def test_a_budget_that_is_too_small_says_what_is_needed() -> None:
         make_schedule(_entrants("a", "b"), RaceOptions(budget=60.0, num_processes=[2]), _costs(), seconds_of_tuning=0.0)
 
 
+def test_a_start_has_several_turns_also_where_a_step_takes_long() -> None:
+    """A turn is four steps at least, of which one is not timed."""
+    slow = make_schedule(
+        _entrants("a", "b"),
+        RaceOptions(budget=1200.0, diagnosis_steps=10, num_processes=[2]),
+        _costs(step=2.0),
+        seconds_of_tuning=0.0,
+    )
+    assert slow.timed_steps >= 5 + 5 * 4
+    assert slow.seconds <= 1200
+    assert slow.repeats >= 3
+
+
 @pytest.fixture
 def live(tmp_path: Path) -> Iterator[LiveEntrant]:
     options = ["ddp", *TINY, "--num-processes=2", f"--max-steps={NUM_STEPS}", f"--output-dir={tmp_path / 'run'}"]

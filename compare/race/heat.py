@@ -143,7 +143,7 @@ def _take_turns(
             return
         if number == 0:
             step_seconds = [min(one.turns[0].step_seconds) for one in running if one.turns]
-            warm, timed = _steps_of_a_turn(step_seconds)
+            warm, timed = steps_of_a_turn(step_seconds)
             steps_per_epoch = running[0].live.steps_per_epoch
         number += 1
         turn = (
@@ -161,8 +161,12 @@ def _let_all_end(starters: list[_Starter]) -> None:
         starter.why = starter.live.end()
 
 
-def _steps_of_a_turn(step_seconds: list[float]) -> tuple[int, int]:
-    """Returns how many steps of a turn are not timed, and how many are."""
+def steps_of_a_turn(step_seconds: list[float]) -> tuple[int, int]:
+    """Returns how many steps of a turn are not timed, and how many are.
+
+    Args:
+        step_seconds: For each entrant the time of a step.
+    """
     if not step_seconds:  # no entrant is left
         return 1, _FEWEST_TIMED_STEPS
     return (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 
 from compare.race.costs import Costs
-from compare.race.heat import SECONDS_OF_A_TURN
+from compare.race.heat import SECONDS_OF_A_TURN, steps_of_a_turn
 from compare.race.options import RaceOptions
 from compare.race.plan import Entrant, Schedule, draw_plan, heats_of
 from compare.results import MIN_PAIRS
@@ -17,7 +17,9 @@ _SECONDS_OF_COLLECTIVES = 40.0
 _MOST_STARTS = 10
 # In a start, turns take at least so many times as long as starting did.
 _TURNS_PER_START = 3.0
-_FEWEST_ROUNDS = 15
+# A start has at least so many turns, however long they are, and measures at least as long as so many short ones take.
+_FEWEST_TURNS = 5
+_FEWEST_SHORT_TURNS = 15
 
 
 def make_schedule(entrants: list[Entrant], options: RaceOptions, costs: Costs, *, seconds_of_tuning: float) -> Schedule:
@@ -38,15 +40,15 @@ def make_schedule(entrants: list[Entrant], options: RaceOptions, costs: Costs, *
     heats = [[run.entrant for run in heat] for heat in heats_of(once) if heat[0].purpose == "timed"]
     of_a_start = sum(costs.start(heat) + costs.end(heat) for heat in heats)
     of_a_step = sum(costs.turns(heat, 1) for heat in heats)
-    slowest = max(median(costs.step(who) for who in heat) for heat in heats)
-    fewest = NUM_WARMUP_STEPS + round(_FEWEST_ROUNDS * SECONDS_OF_A_TURN / slowest)
+    fewest = NUM_WARMUP_STEPS + max(_fewest_steps([costs.step(who) for who in heat]) for heat in heats)
     repeats = options.repeats or 0
     if options.timed_steps is not None:
         steps = options.timed_steps
         repeats = repeats or MIN_PAIRS
     else:
         left = options.budget - fixed
-        repeats = repeats or max(MIN_PAIRS, min(_MOST_STARTS, int(left / ((1 + _TURNS_PER_START) * of_a_start))))
+        most = min(int(left / ((1 + _TURNS_PER_START) * of_a_start)), int(left / (of_a_start + fewest * of_a_step)))
+        repeats = repeats or max(MIN_PAIRS, min(_MOST_STARTS, most))
         steps = int((left / repeats - of_a_start) / of_a_step)
         if steps < fewest:
             needed = fixed + repeats * (of_a_start + fewest * of_a_step)
@@ -55,3 +57,9 @@ def make_schedule(entrants: list[Entrant], options: RaceOptions, costs: Costs, *
                 f"need about {format_duration(needed)}; give more, or ask for fewer entrants"
             )
     return Schedule(repeats=repeats, timed_steps=steps, seconds=fixed + repeats * (of_a_start + steps * of_a_step))
+
+
+def _fewest_steps(step_seconds: list[float]) -> int:
+    """Returns how many steps a start has to take, beside those of its warm-up."""
+    of_a_turn = sum(steps_of_a_turn(step_seconds))
+    return max(_FEWEST_TURNS * of_a_turn, round(_FEWEST_SHORT_TURNS * SECONDS_OF_A_TURN / median(step_seconds)))

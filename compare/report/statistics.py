@@ -205,6 +205,17 @@ def detectable_difference(
     return _ratio(float(quantiles) * standard_error) + margin
 
 
+def detectable_later(detectable: float, longer: float, margin: float = SMALLEST_CLAIM) -> float:
+    """Returns about the smallest difference that a longer race would claim: errors shrink with the square root of time.
+
+    Args:
+        detectable: The smallest difference that this race would claim.
+        longer: How many times as long the other race is.
+        margin: The difference that is never claimed.
+    """
+    return margin + (detectable - margin) / math.sqrt(longer)
+
+
 def _ratio(logarithm: float) -> float:
     """Returns by how much a time is longer, as a share; beyond a factor of `_MAX_RATIO`, that factor."""
     limit = math.log(_MAX_RATIO)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from compare.numbers import joined, number, points
+from compare.report.statistics import detectable_later
 from compare.report.words import largest, ranks
 from compare.results import (
     DISTURBED_SHARE,
@@ -26,6 +27,8 @@ from compare.steps import Breakdown
 
 # Entrants that differ by no more are called equally fast, with the figure beside it.
 _AS_GOOD_AS_EQUAL = 0.05
+# What more time would show is said of a race so many times as long.
+_LONGER = 4
 _TRUSTED = ("reference", "bitwise", "rounding")
 
 
@@ -121,7 +124,9 @@ def _overlooked(standing: Standing) -> Ground:
         return Ground(question, "nothing: every difference is larger than its error", "good")
     if smallest is None:
         return Ground(question, "perhaps much: too few starts", "bad")
-    return Ground(question, f"at most differences below {points(smallest)} %", "good" if smallest <= TARGET else "bad")
+    later = points(detectable_later(smallest, _LONGER))
+    answer = f"at most differences below {points(smallest)} %; a race {_LONGER} times as long would see {later} %"
+    return Ground(question, answer, "good" if smallest <= TARGET else "bad")
 
 
 def _idle_machine(results: Results) -> Ground:

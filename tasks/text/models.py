@@ -85,7 +85,9 @@ def load_pretrained(directory: Path, *, labels: list[str], dropout: float | None
     """
     import torch
     from transformers import AutoModelForSequenceClassification
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     model: PreTrainedModel
     model, report = AutoModelForSequenceClassification.from_pretrained(
         directory,
