@@ -7,8 +7,10 @@ synchronise again.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -28,6 +30,8 @@ from backends.interface import BackendOptions, StepResult
 from backends.registry import BACKENDS
 from backends.torch_amp import TorchAmpBackend, clip_gradients
 from backends.traffic import counted
+
+_SECONDS_BETWEEN_LOOKS = 1.0
 
 _REDUCE_OPS = {"sum": hvd.Sum, "min": hvd.Min, "max": hvd.Max}
 
@@ -57,7 +61,7 @@ class HorovodBackend(TorchAmpBackend):
         if options.device == "cuda":
             self.device = torch.device("cuda", self.local_rank)
             torch.cuda.set_device(self.device)
-        self._num_reductions = 0
+        self._deadline = _Deadline(options.timeout_seconds)
 
     @override
     def setup(
@@ -72,7 +76,7 @@ class HorovodBackend(TorchAmpBackend):
         # Not state_dict(): it leaves out the non-persistent buffers. Not broadcast_optimizer_state():
         # on a fresh optimizer it takes a real step with zero gradients, which decays every weight.
         tensors = [*model.named_parameters(), *((name, _carried(buffer)) for name, buffer in model.named_buffers())]
-        with self._deadline():
+        with self._deadline:
             hvd.broadcast_parameters(tensors, root_rank=0)
         wrapped = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), op=hvd.Average)
         # It is a new optimizer, made from the parameter groups alone.
@@ -91,7 +95,7 @@ class HorovodBackend(TorchAmpBackend):
     @override
     def step(self, max_grad_norm: float) -> StepResult:
         unused = self._parameters_unused_everywhere() if self.options.find_unused_parameters else []
-        with self._deadline():
+        with self._deadline:
             self.optimizer.synchronize()
         self.optimizer.set_backward_passes_per_step(1)
         for parameter in unused:
@@ -115,47 +119,20 @@ class HorovodBackend(TorchAmpBackend):
     @override
     def all_reduce(self, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
         # With an explicit name: Horovod's own names count all reductions so far, including those of gradients, so
-        # ranks that use different parameters would wait for each other forever.
-        self._num_reductions += 1
-        name = f"lockstep.{self._num_reductions}"
-        with self._deadline():
+        # ranks that use different parameters would wait for each other forever. A name that comes again is not
+        # negotiated again.
+        name = f"lockstep.{op}.{tensor.dtype}.{tuple(tensor.shape)}"
+        with self._deadline:
             return cast(torch.Tensor, hvd.allreduce(tensor, name=name, op=_REDUCE_OPS[op]))
 
     @override
     def barrier(self) -> None:
-        with self._deadline():
+        with self._deadline:
             hvd.barrier()
 
     @override
     def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
         return model
-
-    @contextmanager
-    def _deadline(self) -> Iterator[None]:
-        """Turns a collective that some rank never enters into an error after the timeout.
-
-        Horovod waits forever: its stall inspector does nothing with the Gloo controller, whose background threads
-        keep answering for a stuck rank. Shutting Horovod down from another thread makes the waiting call fail.
-        """
-        expired = threading.Event()
-
-        def give_up() -> None:
-            expired.set()
-            hvd.shutdown()
-
-        timer = threading.Timer(self.options.timeout_seconds, give_up)
-        timer.start()
-        try:
-            yield
-        except (
-            HorovodInternalError,
-            ValueError,
-        ) as error:  # ValueError: an unknown handle
-            if expired.is_set():
-                raise TimeoutError(f"Timed out waiting {self.options.timeout_seconds:g} s for other ranks") from error
-            raise
-        finally:
-            timer.cancel()
 
     @override
     def collectives(self) -> Mapping[str, Prepare]:
@@ -204,7 +181,47 @@ class HorovodBackend(TorchAmpBackend):
     def shutdown(self) -> None:
         self.release()
         self.barrier()
+        self._deadline.close()
         hvd.shutdown()
+
+
+class _Deadline:
+    """Turns a collective that some rank never enters into an error after a timeout.
+
+    Horovod waits forever: its stall inspector does nothing with the Gloo controller, whose background threads keep
+    answering for a stuck rank. Shutting Horovod down from another thread makes the waiting call fail. There is one such
+    thread, which looks from time to time: to start one in every step takes longer than the rest of the adapter.
+
+    Args:
+        seconds: The timeout.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._expires = math.inf
+        self._has_expired = False
+        self._is_over = threading.Event()
+        threading.Thread(target=self._watch, name="deadline", daemon=True).start()
+
+    def __enter__(self) -> None:
+        self._expires = time.monotonic() + self._seconds
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self._expires = math.inf
+        # A ValueError tells of a handle that is unknown once Horovod is shut down.
+        if self._has_expired and isinstance(error, (HorovodInternalError, ValueError)):
+            raise TimeoutError(f"Timed out waiting {self._seconds:g} s for other ranks") from error
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._is_over.set()
+
+    def _watch(self) -> None:
+        while not self._is_over.wait(min(_SECONDS_BETWEEN_LOOKS, self._seconds / 10)):
+            if time.monotonic() > self._expires:
+                self._has_expired = True
+                hvd.shutdown()
+                return
 
 
 def _carried(buffer: torch.Tensor) -> torch.Tensor:

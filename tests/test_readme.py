@@ -15,7 +15,7 @@ from launch.cli import COMMANDS
 from launch.engines.interface import PROJECT_DIRECTORY
 from tests.faults import table
 
-RACE = PROJECT_DIRECTORY / "docs" / "results" / "race-2026-11-21"
+RACE = PROJECT_DIRECTORY / "docs" / "results" / "race-2026-11-23"
 
 
 def _block(page: str) -> str:

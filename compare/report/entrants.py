@@ -47,7 +47,7 @@ def measure_entrant(runs: EntrantRuns, parity: Parity) -> Entrant:
         step_seconds=steps,
         median_step_seconds=middle,
         p95_step_seconds=float(np.percentile(pooled, 95)) if pooled else None,
-        seconds_to_first_step=[record.seconds_to_first_step for record in timed if record.seconds_to_first_step],
+        seconds_to_first_step=_seconds_to_first_step(runs),
         peak_memory_bytes=max((rank.peak_memory_bytes for record in timed for rank in record.ranks), default=None),
         peak_cuda_memory_bytes=max(cuda, default=None),
         mfu=_mfu(measured),
@@ -55,6 +55,12 @@ def measure_entrant(runs: EntrantRuns, parity: Parity) -> Entrant:
         breakdown=measure_breakdown(diagnosis, middle) if diagnosis else None,
         wire=_wire(diagnosis) if diagnosis else None,
     )
+
+
+def _seconds_to_first_step(runs: EntrantRuns) -> list[float]:
+    """Returns how long starting took where nothing else was started: entrants that take turns start all at once."""
+    alone = [runs.diagnosis, runs.whole, *(run for run in runs.timed if run.race is None or not run.race.turns)]
+    return [run.record.seconds_to_first_step for run in alone if run and run.record.seconds_to_first_step]
 
 
 def _per_second(run: Run, what: Literal["samples", "tokens"]) -> float:
