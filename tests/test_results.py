@@ -20,6 +20,8 @@ from tests.sample_standings import HOSTILE
 
 PLACE = PROJECT_DIRECTORY / "docs" / "results"
 RACES = sorted(PLACE.glob("race-*/results.json"))
+# Where one process was not timed beside several ranks, there is nothing to draw.
+DRAWN = [file for file in RACES if file.with_name("race.svg").exists()]
 # The beginning of a path on some machine, as in a command, a message or a log.
 _PATH_OF_A_MACHINE = re.compile(rb"""(?<![\w.:/<*)-])/(tmp|root|home|work|usr|var|opt|mnt|data|Users|private)/""")
 
@@ -56,8 +58,7 @@ def test_a_committed_report_is_made_of_its_results(file: Path) -> None:
     assert file.with_name("report.html").read_text(encoding="utf-8") == page
     assert len(page.encode()) < 1.5e6
     assert file.with_name("report.md").read_text(encoding="utf-8") == render_markdown(results)
-    assert file.with_name("race.svg").read_text(encoding="utf-8") == render_picture(results)
-    assert file.stat().st_size < 1e6
+    assert file.stat().st_size < 1.5e6
 
 
 def _picture(results: Results) -> ElementTree.Element:
@@ -67,14 +68,30 @@ def _picture(results: Results) -> ElementTree.Element:
     return ElementTree.fromstring(text)
 
 
-@pytest.mark.parametrize("file", RACES, ids=lambda file: file.parent.name)
+@pytest.mark.parametrize("file", DRAWN, ids=lambda file: file.parent.name)
+def test_a_committed_picture_is_made_of_its_results(file: Path) -> None:
+    assert file.with_name("race.svg").read_text(encoding="utf-8") == render_picture(read_results(file))
+
+
+@pytest.mark.parametrize("file", DRAWN, ids=lambda file: file.parent.name)
 def test_a_picture_shows_every_backend_beside_one_process(file: Path) -> None:
-    picture = _picture(read_results(file))
+    results = read_results(file)
+    picture = _picture(results)
     texts = [element.text for element in picture.iter("{http://www.w3.org/2000/svg}text")]
-    assert {"fp32", "bf16", "ddp", "horovod", "accelerate", "515", "one process: 546", "samples/s"} <= set(texts)
-    assert "fp32: one process 546 samples/s, ddp on 2 ranks 515" in picture.attrib["aria-label"]
-    # A bar and an interval for each of three backends under two conditions, and a background.
-    assert len(list(picture.iter("{http://www.w3.org/2000/svg}rect"))) == 1 + 2 * 3
+    rates = {
+        (result.group.precision, entrant.name, result.group.num_processes): f"{entrant.samples_per_second.estimate:.0f}"
+        for result in results.groups
+        for entrant in result.entrants
+        if result.group.gradient_accumulation_steps == 1 and entrant.samples_per_second
+    }
+    precisions = {precision for precision, _, _ in rates}
+    assert {*precisions, "ddp", "horovod", "accelerate", "samples/s"} <= set(texts)
+    for precision in precisions:
+        alone, both = rates[precision, "single", 1], rates[precision, "ddp", 2]
+        assert {f"one process: {alone}", both} <= set(texts)
+        assert f"{precision}: one process {alone} samples/s, ddp on 2 ranks {both}" in picture.attrib["aria-label"]
+    # A bar and an interval for each of three backends under each condition, and a background.
+    assert len(list(picture.iter("{http://www.w3.org/2000/svg}rect"))) == 1 + 3 * len(precisions)
     assert not {element.tag.rpartition("}")[2] for element in picture.iter()} - {"svg", "style", "rect", "line", "text"}
 
 
