@@ -98,8 +98,8 @@ def ranks_figure(standing: Standing, styles: Styles) -> Figure | None:
         ideal = [_possible(base, alone, styles)]
     whole = [one for one in standing.limits if one.num_processes == 1]
     level = whole[0].samples_per_second.estimate if whole else None
-    dotted = "what processes reach that work alone: no more is possible here" if alone else "the ideal"
-    dashed = f", the dashed one is {whole[0].label}" if whole else ""
+    dotted = "what processes reach that work alone; no more is possible here" if alone else "the ideal"
+    dashed = f". The dashed line is {whole[0].label}" if whole else ""
     said = "; ".join(f"{one.label} {number(one.samples_per_second.estimate, 3)}" for one in standing.placings)
     title = f"Samples/s over ranks, {standing.conditions}"
     return Figure(

@@ -18,13 +18,15 @@ from compare.report.headline import Headline, headlines
 from compare.report.html import read_resource
 from compare.report.styles import Style, styles_for
 from compare.report.words import ranks
-from compare.results import Interval, Results, read_results
+from compare.results import Results, read_results
 
 _WIDTH, _MARGIN, _TOP = 800, 24, 70
 _AXIS = Axis("samples/s", from_zero=True)
 _GAP = 28
 _ROW, _BAR, _ABOVE, _BELOW = 40, 20, 46, 46
 _PIXELS_OF_A_LETTER = 7.2
+# So that the last number of the axis has room beside the one before.
+_HEADROOM = 1.06
 _STYLE = """
 .title { font-size: 17px; font-weight: 600; }
 .heading { font-weight: 600; }
@@ -50,19 +52,38 @@ def render_picture(results: Results) -> str:
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {} {}" width="{}" height="{}" role="img" '
         'aria-label="{}">\n<style>\n{}</style>\n<rect width="100%" height="100%" rx="8" fill="var(--paper)"/>\n'
         '<svg class="chart"><text class="title" x="{}" y="36">{}</text><text class="tick" x="{}" y="58">{}. '
-        "More is better; whiskers are 95 % intervals.</text>{}</svg>\n</svg>\n"
+        "More is better; whiskers are 95 % intervals of the difference from the bar without.</text>{}</svg>\n</svg>\n"
     ).format(
         *(_WIDTH, height, _WIDTH, height, _said(shown), read_resource("charts.css") + Markup(_STYLE)),
-        *(_MARGIN, title, _MARGIN, about, _panels(shown, with_ranks=len(worlds) > 1)),
+        *(_MARGIN, title, _MARGIN, about, _panels(shown, _bounds(results), with_ranks=len(worlds) > 1)),
     )
 
 
-def _panels(shown: Sequence[Headline], *, with_ranks: bool) -> Markup:
+# By the key of a group and the name of an entrant: samples a second.
+_Bounds = dict[tuple[str, str], tuple[float, float]]
+
+
+def _bounds(results: Results) -> _Bounds:
+    """Returns how well the rate of each entrant is known beside that of its opponent, which has none itself.
+
+    A rate alone is known less well: it drifts with the machine, for all entrants alike.
+    """
+    return {
+        (one.group, one.name): (rate / (1 + one.longer.high), rate / (1 + one.longer.low))
+        for standing in results.standings
+        for rate in [standing.placings[0].samples_per_second.estimate]
+        for one in standing.placings
+        if one.longer is not None and one.longer.low is not None and one.longer.high is not None
+    }
+
+
+def _panels(shown: Sequence[Headline], bounds: _Bounds, *, with_ranks: bool) -> Markup:
     """Draws the panels side by side, all with the same axis."""
     styles = styles_for(entrant.name for one in shown for _, entrant in one.rivals)
     rates = [entrant.samples_per_second for one in shown for _, entrant in one.rivals]
     rates += [one.rate for one in shown]
-    scale = Scale(_AXIS, [value for rate in rates if rate is not None for value in (rate.estimate, rate.high)])
+    largest = max([*(rate.estimate for rate in rates if rate is not None), *(high for _, high in bounds.values())])
+    scale = Scale(_AXIS, [_HEADROOM * largest])
     width = (_WIDTH - 2 * _MARGIN - (len(shown) - 1) * _GAP) / len(shown)
     panels = Markup("")
     for i, one in enumerate(shown):
@@ -72,7 +93,7 @@ def _panels(shown: Sequence[Headline], *, with_ranks: bool) -> Markup:
         ]
         room = 50 + _PIXELS_OF_A_LETTER * max(map(len, names))
         left = _MARGIN + i * (width + _GAP)
-        bars = _bars(one, scale, styles).placed(left + room, _TOP + _ABOVE, width - room)
+        bars = _bars(one, bounds, scale, styles).placed(left + room, _TOP + _ABOVE, width - room)
         panels += _labels(one, names, left, left + room - 8) + bars
     return panels
 
@@ -90,25 +111,26 @@ def _labels(headline: Headline, names: Sequence[str], left: float, right: float)
     return labels
 
 
-def _bars(headline: Headline, scale: Scale, styles: dict[str, Style]) -> Drawing:
+def _bars(headline: Headline, bounds: _Bounds, scale: Scale, styles: dict[str, Style]) -> Drawing:
     """Draws the bars of one condition, and the line of one process."""
     drawing = Drawing(_ROW * len(headline.rivals))
     drawing.x_axis(_AXIS, scale)
-    for i, (_, entrant) in enumerate(headline.rivals):
-        if entrant.samples_per_second is not None:
+    for i, (group, entrant) in enumerate(headline.rivals):
+        rate, middle = entrant.samples_per_second, _ROW * i + _ROW / 2
+        if rate is not None:
             kind = f"fill c{styles[entrant.name].colour}"
-            _draw_bar(drawing, scale, entrant.samples_per_second, _ROW * i + _ROW / 2, kind)
+            drawing.rectangle(0, scale.share(rate.estimate), middle - _BAR / 2, _BAR, kind)
+            _draw_whisker(drawing, scale, bounds.get((group.key, entrant.name)), middle)
     share = scale.share(headline.rate.estimate)
     drawing.rule(share, -8, drawing.height, "solo")
     drawing.text(f"one process: {headline.rate.estimate:.0f}", share, -14, "name", "end" if share > 0.5 else "start")
     return drawing
 
 
-def _draw_bar(drawing: Drawing, scale: Scale, rate: Interval, middle: float, kind: str) -> None:
-    drawing.rectangle(0, scale.share(rate.estimate), middle - _BAR / 2, _BAR, kind)
-    if rate.low is not None and rate.high is not None:
-        drawing.line(scale.share(rate.low), scale.share(rate.high), middle, "edge")
-        for end in (rate.low, rate.high):
+def _draw_whisker(drawing: Drawing, scale: Scale, bounds: tuple[float, float] | None, middle: float) -> None:
+    if bounds is not None:
+        drawing.line(scale.share(bounds[0]), scale.share(bounds[1]), middle, "edge")
+        for end in bounds:
             drawing.rule(scale.share(end), middle - 5, middle + 5, "edge")
 
 
