@@ -2,7 +2,8 @@
 
 They are 10,604 sentences from film reviews, each with the mean of how positive twenty readers found it (Hutto and
 Gilbert 2014, "VADER", ICWSM; the sentences are those of Pang and Lee 2005). The source distribution of
-https://pypi.org/project/vaderSentiment carries them under the MIT licence.
+https://pypi.org/project/vaderSentiment carries them under the MIT licence. Those that are neither positive nor negative
+are left out.
 """
 
 from __future__ import annotations
@@ -51,4 +52,7 @@ def _scored_sentences() -> Iterator[tuple[float, str]]:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        print("usage: python -m tests.reviews DIRECTORY", file=sys.stderr)
+        sys.exit(2)
     main(Path(sys.argv[1]))

@@ -44,7 +44,8 @@ def measure_entrant(runs: EntrantRuns, parity: Parity) -> Entrant:
         samples_per_second=mean_interval(rates) if rates else None,
         tokens_per_second=mean_interval(tokens) if tokens else None,
         samples_per_second_of_runs=rates,
-        step_seconds=steps,
+        # To a tenth of a microsecond: more digits would double the size of the file.
+        step_seconds=[[round(second, 7) for second in run] for run in steps],
         median_step_seconds=middle,
         p95_step_seconds=float(np.percentile(pooled, 95)) if pooled else None,
         seconds_to_first_step=_seconds_to_first_step(runs),
