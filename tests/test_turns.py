@@ -64,6 +64,7 @@ def _costs(step: float = 0.05, available: int = 2**35) -> Costs:
         evaluation_seconds=1.0,
         import_seconds=2.0,
         steps_of_whole=1000,
+        gradient_bytes=2_500_000,
         num_cpus=2,
         rank_bytes=2**29,
         available_bytes=available,

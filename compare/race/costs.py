@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterable
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
@@ -34,7 +34,11 @@ _IMPORTS_OF_A_PEER = 2.5
 _PEER_FACTOR = 1.3
 # A diagnosis run takes each step twice more without communication.
 _DIAGNOSIS_FACTOR = 4.0
-_COMMUNICATION_FACTOR = 1.7
+# What ranks of one machine take for a step beside computing: for each call, and for each byte of the gradients.
+_SECONDS_TO_COMMUNICATE = 0.006
+_SECONDS_OF_A_BYTE = 1.5e-9
+# Ranks that compute at the same time share caches and memory.
+_SHARING_FACTOR = 1.08
 # Steps that warm a turn up, signals, and the entrants that are waited for.
 _TURN_FACTOR = 1.3
 # What an engine and its command line hold, beside their ranks; and what of the free memory entrants may take together.
@@ -51,6 +55,7 @@ class Costs(BaseModel):
         evaluation_seconds: The time of an evaluation.
         import_seconds: The time in which a rank imports its modules.
         steps_of_whole: The number of steps of a run that trains to the end.
+        gradient_bytes: The bytes of the gradients of all parameters.
         num_cpus: The number of cores.
         rank_bytes: The memory of a rank.
         available_bytes: The memory that was free.
@@ -62,6 +67,7 @@ class Costs(BaseModel):
     evaluation_seconds: float
     import_seconds: float
     steps_of_whole: int
+    gradient_bytes: int
     num_cpus: int
     rank_bytes: int
     available_bytes: int
@@ -72,8 +78,10 @@ class Costs(BaseModel):
         alone = self.step_seconds.get(_key(who.precision, who.accumulation, who.global_batch_size), whole)
         # All cores work in either case: on several ranks, or on several threads of one process.
         cores = self.num_cpus if who.role == "alternative" else min(who.num_processes, self.num_cpus)
-        factor = 1.0 if cores == 1 else _COMMUNICATION_FACTOR
-        return factor * (_PEER_FACTOR if who.role == "peer" else 1.0) * alone / cores
+        seconds = alone if cores == 1 else _SHARING_FACTOR * alone / cores
+        if who.num_processes > 1:
+            seconds += _SECONDS_TO_COMMUNICATE + self.gradient_bytes * _SECONDS_OF_A_BYTE
+        return seconds * (_PEER_FACTOR if who.role == "peer" else 1.0)
 
     def start(self, entrants: Iterable[Entrant]) -> float:
         """Returns the expected time until entrants that are started together are ready, in seconds."""
@@ -148,17 +156,18 @@ def measure_costs(configs: dict[Entrant, RunConfig]) -> Costs:
     import psutil
 
     step_seconds: dict[str, float] = {}
-    evaluation, steps = 0.0, 0
     for who, config in configs.items():
         for accumulation in dict.fromkeys((1, who.accumulation)):
             key = _key(who.precision, accumulation, who.global_batch_size)
             if key not in step_seconds:
-                step_seconds[key], evaluation, steps = _measure(config, accumulation)
+                seen = _measure(config, accumulation)
+                step_seconds[key] = seen.step_seconds
     return Costs(
         step_seconds=step_seconds,
-        evaluation_seconds=evaluation,
+        evaluation_seconds=seen.evaluation_seconds,
         import_seconds=_import_seconds(),
-        steps_of_whole=steps,
+        steps_of_whole=seen.steps_of_whole,
+        gradient_bytes=seen.gradient_bytes,
         num_cpus=num_cpus(),
         rank_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,  # this process is as large as a rank
         available_bytes=psutil.virtual_memory().available,
@@ -175,8 +184,17 @@ def _import_seconds() -> float:
     return time.perf_counter() - began
 
 
-def _measure(config: RunConfig, accumulation: int) -> tuple[float, float, int]:
-    """Returns the seconds of a step and of an evaluation of the reference, and the number of steps of a whole run."""
+class _Seen(NamedTuple):
+    """What a few steps of the reference show; the names are those of `Costs`."""
+
+    step_seconds: float
+    evaluation_seconds: float
+    steps_of_whole: int
+    gradient_bytes: int
+
+
+def _measure(config: RunConfig, accumulation: int) -> _Seen:
+    """Takes a few steps of the reference, and evaluates once."""
     import torch
 
     from backends.registry import reference_backend
@@ -196,6 +214,7 @@ def _measure(config: RunConfig, accumulation: int) -> tuple[float, float, int]:
             "num_processes": 1,
             "backend_settings": {},
             "max_steps": _NUM_STEPS,
+            "evaluate": True,
             "micro_batch_size": config.global_batch_size // accumulation,
         }
     )
@@ -205,5 +224,10 @@ def _measure(config: RunConfig, accumulation: int) -> tuple[float, float, int]:
     began = time.perf_counter()
     trainer.train()
     evaluation = time.perf_counter() - began - sum(measurements.step_seconds)
-    steps = config.num_train_epochs * trainer.plan.steps_per_epoch
-    return median(measurements.step_seconds[1:]), evaluation, steps
+    parameters = [one for one in trainer.state.module.parameters() if one.requires_grad]
+    return _Seen(
+        step_seconds=median(measurements.step_seconds[1:]),
+        evaluation_seconds=evaluation,
+        steps_of_whole=config.num_train_epochs * trainer.plan.steps_per_epoch,
+        gradient_bytes=sum(one.numel() * one.element_size() for one in parameters),
+    )
