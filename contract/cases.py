@@ -168,6 +168,12 @@ SHUTDOWN = Case("shutdown", scene="shutdown")
 
 # Neither an adaptive optimizer nor clipping: both hide a gradient that is wrong by a constant factor.
 PLAIN = tuple(Case(f"accumulation-{steps}", (Training(accumulation=steps, count_traffic=True),)) for steps in (1, 2, 4))
+# The same samples in other batches: one after the other without padding, and of similar lengths together.
+LAYOUTS = tuple(
+    Case(f"{batching}-{steps}", (Training({"batching": batching}, accumulation=steps),))
+    for batching in ("packed", "sorted")
+    for steps in (1, 2)
+)
 MOMENTUM = Case("momentum", (Training({"momentum": 0.9}, accumulation=2),))
 CLIPPED = tuple(Case(f"clipped-{steps}", (Training({"max_grad_norm": 0.05}, accumulation=steps),)) for steps in (1, 2))
 ADAMW = Case("adamw", (Training({**_ADAMW, "max_grad_norm": 1e6}, accumulation=2),))
@@ -262,8 +268,8 @@ FAULTS = tuple(
 )
 
 ALL = (
-    WORLD, COLLECTIVES, BARRIER, PREPARED_OPTIMIZER, *PLAIN, MOMENTUM, *CLIPPED, ADAMW, ADAMW_CLIPPED, FLOAT32, WIDE,
-    BITS, SMALL_EVALUATION, ONE_BY_ONE_EVALUATION, DROPOUT, STATE, INFINITE_LOSS, *HALF, *OVERFLOWS, CLIP_FP16,
-    STATE_FP16, UNUSED, RARE, *UNANNOUNCED, SHUTDOWN, REFUSALS, HOSTILE, *FAULTS,
+    WORLD, COLLECTIVES, BARRIER, PREPARED_OPTIMIZER, *PLAIN, *LAYOUTS, MOMENTUM, *CLIPPED, ADAMW, ADAMW_CLIPPED,
+    FLOAT32, WIDE, BITS, SMALL_EVALUATION, ONE_BY_ONE_EVALUATION, DROPOUT, STATE, INFINITE_LOSS, *HALF, *OVERFLOWS,
+    CLIP_FP16, STATE_FP16, UNUSED, RARE, *UNANNOUNCED, SHUTDOWN, REFUSALS, HOSTILE, *FAULTS,
 )  # fmt: skip
 BY_NAME = {case.name: case for case in ALL}

@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from backends.interface import Backend, StepResult
 from contract.cases import Overflow
-from tasks.interface import Batch, Split, Task
+from tasks.interface import Batch, PackedData, Split, Task
 
 Tensors = dict[str, torch.Tensor]
 
@@ -144,12 +144,21 @@ class ObservedTask:
 
     def collate(self, split: Split, sample_ids: Sequence[int]) -> Batch:
         """Notes the samples that a batch is made of."""
+        self._note(split, sample_ids)
+        return self._task.collate(split, sample_ids)
+
+    def collate_packed(self, split: Split, sample_ids: Sequence[int]) -> Batch:
+        """Notes the samples that a batch without padding is made of."""
+        self._note(split, sample_ids)
+        assert isinstance(self._task, PackedData)
+        return self._task.collate_packed(split, sample_ids)
+
+    def _note(self, split: Split, sample_ids: Sequence[int]) -> None:
         samples = [int(sample_id) for sample_id in sample_ids]
         if split == "train":
             self._watch.waiting.append(samples)
         else:
             self._watch.evaluated += samples
-        return self._task.collate(split, sample_ids)
 
     def loss_sum(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         """Notes the gradient that reaches the loss, and makes the loss infinite where the case says so."""

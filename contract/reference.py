@@ -11,9 +11,11 @@ all ranks one after the other, with the loss of the task, and averages them by h
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -72,17 +74,47 @@ def _is_complete(config: RunConfig, num_epochs: int, num_steps: int) -> bool:
 
 
 def micro_batches(config: RunConfig, batch: list[int]) -> list[list[list[int]]]:
-    """Returns the micro-batches of each rank; a short batch is spread evenly, with longer pieces first."""
+    """Returns the micro-batches of each rank.
+
+    Padded: a short batch is spread evenly, with longer pieces first. Packed: each sample, from the longest to the
+    shortest, goes to the piece that has the fewest tokens so far. Sorted: there are two micro-steps at least, if there
+    are enough samples, each of samples that follow one another in length, which ranks take in turn, in every other
+    micro-step from the last rank on.
+    """
     world_size = config.num_processes
     num_micro_steps = math.ceil(len(batch) / (config.micro_batch_size * world_size))
-    smaller, num_larger = divmod(len(batch), num_micro_steps * world_size)
-    shares: list[list[list[int]]] = [[] for _ in range(world_size)]
-    start = 0
-    for piece in range(num_micro_steps * world_size):
-        end = start + smaller + (piece < num_larger)
-        shares[piece % world_size].append(batch[start:end])
-        start = end
-    return shares
+    if config.batching == "padded":
+        pieces = _spread(batch, num_micro_steps * world_size)
+        return [pieces[rank::world_size] for rank in range(world_size)]
+    lengths = _sentence_lengths(config.task_settings["num_train_samples"])
+    by_length = sorted(batch, key=lambda sample: -lengths[sample])
+    if config.batching == "packed":
+        pieces = [[] for _ in range(num_micro_steps * world_size)]
+        for sample in by_length:
+            min(pieces, key=lambda piece: sum(lengths[one] for one in piece)).append(sample)
+        return [pieces[rank::world_size] for rank in range(world_size)]
+    groups = _spread(by_length, max(num_micro_steps, min(2, math.ceil(len(batch) / world_size))))
+    return [
+        [group[(world_size - 1 - rank if number % 2 else rank) :: world_size] for number, group in enumerate(groups)]
+        for rank in range(world_size)
+    ]
+
+
+@functools.cache
+def _sentence_lengths(num_samples: int) -> list[int]:
+    """Counts the tokens of each training sentence of the token-tagging task, or of one made from it."""
+    from tasks.tagger import sentences
+
+    return [len(tokens) for tokens, _ in sentences(num_samples, seed=1)]
+
+
+def _spread(samples: list[int], num_pieces: int) -> list[list[int]]:
+    """Cuts a list into pieces of equal size, as far as possible; the first ones have one more."""
+    smaller, num_larger = divmod(len(samples), num_pieces)
+    ends = [0]
+    for piece in range(num_pieces):
+        ends.append(ends[-1] + smaller + (piece < num_larger))
+    return [samples[begin:end] for begin, end in pairwise(ends)]
 
 
 def learning_rate(config: RunConfig, num_updates: int, num_steps: int) -> float:

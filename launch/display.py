@@ -255,6 +255,7 @@ def show_summary(record: RunRecord, directory: Path, terminal: Console) -> None:
     table.add_row("time", f"{first_step}{record.seconds:.1f} s in all")
     memory = max(rank.peak_memory_bytes for rank in record.ranks) / 2**20
     table.add_row("ranks", f"{_count(record.ranks[0].num_threads, 'thread')} each, at most {memory:.0f} MiB")
+    table.add_row("batches", _describe_batches(record))
     for heading, text in observed_rows(record):
         table.add_row(heading, text)
     _add_problems(table, record)
@@ -338,6 +339,15 @@ def _describe_world(config: RunConfig) -> str:
 def _count(number: int, noun: str) -> str:
     """Writes a number with its noun, in the plural unless the number is 1."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _describe_batches(record: RunRecord) -> str:
+    parts: list[str] = [record.config.batching]
+    if record.positions_per_token is not None:
+        parts.append(f"{record.positions_per_token:.2f} positions computed for each token")
+    if record.imbalance is not None and len(record.ranks) > 1:
+        parts.append(f"the rank with most has {record.imbalance:.2f} times the mean")
+    return ", ".join(parts)
 
 
 def _describe_exceptions(record: RunRecord) -> str:

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from backends.devices import count_gpus
 from backends.registry import BACKENDS
+from launch.allocator import settle_allocator
 from launch.arguments import Parser
 from launch.display import console
 from records.energy import EnergyCounter, NoCountersError, gpu_counters, processor_counters
@@ -39,9 +40,16 @@ def run(arguments: list[str]) -> int:
     for name, row in BACKENDS.items():
         if reasons[name] is None and (remark := row.remark()) is not None:
             terminal.print(f"{name}: {remark}")
+    terminal.print(f"memory allocator: {_allocator()}")
     terminal.print(f"instructions: {why_no_instructions() or 'the processor counts them in every step of a run'}")
     terminal.print(f"energy of a run: {_energy(with_gpus=device == 'cuda')}")
     return 0 if None in reasons.values() else 1
+
+
+def _allocator() -> str:
+    """Says what ranks take memory with, and what to install where that is glibc."""
+    name = settle_allocator("auto").name
+    return name if name != "glibc" else "glibc; install tcmalloc (on Debian libtcmalloc-minimal4) for faster steps"
 
 
 def _energy(*, with_gpus: bool) -> str:

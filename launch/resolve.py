@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 from backends.capabilities import UnsupportedError
 from backends.devices import count_gpus
 from backends.registry import BackendRow
+from launch.allocator import settle_allocator
 from launch.arguments import command_line
 from launch.engines.interface import Engine, Ranks
 from launch.engines.registry import find_engine
@@ -19,10 +20,10 @@ from launch.job import Job, compose_job
 from launch.nodes import Nodes, check_port, settle_nodes
 from launch.options import Options
 from launch.run_directory import settle_output_dir
-from records.config import DEFAULT_CPU_PROCESSES, RunConfig, RunOptions
+from records.config import DEFAULT_CPU_PROCESSES, Batching, RunConfig, RunOptions
 from records.environment import num_cpus
 from records.names import LOGS_NAME
-from tasks.interface import Task
+from tasks.interface import PackedData, Task
 
 # What each rank of a run is.
 RANK_PROGRAM = ("training.rank",)
@@ -71,6 +72,7 @@ def resolve(
     _check_tracker(options.tracker)
     _check_metric(options.metric_for_best_model, task_class.metric_names)
     micro_batch_size = settle_batch_sizes(options.global_batch_size, options.micro_batch_size, world.num_processes)
+    allocator = settle_allocator(options.allocator)
     output_dir = settle_output_dir(options, backend, task_class, settings, start)
     ranks = Ranks(
         num_processes=world.num_processes,
@@ -81,6 +83,7 @@ def resolve(
         timeout_seconds=options.timeout,
         log_directory=output_dir / LOGS_NAME,
         nodes=world.nodes,
+        preload=allocator.library,
     )
     if options.bind_ranks:
         _check_cores(world.num_local_processes, ranks.num_threads)
@@ -99,7 +102,9 @@ def resolve(
         "device": world.device,
         "start_method": world.engine.name,
         "threads_per_rank": ranks.num_threads,
+        "allocator": allocator.name,
         "micro_batch_size": micro_batch_size,
+        "batching": settle_batching(options, task),
         "learning_rate": options.learning_rate or task.default_learning_rate,
         "output_dir": output_dir,
         "launch_command": command_line(sys.argv[1:], without="--output-dir"),
@@ -190,6 +195,38 @@ def _check_task(task: Task, options: RunOptions, num_processes: int) -> None:
             "choose at most as many"
         )
     _check_metric(options.metric_for_best_model, task.metric_names)
+
+
+def settle_batching(options: RunOptions, task: Task) -> Batching:
+    """Returns how samples are laid out: as asked, or the best that the task and its model can do.
+
+    Raises:
+        UsageError: The task, or its model, cannot do what is asked.
+    """
+    refusal = _packing_refusal(task)
+    if options.torch_compile:
+        refusal = refusal or "--torch-compile would compile the model again for each batch"
+    has_costs = task.costs("train") is not None
+    if options.batching == "packed" and refusal:
+        raise UsageError(f"--batching packed: {refusal}; use --batching sorted or padded")
+    if options.batching == "sorted" and not has_costs:
+        raise UsageError("--batching sorted: the task does not tell the lengths of its samples; use --batching padded")
+    if options.batching is not None:
+        return options.batching
+    if options.torch_compile:
+        return "padded"
+    if not refusal:
+        return "packed"
+    return "sorted" if has_costs else "padded"
+
+
+def _packing_refusal(task: Task) -> str | None:
+    if not isinstance(task, PackedData):
+        return "the task has no such batches"
+    first = next(one for one in type(task).__mro__ if {"collate", "collate_packed"} & set(vars(one)))
+    if "collate_packed" not in vars(first):
+        return f"{first.__name__} has a collate of its own, but no collate_packed"
+    return task.packing_refusal()
 
 
 def _check_metric(name: str | None, computed: tuple[str, ...]) -> None:

@@ -38,8 +38,9 @@ _BINDING = (
 )
 # Options that it keeps unless they are given again; all others belong to one start of a run, on one machine.
 _INHERITED = (
-    *("num_processes", "micro_batch_size", "eval_batch_size", "find_unused_parameters", "logging_steps"),
-    *("save_every", "keep", "on_save_error", "early_stopping_patience", "hang_timeout", "max_restarts", "tracker"),
+    *("num_processes", "micro_batch_size", "batching", "eval_batch_size", "find_unused_parameters"),
+    *("logging_steps", "save_every", "keep", "on_save_error", "early_stopping_patience", "hang_timeout"),
+    *("max_restarts", "tracker"),
 )
 
 

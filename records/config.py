@@ -29,6 +29,7 @@ _MAX_TRACED_STEPS = 100
 _MAX_FLOAT = 3e38
 
 Precision = Literal["fp32", "bf16", "fp16"]
+Batching = Literal["packed", "sorted", "padded"]
 
 # The bounds of options that a user may leave open, for these and for a run that has settled them.
 ProcessCount = Annotated[int, Field(ge=1, le=_MAX_PROCESSES)]
@@ -76,12 +77,20 @@ class RunOptions(BaseModel):
         0, ge=0, le=1000, description="restarts from the latest checkpoint after a failure, at most"
     )
     threads_per_rank: ThreadCount | None = Field(None, description="CPU threads of a rank (default: cores / ranks)")
+    allocator: Literal["auto", "glibc", "tcmalloc", "jemalloc"] = Field(
+        "auto", description="what ranks take memory with; auto: tcmalloc or jemalloc, if one of them is installed"
+    )
     bind_ranks: bool = Field(False, description="bind each rank to as many cores of its own as it has threads")
 
     precision: Precision = Field("fp32", description="autocast precision")
     global_batch_size: BatchSize = Field(32, description="samples of one optimizer step on all ranks together")
     micro_batch_size: BatchSize | None = Field(
         None, description="samples of one forward pass of one rank (default: no accumulation)"
+    )
+    batching: Batching | None = Field(
+        None,
+        description="packed: samples in one row without padding; sorted: each forward pass has samples of similar "
+        "lengths; padded: as they come (default: the first of them that the task and its model can do)",
     )
     eval_batch_size: BatchSize = Field(64, description="samples of one evaluation pass of one rank")
     max_grad_norm: float = Field(
@@ -231,6 +240,7 @@ class RunConfig(RunOptions):
     start_method: str
     threads_per_rank: ThreadCount
     micro_batch_size: BatchSize
+    batching: Batching = "padded"  # a run of before there was a choice
     learning_rate: LearningRate
     output_dir: Path
     launch_command: str = Field(description="the user's command, without the directory that it wrote to")

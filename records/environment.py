@@ -49,6 +49,7 @@ def describe_environment(*, with_torch: bool) -> Environment:
         nccl=nccl,
         packages=dict(_package_versions()),
         variables=variables,
+        allocator=_allocator(),
         boot_id=_boot_id(),
     )
 
@@ -70,6 +71,15 @@ def _cpu_name() -> str:
         return platform.processor() or platform.machine()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
+
+
+def _allocator() -> str | None:
+    """Returns the allocator that this process has loaded, from proc_pid_maps(5)."""
+    try:
+        maps = Path("/proc/self/maps").read_text()
+    except OSError:
+        return None
+    return next((name for name in ("tcmalloc", "jemalloc") if f"/lib{name}" in maps), "glibc")
 
 
 def _boot_id() -> str | None:

@@ -210,6 +210,9 @@ class Environment(_Strict):
     nccl: str | None
     packages: dict[str, str]
     variables: dict[str, str]
+    allocator: str | None = Field(
+        default=None, description="what memory is taken with: a library in LD_PRELOAD, or glibc"
+    )
     boot_id: str | None = Field(
         default=None, description="random, new at each start of the machine, and the same in all of its containers"
     )
@@ -273,6 +276,13 @@ class RunRecord(_Strict):
     disagreement: Disagreement | None = None
     differing_buffers: list[str] = Field(
         default=[], description="buffers that differed between ranks; those of rank 0 were evaluated with and saved"
+    )
+    positions_per_token: float | None = Field(
+        default=None, description="token positions that were computed in training, for each real token"
+    )
+    imbalance: float | None = Field(
+        default=None,
+        description="positions of the rank that had most to compute over the mean of all ranks; the mean over steps",
     )
     model_directory: str | None = Field(
         default=None, description="where the model was saved; null: in the output directory, like this record"

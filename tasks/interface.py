@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, get_args, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import torch
     from datasets import Dataset
     from torch import nn
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Split = Literal["train", "validation"]
 
@@ -75,14 +77,19 @@ class Batch:
     """Samples made ready for one forward pass.
 
     Attributes:
-        tensors: The model's inputs and the targets, by name; the first dimension of each is the sample.
+        tensors: The model's inputs and the targets, by name.
         num_tokens: How many tokens the samples have together, without padding.
         num_positions: How many positions the model computes, padding included.
+        longest: How many tokens the longest sample has, where the model needs to know it.
+        seed: The same for all samples of an optimizer step, whichever rank computes them; what a task draws from it and
+            from the number of a sample does not depend on how the samples are laid out.
     """
 
     tensors: dict[str, torch.Tensor]
     num_tokens: int
     num_positions: int
+    longest: int = 0
+    seed: int = 0
 
     def to(self, device: torch.device) -> Batch:
         """Copies the batch to a device.
@@ -94,7 +101,7 @@ class Batch:
             A new batch; this one is unchanged.
         """
         moved = {name: tensor.to(device, non_blocking=True) for name, tensor in self.tensors.items()}
-        return Batch(moved, self.num_tokens, self.num_positions)
+        return replace(self, tensors=moved)
 
     def pin_memory(self) -> Batch:
         """Copies the batch to page-locked memory; torch's DataLoader calls this when it feeds a GPU.
@@ -105,7 +112,7 @@ class Batch:
             A new batch; this one is unchanged.
         """
         pinned = {name: tensor.pin_memory() for name, tensor in self.tensors.items()}
-        return Batch(pinned, self.num_tokens, self.num_positions)
+        return replace(self, tensors=pinned)
 
 
 class Task(ABC):
@@ -159,6 +166,18 @@ class Task(ABC):
         Returns:
             A number n of at least 1; the samples are numbered from 0 to n - 1.
         """
+
+    def costs(self, split: Split) -> npt.NDArray[np.int64] | None:
+        """Estimates how much there is to compute for each sample, so that ranks can be given equal work.
+
+        Args:
+            split: "train" or "validation".
+
+        Returns:
+            For each sample a positive number, in any unit, which grows with its length; None where all samples cost
+            the same, unless a task overrides this.
+        """
+        return None
 
     @property
     @abstractmethod
@@ -271,6 +290,25 @@ class Task(ABC):
 
 
 @runtime_checkable
+class PackedData(Protocol):
+    """What a task may also have: batches whose samples follow one another without padding between them."""
+
+    def packing_refusal(self) -> str | None:
+        """Returns why the model cannot be given such batches; None if it can. `prepare` has been called."""
+
+    def collate_packed(self, split: Split, sample_ids: Sequence[int]) -> Batch:
+        """Makes such a batch, as `collate` makes another; `loss_sum` and `evaluation_rows` take both.
+
+        Args:
+            split: The split that the samples belong to.
+            sample_ids: At least one sample number.
+
+        Returns:
+            A batch on the CPU.
+        """
+
+
+@runtime_checkable
 class HuggingFaceData(Protocol):
     """What a task may also have: its samples as Hugging Face's libraries take them, so that these can train on them.
 
@@ -286,6 +324,9 @@ class HuggingFaceData(Protocol):
         Returns:
             Samples in the order of their numbers, with the columns `input_ids` and `label`.
         """
+
+    def hugging_face_model(self) -> PreTrainedModel:
+        """Builds the model, with the weights of `build_model`, as transformers has it."""
 
     def hugging_face_tokenizer(self) -> PreTrainedTokenizerBase:
         """Loads the tokenizer, which pads the samples of a batch."""

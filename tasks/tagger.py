@@ -36,17 +36,20 @@ class Tagger(nn.Module):
         self.register_buffer("hidden_marks", torch.rand(3), persistent=False)
         self.to(dtype)
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+    def forward(self, tokens: torch.Tensor, is_first: torch.Tensor | None = None) -> torch.Tensor:
         """Scores every tag for every token.
 
         Args:
             tokens: Token numbers, int64 [batch, length].
+            is_first: Which tokens begin a sentence, bool [batch, length]; None for those of the first column.
 
         Returns:
             Scores [batch, length, NUM_TAGS] in the model's dtype.
         """
         embedded = self.embedding(tokens)
         left = nn.functional.pad(embedded, (0, 0, 1, 0))[:, :-1]
+        if is_first is not None:
+            left = left.masked_fill(is_first[..., None], 0)
         hidden = self.dropout(torch.tanh(self.mixer(torch.cat([embedded, left], dim=-1))))
         scores: torch.Tensor = self.output(hidden * self.gain)
         return scores

@@ -17,6 +17,8 @@ from pydantic import Field
 from tasks.interface import Batch, Split, Task, TaskSettings
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import torch
     from torch import nn
 
@@ -63,6 +65,12 @@ class TokenTagging(Task):
         """Counts the sentences of a split."""
         return self.settings.num_train_samples if split == "train" else self.settings.num_validation_samples
 
+    def costs(self, split: Split) -> npt.NDArray[np.int64]:
+        """Counts the tokens of each sentence."""
+        import numpy as np
+
+        return np.array([len(tokens) for tokens, _ in self._samples[split]])
+
     @property
     def default_learning_rate(self) -> float:
         """Large, since the task is tiny."""
@@ -86,6 +94,28 @@ class TokenTagging(Task):
         tags = pad_sequence([tags for _, tags in chosen], batch_first=True, padding_value=NO_TARGET)
         return Batch({"tokens": tokens, "tags": tags}, sum(len(tokens) for tokens, _ in chosen), tokens.numel())
 
+    def packing_refusal(self) -> None:
+        """Says that the model can be given sentences in one row."""
+
+    def collate_packed(self, split: Split, sample_ids: Sequence[int]) -> Batch:
+        """Puts sentences one after the other in a row of T tokens.
+
+        The tensors are `tokens` and `tags`, int64 [1, T], `is_first`, bool [1, T], which tells where each of the B
+        sentences begins, and `sentences`, int64 [T], the number of each token's sentence in the batch.
+        """
+        import torch
+
+        chosen = [self._samples[split][int(sample_id)] for sample_id in sample_ids]
+        lengths = torch.tensor([len(tokens) for tokens, _ in chosen])
+        sentences = torch.arange(len(chosen)).repeat_interleave(lengths)
+        tensors = {
+            "tokens": torch.cat([tokens for tokens, _ in chosen])[None],
+            "tags": torch.cat([tags for _, tags in chosen])[None],
+            "is_first": sentences.diff(prepend=torch.tensor([-1]))[None] > 0,
+            "sentences": sentences,
+        }
+        return Batch(tensors, len(sentences), len(sentences))
+
     def num_targets(self, split: Split, sample_ids: Sequence[int]) -> int:
         """Counts the tokens that have a target."""
         return sum(int((self._samples[split][int(i)][1] != NO_TARGET).sum()) for i in sample_ids)
@@ -94,7 +124,7 @@ class TokenTagging(Task):
         """Sums the cross-entropy over the tokens that have a target."""
         from torch import nn
 
-        scores = model(batch.tensors["tokens"])
+        scores = self._scores(model, batch)
         return nn.functional.cross_entropy(scores.flatten(0, 1), batch.tensors["tags"].flatten(), reduction="sum")
 
     def evaluation_rows(self, model: nn.Module, batch: Batch) -> torch.Tensor:
@@ -103,14 +133,25 @@ class TokenTagging(Task):
         from torch import nn
 
         tags = batch.tensors["tags"]
-        scores = model(batch.tensors["tokens"])
-        losses = nn.functional.cross_entropy(scores.transpose(1, 2), tags, reduction="none").sum(dim=1)
+        scores = self._scores(model, batch)
+        losses = nn.functional.cross_entropy(scores.transpose(1, 2), tags, reduction="none")
         # For each tag: the targets, the predictions where there is a target, and the hits.
         is_target = (tags != NO_TARGET)[..., None]
         wanted = (tags[..., None] == torch.arange(NUM_TAGS, device=tags.device)) & is_target
         predicted = (scores.argmax(dim=-1)[..., None] == torch.arange(NUM_TAGS, device=tags.device)) & is_target
-        counts = [count.sum(dim=1) for count in (wanted, predicted, wanted & predicted)]
-        return torch.cat([losses[:, None].double(), *counts], dim=1)
+        counts = torch.cat([losses[..., None].double(), wanted, predicted, wanted & predicted], dim=2)
+        if "sentences" not in batch.tensors:
+            return counts.sum(dim=1)
+        sentences = batch.tensors["sentences"]
+        rows = counts.new_zeros(int(sentences[-1]) + 1, self.num_evaluation_columns)
+        return rows.index_add(0, sentences, counts[0])
+
+    def _scores(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        tensors = batch.tensors
+        scores: torch.Tensor
+        # An argument only where there is one: models made from this task's take the tokens alone.
+        scores = model(tensors["tokens"], tensors["is_first"]) if "is_first" in tensors else model(tensors["tokens"])
+        return scores
 
     @property
     def num_evaluation_columns(self) -> int:

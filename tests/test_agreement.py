@@ -78,7 +78,7 @@ def _evaluated(run: Path, step: int) -> dict[str, float | None]:
     for name, content in without_prefix("buffer", checkpoint.tensors).items():
         buffers[name].copy_(content)
     model.eval()
-    batches = evaluation_batches(task.num_samples("validation"), batch_size=64, rank=0, world_size=1)
+    batches = evaluation_batches(task.num_samples("validation"), batch_size=64, share=(0, 1))
     with torch.no_grad():
         rows = [task.evaluation_rows(model, task.collate("validation", ids)) for ids in batches]
     return task.metrics(torch.cat(rows))

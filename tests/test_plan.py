@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -46,11 +47,13 @@ def test_the_plan_depends_on_seed_and_epoch_alone() -> None:
 
 @pytest.mark.parametrize(("num_samples", "world_size"), list(product((1, 3, 9, 64), (1, 2, 4))))
 def test_evaluation_neither_pads_nor_repeats(num_samples: int, world_size: int) -> None:
-    shares = [
-        evaluation_batches(num_samples, batch_size=4, rank=rank, world_size=world_size) for rank in range(world_size)
-    ]
-    seen = [sample_id for share in shares for batch in share for sample_id in batch]
-    assert sorted(seen) == list(range(num_samples))
+    for costs in (None, np.arange(num_samples)[::-1]):
+        shares = [
+            evaluation_batches(num_samples, batch_size=4, share=(rank, world_size), costs=costs)
+            for rank in range(world_size)
+        ]
+        seen = [sample_id for share in shares for batch in share for sample_id in batch.tolist()]
+        assert sorted(seen) == list(range(num_samples))
 
 
 def test_random_streams_differ_and_repeat() -> None:

@@ -20,8 +20,14 @@ from tests.launching import lockstep
         (["--entrant", "ddp"], "--entrant 'ddp': ddp takes part without options, too; give this one a name"),
         (["--entrant", "=ddp"], "--entrant '=ddp': write it as [NAME=]BACKEND:OPTIONS"),
         (["--entrant", "dpd:--x 1"], "no backend 'dpd'"),
-        (["--entrant", "ddp:--opt-level O2"], "--opt-level is not an option of ddp alone; its own are --bucket-cap-mb"),
-        (["--entrant", "apex:--max-steps 3"], "--max-steps is not an option of apex alone; its own are --opt-level"),
+        (
+            ["--entrant", "ddp:--opt-level O2"],
+            "--opt-level is not an option in which entrants may differ",
+        ),
+        (
+            ["--entrant", "apex:--max-steps 3"],
+            "--max-steps is not an option in which entrants may differ",
+        ),
         (["--entrant", "ddp:HOROVOD_CYCLE_TIME=5"], "HOROVOD_CYCLE_TIME is not a variable of ddp"),
         (["--entrant", "horovod:5"], "'5' is neither an option (--name value) nor a variable (NAME=value)"),
         (["--entrant", "horovod:'x"], "No closing quotation; close the quotation"),

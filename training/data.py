@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple, cast
 
 from torch.utils.data import DataLoader, Dataset
 
 from records.config import RunConfig
-from tasks.interface import Batch, Task
+from tasks.interface import Batch, PackedData, Split, Task
 from training.hooks import Hooks
 from training.plan import MicroBatch, Plan, SampleIds
-from training.seeds import DATA, seed_all
+from training.seeds import DATA, DROPOUT, random_seed, seed_all
 from training.state import TrainingState
+
+Collate = Callable[[Split, Sequence[int]], Batch]
+
+
+def collate_function(task: Task, config: RunConfig) -> Collate:
+    """Returns what makes a batch of samples in a run: the method of the task for its --batching."""
+    return cast("PackedData", task).collate_packed if config.batching == "packed" else task.collate
 
 
 class Loader:
@@ -29,14 +38,15 @@ class Loader:
         num_workers, backend = self._config.dataloader_num_workers, self._state.backend
         # The workers begin by loading torch. This may take long and must not look like a hang.
         self._hooks.on_phase("start" if num_workers else "data", self._state.step)
-        items: list[tuple[MicroBatch, tuple[int, ...]]] = [
-            # The key has the number of the next step. It stays so: tasks that augment their samples draw from it.
-            (micro_batch, (self._config.seed, DATA, backend.rank, self._state.step + index + 1, micro_step))
-            for index, global_batch in enumerate(global_batches)
-            for micro_step, micro_batch in enumerate(self._plan.micro_batches(global_batch, backend.rank))
+        rank, seed = backend.rank, self._config.seed
+        items = [
+            # The key has the number of the step. It stays so: tasks that augment their samples draw from it.
+            _Item(micro_batch, (seed, DATA, rank, step, micro_step), random_seed(seed, DROPOUT, step))
+            for step, global_batch in enumerate(global_batches, start=self._state.step + 1)
+            for micro_step, micro_batch in enumerate(self._plan.micro_batches(global_batch, rank))
         ]
         batches = DataLoader(
-            _MicroBatches(self._task, items),
+            _MicroBatches(collate_function(self._task, self._config), items),
             batch_size=None,
             num_workers=num_workers,
             pin_memory=backend.device.type == "cuda",
@@ -48,11 +58,19 @@ class Loader:
             self._hooks.on_phase("data", self._state.step)
 
 
-class _MicroBatches(Dataset[Batch]):
-    """Micro-batches in order, each with the key of its random stream."""
+class _Item(NamedTuple):
+    """A micro-batch, the key of the random stream that makes it, and the seed of its step."""
 
-    def __init__(self, task: Task, items: list[tuple[MicroBatch, tuple[int, ...]]]) -> None:
-        self._task = task
+    micro_batch: MicroBatch
+    key: tuple[int, ...]
+    seed: int
+
+
+class _MicroBatches(Dataset[Batch]):
+    """Micro-batches in order."""
+
+    def __init__(self, collate: Collate, items: list[_Item]) -> None:
+        self._collate = collate
         self._items = items
 
     def __len__(self) -> int:
@@ -60,6 +78,6 @@ class _MicroBatches(Dataset[Batch]):
 
     def __getitem__(self, index: int) -> Batch:
         # A task that augments its samples at random makes the same ones in any worker.
-        micro_batch, key = self._items[index]
-        seed_all(*key)
-        return self._task.collate("train", micro_batch.sample_ids.tolist())
+        item = self._items[index]
+        seed_all(*item.key)
+        return replace(self._collate("train", item.micro_batch.sample_ids.tolist()), seed=item.seed)

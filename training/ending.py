@@ -14,6 +14,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import nn
 
+from records.balance import imbalance, positions_per_token
 from records.checkpoint import CheckpointError, checkpoint_path, read_checkpoint, without_prefix
 from records.config import RunConfig
 from records.environment import describe_environment
@@ -186,4 +187,6 @@ def _record(results: Results, best_step: int | None, dropped: list[int]) -> RunR
         warnings=warnings,
         disagreement=disagreement,
         differing_buffers=results.differing_buffers,
+        positions_per_token=positions_per_token(results.ranks),
+        imbalance=imbalance(results.ranks),
     )

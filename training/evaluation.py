@@ -11,6 +11,7 @@ import torch
 from backends.interface import Backend
 from records.config import RunConfig
 from tasks.interface import Task
+from training.data import collate_function
 from training.hooks import Hooks
 from training.losses import finite
 from training.plan import evaluation_batches
@@ -44,20 +45,21 @@ class Evaluator:
         num_samples = task.num_samples("validation")
         rows = torch.zeros(num_samples, task.num_evaluation_columns, dtype=torch.float64, device=backend.device)
         model.eval()
+        is_sorted, collate = self._config.batching == "sorted", collate_function(task, self._config)
         batches = evaluation_batches(
             num_samples,
             batch_size=self._config.eval_batch_size,
-            rank=backend.rank,
-            world_size=backend.world_size,
+            share=(backend.rank, backend.world_size),
+            costs=task.costs("validation") if is_sorted else None,
         )
         with torch.no_grad(), self._uncompiled():
             for sample_ids in batches:
                 self._hooks.on_phase("data", step)
-                seed_all(self._config.seed, EVALUATION, sample_ids.start)
-                batch = task.collate("validation", sample_ids).to(backend.device)
+                seed_all(self._config.seed, EVALUATION, int(sample_ids[0]))
+                batch = collate("validation", sample_ids.tolist()).to(backend.device)
                 self._hooks.on_phase("evaluation", step)
                 with backend.autocast():
-                    rows[sample_ids.start : sample_ids.stop] = task.evaluation_rows(model, batch)
+                    rows[sample_ids] = task.evaluation_rows(model, batch)
         metrics = task.metrics(backend.all_reduce(rows).cpu())
         return {name: finite(value) for name, value in metrics.items()}
 

@@ -1,20 +1,42 @@
 """The plan: which samples make which global batch, and which rank computes them in which micro-batch.
 
-The global batches of an epoch follow from (seed, epoch) alone. World size and gradient accumulation only cut them:
-whatever they are, the same samples enter the same optimizer step, each exactly once.
+The global batches of an epoch follow from (seed, epoch) alone. World size, gradient accumulation and --batching only
+cut them: whatever they are, the same samples enter the same optimizer step, each exactly once. The loss is a sum over
+the global batch, so how its samples are spread over ranks and micro-batches changes it by rounding alone.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from records.config import RunConfig
+from records.config import Batching, RunConfig
+from tasks.interface import Task
 
 SampleIds = npt.NDArray[np.int64]
+Costs = npt.NDArray[np.int64]
+# Samples of similar lengths need several micro-batches to meet in.
+_SORTED_MICRO_STEPS = 2
+
+
+class Layout(NamedTuple):
+    """How the samples of a global batch are laid out.
+
+    Attributes:
+        batching: As in `RunOptions`.
+        costs: How much there is to compute for each sample; None if all cost the same.
+    """
+
+    batching: Batching
+    costs: Costs | None
+
+
+_AS_THEY_COME = Layout("padded", None)
 
 
 @dataclass(frozen=True)
@@ -37,29 +59,39 @@ class Plan:
     Args:
         num_samples: The number of training samples.
         global_batch_size: Samples of one optimizer step, over all ranks.
-        micro_batch_size: Samples of one micro-batch at most.
+        micro_batch_size: Samples of one micro-batch at most; as a mean where micro-batches are packed.
         world_size: The number of ranks.
         seed: Fixes the order of the samples, together with the number of the epoch.
+        layout: How the samples of a global batch are laid out.
     """
 
     def __init__(
-        self, *, num_samples: int, global_batch_size: int, micro_batch_size: int, world_size: int, seed: int
+        self,
+        *,
+        num_samples: int,
+        global_batch_size: int,
+        micro_batch_size: int,
+        world_size: int,
+        seed: int,
+        layout: Layout = _AS_THEY_COME,
     ) -> None:
         self.num_samples = num_samples
         self.global_batch_size = global_batch_size
         self.micro_batch_size = micro_batch_size
         self.world_size = world_size
         self.seed = seed
+        self.layout = layout
 
     @classmethod
-    def of(cls, config: RunConfig, num_samples: int) -> Plan:
-        """Returns the plan of a run on so many training samples."""
+    def of(cls, config: RunConfig, task: Task) -> Plan:
+        """Returns the plan of a run on the training samples of a task."""
         return cls(
-            num_samples=num_samples,
+            num_samples=task.num_samples("train"),
             global_batch_size=config.global_batch_size,
             micro_batch_size=config.micro_batch_size,
             world_size=config.num_processes,
             seed=config.seed,
+            layout=Layout(config.batching, task.costs("train")),
         )
 
     @property
@@ -78,17 +110,60 @@ class Plan:
         A short global batch has fewer micro-batches and is spread over them as evenly as possible. The weight of a
         micro-batch is 0.0 only where there are fewer samples than micro-batches.
         """
+        batching, costs = self.layout
         num_micro_steps = -(-len(global_batch) // (self.micro_batch_size * self.world_size))
-        pieces = np.array_split(global_batch, num_micro_steps * self.world_size)
+        if costs is None or batching == "padded":
+            pieces = np.array_split(global_batch, num_micro_steps * self.world_size)
+        elif batching == "packed":
+            pieces = _of_equal_cost(global_batch, costs[global_batch], num_micro_steps * self.world_size)
+        else:
+            most = -(-len(global_batch) // self.world_size)
+            num_micro_steps = max(num_micro_steps, min(_SORTED_MICRO_STEPS, most))
+            pieces = _of_similar_cost(global_batch, costs[global_batch], num_micro_steps, self.world_size)
         mine = pieces[rank :: self.world_size]
         return [MicroBatch(piece, 1.0) if len(piece) else MicroBatch(global_batch[:1], 0.0) for piece in mine]
 
 
-def evaluation_batches(num_samples: int, *, batch_size: int, rank: int, world_size: int) -> Sequence[range]:
+def _of_equal_cost(samples: SampleIds, costs: Costs, num_pieces: int) -> list[SampleIds]:
+    """Spreads samples so that the pieces cost as much as each other, as far as a simple rule can tell.
+
+    The samples are taken from the most to the least expensive, and each goes where there is least so far (Graham 1969,
+    "Bounds on Multiprocessing Timing Anomalies", https://doi.org/10.1137/0117039).
+    """
+    pieces: list[list[int]] = [[] for _ in range(num_pieces)]
+    loads = [(0, piece) for piece in range(num_pieces)]
+    for number in np.argsort(-costs, kind="stable").tolist():
+        load, piece = loads[0]
+        pieces[piece].append(number)
+        heapq.heapreplace(loads, (load + int(costs[number]), piece))
+    return [samples[piece] for piece in pieces]
+
+
+def _of_similar_cost(samples: SampleIds, costs: Costs, num_micro_steps: int, world_size: int) -> list[SampleIds]:
+    """Gives each micro-step samples of similar cost, which its ranks get in turn, back and forth."""
+    pieces: list[SampleIds] = []
+    order = samples[np.argsort(-costs, kind="stable")]
+    for micro_step, group in enumerate(np.array_split(order, num_micro_steps)):
+        dealt = [group[rank::world_size] for rank in range(world_size)]
+        pieces += dealt if micro_step % 2 == 0 else reversed(dealt)
+    return pieces
+
+
+def evaluation_batches(
+    num_samples: int, *, batch_size: int, share: tuple[int, int], costs: Costs | None = None
+) -> Sequence[SampleIds]:
     """Returns this rank's batches of an evaluation, without padding or repetition.
 
     A batch goes to one rank as a whole. Which samples are computed together, and with that all rounding, therefore
     does not depend on the world size. A rank may get no batch.
+
+    Args:
+        num_samples: The number of validation samples.
+        batch_size: Samples of a batch.
+        share: The rank, and the number of ranks.
+        costs: Batches are made of samples of similar cost; None for samples as they come.
     """
-    batches = [range(start, min(start + batch_size, num_samples)) for start in range(0, num_samples, batch_size)]
+    order = np.arange(num_samples) if costs is None else np.argsort(costs, kind="stable")
+    batches = [order[start : start + batch_size] for start in range(0, num_samples, batch_size)]
+    rank, world_size = share
     return batches[rank::world_size]

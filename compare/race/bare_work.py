@@ -13,6 +13,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from typing import NamedTuple
@@ -32,6 +33,7 @@ from records.notice import prepare_notice
 from records.record import EvaluationRecord, RankRecord, StepRecord
 from tasks.interface import Batch, Task
 from tasks.registry import load_task
+from training.data import collate_function
 from training.ending import Results, save_results
 from training.evaluation import Evaluator
 from training.hooks import Hooks
@@ -40,7 +42,7 @@ from training.measurements import Measurements
 from training.plan import Plan, SampleIds
 from training.rank import RankStart
 from training.rank_record import Place, rank_record
-from training.seeds import WEIGHTS, random_seed
+from training.seeds import DROPOUT, WEIGHTS, random_seed
 from training.state import Trajectory
 
 
@@ -73,7 +75,7 @@ class BareWork:
         torch.set_num_threads(config.threads_per_rank)
         self._start, self._address, self._config = start, address, config
         self._task = _prepared(config)
-        self._plan = Plan.of(config, self._task.num_samples("train"))
+        self._plan = Plan.of(config, self._task)
         self._num_steps = config.num_steps(self._plan.steps_per_epoch)
         self._measurements = Measurements(start.heartbeat, start.clock)
         self._turns: Turns | None = None
@@ -116,7 +118,7 @@ class BareWork:
         return Settings(
             device=config.device,
             precision=config.precision,
-            accumulation_steps=config.gradient_accumulation_steps,
+            accumulation_steps=len(self._plan.micro_batches(self._plan.epoch(0)[0], 0)),
             num_steps=self._num_steps,
             num_warmup_steps=config.num_warmup_steps(self._num_steps),
             learning_rate=config.learning_rate,
@@ -150,6 +152,7 @@ class BareWork:
             micro_batches = []
             for micro_batch in plan.micro_batches(global_batch, self._start.rank):
                 batch = next(batches)
+                batch = replace(batch, seed=random_seed(self._config.seed, DROPOUT, len(self._taken) + 1))
                 measurements.on_micro_batch(micro_batch, batch)
                 micro_batches.append((batch, micro_batch.weight))
             yield Step(micro_batches, task.num_targets("train", global_batch.tolist()))
@@ -165,7 +168,7 @@ class BareWork:
         loader: DataLoader[Batch] = DataLoader(
             range(self._plan.num_samples),  # type: ignore[arg-type]  # the numbers are the data set
             batch_sampler=sample_ids,
-            collate_fn=partial(self._task.collate, "train"),
+            collate_fn=partial(collate_function(self._task, self._config), "train"),
             num_workers=num_workers,
             pin_memory=self._config.device == "cuda",
             multiprocessing_context="forkserver" if num_workers else None,

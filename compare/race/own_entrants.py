@@ -12,6 +12,8 @@ from records.environment import VARIABLES
 
 # A backend is a name of the table, or "package.module:Class".
 _FORM = re.compile(r"(?:(?P<name>[^=:]*)=)?(?P<backend>[\w.]+\.\w+:\w+|[^:]*)(?::(?P<options>.*))?", re.DOTALL)
+# Options of any run in which entrants may differ, since they change no more than rounding.
+_COMMON = ("--batching", "--allocator")
 _VARIABLE = re.compile(r"([A-Z_][A-Z0-9_]*)=(.*)", re.DOTALL)
 
 
@@ -72,16 +74,18 @@ def read_own_entrant(text: str) -> OwnEntrant:
 
 
 def _checked_option(text: str, backend: str, row: BackendRow, word: str) -> str:
-    """Returns an option, which must be one of the backend alone: others would change what is computed.
+    """Returns an option, which must be one of the backend alone or of `_COMMON`: others change what is computed.
 
     Raises:
         UsageError: It is not.
     """
     option = word.partition("=")[0]
-    own = [f"--{name.replace('_', '-')}" for name in row.settings.model_fields]
+    own = [*(f"--{name.replace('_', '-')}" for name in row.settings.model_fields), *_COMMON]
     if option.replace("--no-", "--", 1) not in own:
-        known = f"its own are {', '.join(own)}" if own else "it has none of its own"
-        raise UsageError(f"--entrant {text!r}: {option} is not an option of {backend} alone; {known}")
+        raise UsageError(
+            f"--entrant {text!r}: {option} is not an option in which entrants may differ; "
+            f"those of {backend} are {', '.join(own)}"
+        )
     return word
 
 

@@ -15,6 +15,7 @@ from compare.report.runs import Run
 from compare.report.statistics import mean_interval
 from compare.results import RANKED, Entrant, Parity
 from compare.steps import Wire
+from records.balance import imbalance, positions_per_token
 from records.record import RunRecord
 from records.throughput import NUM_WARMUP_STEPS, slowest_rank
 
@@ -88,13 +89,16 @@ def _mfu(runs: Sequence[Run]) -> float | None:
 def _settings(record: RunRecord, diagnosis: RunRecord | None) -> dict[str, str]:
     """Returns the settings in force, read back from the processes."""
     rank, config = record.ranks[0], record.config
-    real, computed = (sum(sum(getattr(one, name)) for one in record.ranks) for name in ("tokens", "positions"))
+    computed, uneven = positions_per_token(record.ranks), imbalance(record.ranks)
     settings = {
         "started by": config.start_method,
         "threads per rank": " ".join(sorted({str(one.num_threads) for one in record.ranks})),
         **{f"asked: {name}": value for name, value in config.backend_settings.items()},
         **rank.effective_settings,
-        "tokens of a run, real / padded": f"{real} / {computed}",
+        "batches": config.batching,
+        "positions computed for each token": "no token" if computed is None else f"{computed:.2f}",
+        "the rank with most to compute, relative to the mean": "no step" if uneven is None else f"{uneven:.2f}",
+        "memory allocator": record.environment.allocator or "unknown",
         "schedule steps of a run": rank.schedule_steps,
     }
     if diagnosis:

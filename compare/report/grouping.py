@@ -23,6 +23,7 @@ _OF_A_START = {
     *("backend", "backend_settings", "start_method", "output_dir", "overwrite", "launch_command", "started_at"),
     *("diagnose", "master_port", "master_addr", "node_rank", "timeout", "hang_timeout", "max_restarts"),
     *("num_restarts", "keep", "on_save_error", "resume", "resume_from", "evaluate"),
+    *("batching", "allocator"),  # entrants may differ in them, which changes rounding
 }
 _OF_A_SPLIT = {"num_processes", "micro_batch_size", "threads_per_rank"}
 _OF_A_BACKEND = {"backend", "backend_settings", "start_method"}

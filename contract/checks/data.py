@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 
-from contract.cases import ONE_BY_ONE_EVALUATION, PLAIN, SMALL_EVALUATION
+from contract.cases import LAYOUTS, ONE_BY_ONE_EVALUATION, PLAIN, SMALL_EVALUATION
 from contract.check import Evidence, Violation, check
 from contract.checks.judging import TIGHT, config_of, reference_of, require_equal
 from contract.reference import global_batches, micro_batches
@@ -13,7 +13,7 @@ from contract.reference import global_batches, micro_batches
 
 @check(
     "C11",
-    PLAIN,
+    [*PLAIN, *LAYOUTS],
     traps="O3 S5 S6 S7 A9 A11 H4",
     promises=["interface: In every micro-step, every rank computes the samples"],
 )
@@ -39,7 +39,7 @@ def samples_follow_the_plan(evidence: Evidence) -> None:
 
 @check(
     "C12",
-    PLAIN,
+    [*PLAIN, *LAYOUTS],
     traps="S1 S2 S15 A2",
     promises=["interface: In an epoch, all ranks together train on each sample exactly once"],
 )
@@ -73,7 +73,7 @@ def every_sample_counts_once_per_epoch(evidence: Evidence) -> None:
         raise Violation("another order in every epoch", "the same order twice")
 
 
-_EVALUATIONS = (*PLAIN, SMALL_EVALUATION, ONE_BY_ONE_EVALUATION)
+_EVALUATIONS = (*PLAIN, *LAYOUTS, SMALL_EVALUATION, ONE_BY_ONE_EVALUATION)
 
 
 @check(
@@ -113,7 +113,7 @@ def metrics_are_those_of_one_process(evidence: Evidence) -> None:
                     raise Violation(f"{name} {value!r} after epoch {epoch}", repr(metrics[name]), rank)
 
 
-@check("C15", PLAIN, traps="G18", promises=["interface: The loss that is logged for a step"])
+@check("C15", [*PLAIN, *LAYOUTS], traps="G18", promises=["interface: The loss that is logged for a step"])
 def logged_loss_is_the_global_mean(evidence: Evidence) -> None:
     """The loss that is logged for a step is, on every rank, the mean over all targets of the global batch."""
     expected = reference_of(evidence).losses

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contract.cases import ADAMW, ADAMW_CLIPPED, BITS, CLIPPED, FLOAT32, MOMENTUM, PLAIN, WIDE
+from contract.cases import ADAMW, ADAMW_CLIPPED, BITS, CLIPPED, FLOAT32, LAYOUTS, MOMENTUM, PLAIN, WIDE
 from contract.check import Evidence, Violation, check
 from contract.checks.judging import (
     ROUNDING,
@@ -23,7 +23,7 @@ _ADAM = 1e-9
 
 @check(
     "C16",
-    [*PLAIN, WIDE],
+    [*PLAIN, *LAYOUTS, WIDE],
     traps="O1 O2 O4 O5 G1 G2 G3 G4 G5 G11 G14 G19 A1 A2 A3 A4 A5 A6 A7 A9 A11 F4 H6",
     promises=["Backend.backward: The gradients of several calls add up", "Backend.step: The optimizer is given"],
 )
@@ -40,7 +40,7 @@ def gradients_are_those_of_one_process(evidence: Evidence) -> None:
 
 @check(
     "C17",
-    PLAIN,
+    [*PLAIN, *LAYOUTS],
     traps="G17 H6",
     promises=["interface: N ranks compute the training", "Backend.step: Nothing but the optimizer changes weights"],
 )
@@ -68,7 +68,9 @@ def momentum_is_that_of_one_process(evidence: Evidence) -> None:
     require_weights(evidence, TIGHT)
 
 
-@check("C19", [*PLAIN, *CLIPPED], traps="C1 C5 C6", promises=["Backend.step: The norm that every rank returns"])
+@check(
+    "C19", [*PLAIN, *LAYOUTS, *CLIPPED], traps="C1 C5 C6", promises=["Backend.step: The norm that every rank returns"]
+)
 def reported_norm_is_that_of_the_global_gradient(evidence: Evidence) -> None:
     """`step` returns, on every rank, the norm of the averaged gradient over all parameter groups before clipping."""
     expected = reference_of(evidence).grad_norms

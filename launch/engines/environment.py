@@ -40,6 +40,9 @@ def engine_environment(engine: Engine, ranks: Ranks) -> dict[str, str]:
     }
     if ranks.device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""
+    if ranks.preload is not None:
+        # Before what the user's own names: ld.so(8).
+        environment["LD_PRELOAD"] = " ".join([ranks.preload, *environment.get("LD_PRELOAD", "").split()])
     return environment | engine.environment(ranks)
 
 

@@ -27,6 +27,7 @@ class Ranks:
         timeout_seconds: How long a collective may wait.
         log_directory: Where the engine may write files of its own.
         nodes: The nodes that the ranks are spread over.
+        preload: The library of a memory allocator, which LD_PRELOAD is to load; None for that of the C library.
     """
 
     num_processes: int
@@ -37,6 +38,7 @@ class Ranks:
     timeout_seconds: float
     log_directory: Path
     nodes: Nodes = ALONE
+    preload: str | None = None
 
     @property
     def num_local_processes(self) -> int:

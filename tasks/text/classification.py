@@ -8,88 +8,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field, field_validator
-
-from tasks.interface import Batch, Overview, Split, Task, TaskInputError, TaskSettings
-from tasks.text import grammar, labels
+from tasks.interface import Batch, Overview, Split, Task, TaskInputError
+from tasks.text import grammar, labels, packing
 from tasks.text import models as bert_models
 from tasks.text import prepared as prepared_text
 from tasks.text.files import check_file, read_file
 from tasks.text.hub import hub_tables
 from tasks.text.overview import text_overview
+from tasks.text.settings import TextClassificationSettings
 from tasks.text.tokenizers import load_tokenizer, train_wordpiece
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import torch
     from datasets import Dataset
     from torch import nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-
-class TextClassificationSettings(TaskSettings):
-    """The model and where the texts come from."""
-
-    model: str = Field(
-        "bert-tiny",
-        min_length=1,
-        description=f"a preset with fresh weights ({', '.join(bert_models.PRESETS)}), or pretrained weights: "
-        "a directory or a hub id",
-    )
-    vocab_size: int | None = Field(
-        None,
-        ge=200,
-        le=bert_models.VOCAB_SIZE,
-        description=f"entries of a preset's vocabulary, and rows of its embedding (default: {bert_models.VOCAB_SIZE})",
-    )
-    train_file: Path | None = Field(None, description="training rows: csv, tsv, jsonl or parquet")
-    validation_file: Path | None = Field(None, description="validation rows, in the same columns")
-    text_column: str = Field("text", description="the column that holds the text")
-    label_column: str = Field("label", description="the column that holds the label, a string or a number")
-    keep_labels: bool = Field(
-        False, description="make every label a class, even if labels look alike, look like missing values, or are many"
-    )
-    positive_label: str | None = Field(
-        None,
-        min_length=1,
-        description="of two labels, the one whose F1 is reported (default: the larger number, or the rarer label)",
-    )
-    dataset: str | None = Field(
-        None, min_length=1, description="a dataset of the hub (NAME or NAME:CONFIG), or a directory"
-    )
-    max_seq_length: int = Field(128, ge=4, description="longer texts are cut to this many tokens")
-    dropout: float | None = Field(
-        None, ge=0, lt=1, description="dropout probability (default: pretrained weights keep theirs, presets have 0)"
-    )
-
-    def fetched(self) -> tuple[str, ...]:
-        """Names those of `model` and `dataset` that are on the hub."""
-        names = []
-        if self.model not in bert_models.PRESETS and not Path(self.model).exists():
-            names.append("model")
-        if self.dataset is not None and not Path(self.dataset.partition(":")[0]).exists():
-            names.append("dataset")
-        return tuple(names)
-
-    def of_race(self) -> dict[str, Any]:
-        """Leaves the embedding of the default model as many rows as the embedded texts need.
-
-        With the published vocabulary, nine parameters of ten would be rows that no text uses, and that ranks
-        communicate all the same. In BERT-base it is two of ten.
-        """
-        return {} if self.model_fields_set & {"model", "vocab_size", "train_file", "dataset"} else {"vocab_size": 1000}
-
-    # The ranks read these settings again, in another working directory than the user's.
-    @field_validator("train_file", "validation_file")
-    @classmethod
-    def _absolute_file(cls, path: Path | None) -> Path | None:
-        return path.absolute() if path is not None else None
-
-    @field_validator("model", "dataset")
-    @classmethod
-    def _absolute_directory(cls, name: str | None) -> str | None:
-        if name is None or name in bert_models.PRESETS or not Path(name.partition(":")[0]).is_dir():
-            return name
-        return str(Path(name).absolute())
+    from tasks.text.batches import Texts
 
 
 class TextClassification(Task):
@@ -210,6 +147,18 @@ class TextClassification(Task):
         """Counts the rows of a split."""
         return self._data.num_samples[split]
 
+    def costs(self, split: Split) -> npt.NDArray[np.int64] | None:
+        """Counts the multiplications of a layer, up to a factor.
+
+        In a layer of width h, a text of n tokens takes 12 h^2 n of them with weights and 2 h n^2 in attention
+        (Kaplan et al. 2020, table 1, https://arxiv.org/abs/2001.08361, with the usual feed-forward width of 4 h).
+        """
+        import numpy as np
+
+        shape = bert_models.encoder_shape(self.settings.model, self._pretrained)
+        lengths = self._table(split).lengths.astype(np.int64)
+        return lengths if shape is None else lengths * (6 * shape["hidden_size"] + lengths)
+
     @property
     def default_learning_rate(self) -> float:
         """For pretrained weights the largest that the BERT paper recommends, in appendix A.3; more for fresh ones.
@@ -219,40 +168,45 @@ class TextClassification(Task):
         return 5e-4 if self._pretrained is None else 5e-5
 
     def build_model(self) -> PreTrainedModel:
-        """Builds a preset, or loads pretrained weights below a classifier."""
-        names, dropout = self._data.labels, self.settings.dropout
-        if self._pretrained:
-            return bert_models.load_pretrained(self._pretrained, labels=names, dropout=dropout)
-        return bert_models.build_preset(
-            self.settings.model,
-            labels=names,
-            pad_token_id=self._data.pad_token_id,
-            dropout=dropout or 0.0,
-            vocab_size=self._vocab_size,
-        )
+        """Builds a preset, or loads pretrained weights below a classifier; where that is possible, it takes rows."""
+        model = self.hugging_face_model()
+        if self.packing_refusal() is None:
+            packing.take_rows(model)
+        return model
 
     def collate(self, split: Split, sample_ids: Sequence[int]) -> Batch:
-        """Pads texts to the longest of the batch, of L tokens.
+        """Pads texts to the longest of the batch; the tensors are those of `batches.padded_batch`.
 
-        The tensors of a batch of B samples are `input_ids` [B, L], `attention_mask` [B, L], which is 1 for a token and
-        0 for padding, and `labels` [B], all int64. Their meaning is that of
+        The meaning of those for the model is that of
         https://huggingface.co/docs/transformers/model_doc/bert#transformers.BertForSequenceClassification.
         """
-        import torch
-        from torch.nn.utils.rnn import pad_sequence
+        from tasks.text.batches import padded_batch
 
+        return padded_batch(self._texts(split, sample_ids), pad_token_id=self._data.pad_token_id)
+
+    def packing_refusal(self) -> str | None:
+        """Says whether the attention of the model can be kept within a sample."""
+        return packing.packing_refusal(self._pretrained)
+
+    def collate_packed(self, split: Split, sample_ids: Sequence[int]) -> Batch:
+        """Puts texts one after the other in a row; the tensors are those of `batches.packed_batch`."""
+        from tasks.text.batches import packed_batch
+
+        pad_token_id = self._data.pad_token_id
+        first_position = packing.first_position(self._pretrained, pad_token_id)
+        texts = self._texts(split, sample_ids)
+        return packed_batch(texts, pad_token_id=pad_token_id, first_position=first_position)
+
+    def _texts(self, split: Split, sample_ids: Sequence[int]) -> Texts:
+        from tasks.text.batches import Texts
+
+        table = self._table(split)
+        return Texts(sample_ids, [table.tokens(sample_id) for sample_id in sample_ids], table.labels(sample_ids))
+
+    def _table(self, split: Split) -> prepared_text.TokenTable:
         if split not in self._tables:
             self._tables[split] = self._data.open(split)
-        table = self._tables[split]
-        tokens = [torch.from_numpy(table.tokens(sample_id).astype("int64")) for sample_id in sample_ids]
-        lengths = torch.tensor([len(ids) for ids in tokens])
-        input_ids = pad_sequence(tokens, batch_first=True, padding_value=self._data.pad_token_id)
-        tensors = {
-            "input_ids": input_ids,
-            "attention_mask": (torch.arange(input_ids.shape[1]) < lengths[:, None]).long(),
-            "labels": torch.from_numpy(table.labels(sample_ids)),
-        }
-        return Batch(tensors, int(lengths.sum()), input_ids.numel())
+        return self._tables[split]
 
     def loss_sum(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """Sums the cross-entropy over the samples."""
@@ -261,7 +215,12 @@ class TextClassification(Task):
         return nn.functional.cross_entropy(self._logits(model, batch), batch.tensors["labels"], reduction="sum")
 
     def _logits(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        outputs = model(input_ids=batch.tensors["input_ids"], attention_mask=batch.tensors["attention_mask"])
+        from tasks.text.batches import MODEL_INPUTS
+
+        options: dict[str, Any] = {name: batch.tensors[name] for name in MODEL_INPUTS if name in batch.tensors}
+        if self.packing_refusal() is None:
+            options |= packing.row_options(batch, is_training=model.training)
+        outputs = model(**options)
         # By key, since Apex turns the outputs into a plain dict where it casts the model. In float32, since under
         # autocast some backends return half precision and others do not.
         logits: torch.Tensor = outputs["logits"].float()
@@ -351,6 +310,19 @@ class TextClassification(Task):
             positive=self._positive,
             baseline=self._baseline(),
             is_same_file=files[0] is not None and files[1] is not None and files[0].samefile(files[1]),
+        )
+
+    def hugging_face_model(self) -> PreTrainedModel:
+        """Builds the model as transformers has it."""
+        names, dropout = self._data.labels, self.settings.dropout
+        if self._pretrained:
+            return bert_models.load_pretrained(self._pretrained, labels=names, dropout=dropout)
+        return bert_models.build_preset(
+            self.settings.model,
+            labels=names,
+            pad_token_id=self._data.pad_token_id,
+            dropout=dropout or 0.0,
+            vocab_size=self._vocab_size,
         )
 
     def hugging_face_dataset(self, split: Split) -> Dataset:

@@ -114,6 +114,12 @@ class TokenTable:
         tokens: npt.NDArray[np.int32] = self._tokens[self._offsets[sample_id] : self._offsets[sample_id + 1]]
         return tokens
 
+    @property
+    def lengths(self) -> npt.NDArray[np.int32]:
+        """The number of tokens of each sample, special ones included."""
+        lengths: npt.NDArray[np.int32] = self._offsets[1:] - self._offsets[:-1]
+        return lengths
+
     def labels(self, sample_ids: Sequence[int]) -> npt.NDArray[np.int64]:
         """Reads the targets of some samples.
 

@@ -19,7 +19,7 @@ from safetensors.torch import save
 
 from records.checkpoint import _digest, read_checkpoint
 from records.config import RunOptions
-from tasks.text.classification import TextClassificationSettings
+from tasks.text.settings import TextClassificationSettings
 from tests.hostile.victim import Victim
 
 _JSON = st.recursive(

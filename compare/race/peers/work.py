@@ -145,10 +145,10 @@ def _make_job(config: RunConfig, task: Task, rank: int, address: str, measuremen
     from transformers import DataCollatorWithPadding
 
     assert isinstance(task, HuggingFaceData)
-    plan = Plan.of(config, task.num_samples("train"))
+    plan = Plan.of(config, task)
     num_steps = config.num_steps(plan.steps_per_epoch)
     torch.manual_seed(random_seed(config.seed, WEIGHTS))
-    model = task.build_model()
+    model = task.hugging_face_model()
     optimizer = build_optimizer(config, model)
     turns = None
     if address != "-":

@@ -1,0 +1,65 @@
+"""The memory allocator of the ranks: that of the C library, or another one that is loaded before it.
+
+A training step takes and returns hundreds of blocks. glibc gives large ones back to the kernel, which must clear their
+pages again at the next step; tcmalloc and jemalloc keep them. PyTorch's tuning guide recommends either on CPUs
+(https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from typing import NamedTuple
+
+from launch.errors import UsageError
+
+# By the name of an allocator: its libraries, as the dynamic linker finds them, and the package of Debian that has one.
+_LIBRARIES = {
+    "tcmalloc": (("libtcmalloc_minimal.so.4", "libtcmalloc.so.4"), "libtcmalloc-minimal4"),
+    "jemalloc": (("libjemalloc.so.2",), "libjemalloc2"),
+}
+
+
+class Allocator(NamedTuple):
+    """What ranks take memory with.
+
+    Attributes:
+        name: A value of --allocator, other than auto.
+        library: What LD_PRELOAD is to load; None for nothing.
+    """
+
+    name: str
+    library: str | None
+
+
+def settle_allocator(asked: str) -> Allocator:
+    """Returns the allocator that the user asks for, or with "auto" the best that is installed.
+
+    Raises:
+        UsageError: It cannot be loaded here.
+    """
+    if asked == "glibc":
+        return Allocator("glibc", None)
+    for name, (libraries, _) in _LIBRARIES.items():
+        for library in libraries if asked in ("auto", name) else ():
+            if _loads(library):
+                return Allocator(name, library)
+    if asked == "auto":
+        return Allocator("glibc", None)
+    libraries, package = _LIBRARIES[asked]
+    raise UsageError(
+        f"--allocator {asked}: {' and '.join(libraries)} cannot be loaded here; install it (on Debian {package}), or "
+        "leave the option out"
+    )
+
+
+def _loads(library: str) -> bool:
+    """Whether the dynamic linker loads a library: it only warns, and starts the program without it."""
+    program = shutil.which("true")
+    if program is None:
+        return False
+    done = subprocess.run(
+        [program], env={"LD_PRELOAD": library, "PATH": os.environ.get("PATH", "")}, capture_output=True, check=False
+    )
+    return done.returncode == 0 and not done.stderr

@@ -1,0 +1,155 @@
+"""Attention within each sample, for batches that are padded and for samples in one row.
+
+transformers calls it where it is registered with its `AttentionInterface`
+(https://huggingface.co/docs/transformers/attention_interface). With samples in one row, `cu_seq_lens_q` says where each
+of them begins, and where the last one ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch.nn import functional
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import sdpa_mask
+
+from tasks.text.dropout import SampleDropout
+
+_NAME = "within-samples"
+_HALVES = (torch.bfloat16, torch.float16)
+_Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def attend_within_samples(model: PreTrainedModel) -> None:
+    """Has a model use the attention of this module."""
+    AttentionInterface.register(_NAME, _attention)
+    AttentionMaskInterface.register(_NAME, sdpa_mask)
+    model.set_attn_implementation(_NAME)
+
+
+def _attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Computes attention, as transformers asks for it.
+
+    Args:
+        module: The layer, whose `dropout` is that of the attention.
+        query: [B, heads, L, size of a head], or with samples in one row [1, heads, T, size of a head].
+        key: Likewise.
+        value: Likewise.
+        attention_mask: Which tokens are no padding, as `sdpa_mask` makes it; None with samples in one row.
+        options: What the layer passes on: `scaling`, `dropout`, and with samples in one row `cu_seq_lens_q` and
+            `max_length_q`.
+
+    Returns:
+        [B, L, heads, size of a head], or [1, T, heads, size of a head].
+    """
+    bounds, dtype = options.get("cu_seq_lens_q"), query.dtype
+    dropout = module.dropout if options["dropout"] else None
+    layer = Layer(options["scaling"], dropout, dropout.draws.tokens if dropout is not None else None)
+    on_gpu = query.device.type == "cuda"
+    # A CPU computes attention several times as fast in float32 as in half precision.
+    with torch.autocast("cpu", enabled=False):
+        if dtype in _HALVES and not on_gpu:
+            query, key, value = query.float(), key.float(), value.float()
+        tensors = (query, key, value)
+        if bounds is None:
+            attended = layer.attend(tensors, attention_mask).transpose(1, 2)
+        elif not on_gpu:
+            attended = _one_by_one(tensors, bounds.tolist(), layer)
+        elif dropout is None and dtype in _HALVES and _has_kernel():
+            attended = _in_one_kernel(tensors, bounds, options["max_length_q"], layer.scale)
+        else:
+            attended = side_by_side(tensors, bounds, options["max_length_q"], layer)
+    return attended.to(dtype).contiguous(), None
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer's attention.
+
+    Attributes:
+        scale: What the products of queries and keys are multiplied by.
+        dropout: The dropout of the weights, if there is any.
+        keys: What its masks are drawn from, for each token [B, L], or [1, T].
+    """
+
+    scale: float
+    dropout: SampleDropout | None
+    keys: torch.Tensor | None
+
+    def attend(self, tensors: _Tensors, mask: torch.Tensor | None) -> torch.Tensor:
+        """Computes attention of tensors [B, heads, L, size of a head], with a mask that can be broadcast to them."""
+        query, key, value = tensors
+        if self.dropout is None or self.keys is None:
+            return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=self.scale)
+        weights = query @ key.transpose(2, 3) * self.scale
+        if mask is not None:
+            weights = weights.masked_fill(~mask, -torch.inf)
+        return self.dropout.drop_attention(weights.softmax(dim=-1), self.keys) @ value
+
+
+def _one_by_one(tensors: _Tensors, bounds: Sequence[int], layer: Layer) -> torch.Tensor:
+    """Computes one sample after the other, which takes a CPU a third of the time of padding them for it."""
+    length = tensors[0].shape[2]
+    lengths = [end - begin for begin, end in pairwise([*bounds, length])]
+    *samples, (_, _, rest) = zip(*(torch.split(tensor, lengths, dim=2) for tensor in tensors), strict=True)
+    keys: Sequence[torch.Tensor | None] = [None] * len(samples)
+    if layer.keys is not None:
+        keys = torch.split(layer.keys, lengths, dim=1)[:-1]
+    outputs = [replace(layer, keys=own).attend(sample, None) for sample, own in zip(samples, keys, strict=True)]
+    # What lengthens the row belongs to no sample, and nothing reads it.
+    return torch.cat([*outputs, rest], dim=2).transpose(1, 2)
+
+
+def _in_one_kernel(tensors: _Tensors, bounds: torch.Tensor, longest: int, scale: float) -> torch.Tensor:
+    """Has a kernel compute all samples (https://docs.pytorch.org/docs/stable/nn.attention.varlen.html)."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    query, key, value = (tensor[0].transpose(0, 1) for tensor in tensors)
+    length = query.shape[0]
+    # What lengthens the row is a sample of its own, so that its numbers are finite, too.
+    ends = torch.nn.functional.pad(bounds, (0, 1), value=length).int()
+    longest = max(longest, length - longest)
+    attended = varlen_attn(query, key, value, ends, ends, longest, longest, scale=scale)
+    assert isinstance(attended, torch.Tensor)  # a tuple only where more is asked for
+    return attended[None]
+
+
+def side_by_side(tensors: _Tensors, bounds: torch.Tensor, longest: int, layer: Layer) -> torch.Tensor:
+    """Pads the samples of a row for attention alone, without waiting for a GPU to know their lengths.
+
+    Args:
+        tensors: Queries, keys and values [1, heads, T, size of a head].
+        bounds: Where each of the B samples begins, and where the last one ends, [B + 1].
+        longest: The length of the longest sample.
+        layer: The layer.
+
+    Returns:
+        [1, T, heads, size of a head].
+    """
+    length, columns = tensors[0].shape[2], torch.arange(longest, device=bounds.device)
+    places = (bounds[:-1, None] + columns).clamp(max=length - 1)
+    padded = [tensor[0].transpose(0, 1)[places].transpose(1, 2) for tensor in tensors]
+    mask = (columns < bounds.diff()[:, None])[:, None, None]
+    own = layer if layer.keys is None else replace(layer, keys=layer.keys[0][places])
+    attended = own.attend((padded[0], padded[1], padded[2]), mask).transpose(1, 2)
+    tokens = torch.arange(length, device=bounds.device)
+    samples = torch.searchsorted(bounds[1:], tokens, right=True).clamp(max=len(bounds) - 2)
+    return attended[samples, (tokens - bounds[samples]).clamp(max=longest - 1)][None]
+
+
+@cache
+def _has_kernel() -> bool:
+    """Whether the GPU has the tensor cores that the kernel needs: those of Ampere, or later ones."""
+    return torch.cuda.get_device_capability() >= (8, 0)

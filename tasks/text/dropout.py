@@ -1,0 +1,130 @@
+"""Dropout whose masks depend on the sample, and not on how samples are laid out.
+
+A library's generator draws one number after the other, so the mask of a sample depends on what was computed before it
+on the same rank. Here each number is a hash of where it is used: the seed of the step, the sample, the position in it,
+the layer and the column. Whatever the ranks, the micro-batches and the padding, a sample meets the same masks.
+Generators of this kind are described by Salmon et al. 2011, "Parallel Random Numbers: As Easy as 1, 2, 3"
+(https://doi.org/10.1145/2063384.2063405); the hash is the output function of SplitMix64 (Steele et al. 2014,
+https://doi.org/10.1145/2660193.2660195).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+# Odd numbers of 64 bits: that of the golden ratio, and the two multipliers of SplitMix64, as signed integers.
+_GOLDEN, _FIRST, _SECOND = (number - 2**64 for number in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+# The arguments of a model that say which samples are computed next, and in which step: those of `Draws.begin`.
+DRAWN_FROM = ("places", "first_places", "seed")
+# A hash has as many numbers of 16 bits, which is how finely a probability can be told.
+_NUMBERS = 4
+_BITS = 16
+
+
+class Draws:
+    """What the masks of a forward pass are drawn from; `begin` is called before it.
+
+    Attributes:
+        num_layers: How many layers draw from it.
+        tokens: For each position of the batch the hash of its sample and its place in the sample, int64, in the shape
+            of `input_ids`.
+        samples: For each of the B samples the hash of its first token, int64 [B].
+    """
+
+    num_layers = 0
+    tokens: torch.Tensor
+    samples: torch.Tensor
+
+    def before_forward(
+        self, model: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Takes the arguments of `begin` from those of the model: a pre-hook of it."""
+        own = {name: value for name, value in options.items() if name not in DRAWN_FROM}
+        if model.training and self.num_layers:
+            self.begin(*(options[name] for name in DRAWN_FROM))
+        return arguments, own
+
+    def begin(self, places: torch.Tensor, first: torch.Tensor, seed: torch.Tensor) -> None:
+        """Notes which samples are computed next.
+
+        Args:
+            places: For each position of the batch, a number that only this token of this sample has, int64.
+            first: Which of them, flattened, are the first tokens of the samples, int64 [B].
+            seed: The seed of the step, int64 without dimensions.
+        """
+        self.tokens = _hashed(places * _GOLDEN + _hashed(seed))
+        self.samples = self.tokens.flatten()[first]
+
+
+class SampleDropout(nn.Module):
+    """Takes the place of a torch.nn.Dropout.
+
+    Args:
+        p: The probability of dropping a number.
+        place: The number of the layer in its model.
+        draws: What the masks are drawn from.
+    """
+
+    def __init__(self, p: float, place: int, draws: Draws) -> None:
+        super().__init__()
+        self.p = p
+        self.draws = draws
+        self._place = place
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Drops numbers of `hidden`: [..., width] for each token, or [B, width] for each sample."""
+        if not self.training:
+            return hidden
+        keys = self.draws.samples if hidden.dim() == 2 else self.draws.tokens
+        return hidden * self._mask(keys, hidden)
+
+    def drop_attention(self, weights: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        """Drops numbers of the weights of an attention.
+
+        Args:
+            weights: [B, heads, L, L].
+            keys: The hashes of the tokens that attend, int64 [B, L].
+        """
+        heads = torch.arange(weights.shape[1], device=keys.device)[:, None] * _GOLDEN
+        return weights * self._mask(_hashed(keys[:, None] + heads), weights)
+
+    def _mask(self, keys: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """Returns what numbers are multiplied by: 0, or what makes up for those that are dropped.
+
+        Args:
+            keys: A hash for each row, int64 [...].
+            like: What is multiplied, [..., width].
+        """
+        width = like.shape[-1]
+        columns = torch.arange(-(-width // _NUMBERS), device=keys.device) + self._place * 2**32
+        numbers = _hashed(keys[..., None] + columns * _GOLDEN).view(torch.int16)[..., :width]
+        threshold = round(self.p * 2**_BITS) - 2 ** (_BITS - 1)
+        mask: torch.Tensor = (numbers >= threshold).to(like.dtype) / (1 - self.p)
+        return mask
+
+
+def draw_by_sample(model: nn.Module) -> Draws:
+    """Replaces every dropout of a model; returns what their masks are drawn from."""
+    draws = Draws()
+    for name, module in list(model.named_modules()):
+        if isinstance(module, nn.Dropout) and module.p:
+            parent, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(parent), attribute, SampleDropout(module.p, draws.num_layers, draws))
+            draws.num_layers += 1
+    return draws
+
+
+def _hashed(numbers: torch.Tensor) -> torch.Tensor:
+    """Mixes the bits of each number, int64 to int64; the product of two wraps around."""
+    numbers = (numbers ^ _shifted(numbers, 30)) * _FIRST
+    numbers = (numbers ^ _shifted(numbers, 27)) * _SECOND
+    return numbers ^ _shifted(numbers, 31)
+
+
+def _shifted(numbers: torch.Tensor, bits: int) -> torch.Tensor:
+    """Shifts to the right, with zeros from the left also where a number is negative."""
+    shifted: torch.Tensor = (numbers >> bits) & (2 ** (64 - bits) - 1)
+    return shifted

@@ -1,0 +1,102 @@
+"""Samples of a batch in one row, one after the other, so that no padding is computed.
+
+A token attends to the tokens of its own sample alone, is given its position in the sample, and the classifier is given
+the first token of each sample. transformers lets its users do all three: with an attention of their own, with
+`position_ids`, and with `cu_seq_lens_q`, which a model passes on to its layers: where each sample begins, and where the
+last one ends (https://huggingface.co/docs/transformers/main_classes/data_collator#transformers.DataCollatorWithFlattening).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.interface import Batch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+# The models whose attention can be replaced, and whose classifier reads the first token: the name of their encoder.
+_ENCODERS = {
+    "bert": "encoder",
+    "camembert": "encoder",
+    "distilbert": "transformer",
+    "electra": "encoder",
+    "roberta": "encoder",
+    "xlm-roberta": "encoder",
+}
+# These count positions from the number of the padding token on.
+_COUNT_FROM_PADDING = ("camembert", "roberta", "xlm-roberta")
+
+
+def packing_refusal(directory: Path | None) -> str | None:
+    """Returns why a model cannot be given samples in one row; None if it can.
+
+    Args:
+        directory: A pretrained model's directory; None for a preset.
+    """
+    if directory is None:
+        return None
+    config = json.loads((directory / "config.json").read_bytes())
+    kind = config.get("model_type")
+    if kind not in _ENCODERS:
+        return f"it is of the type {kind!r}, and its attention cannot be kept within a sample"
+    if config.get("is_decoder"):
+        return "it is a decoder, which looks at the tokens before only"
+    return None
+
+
+def first_position(directory: Path | None, pad_token_id: int) -> int:
+    """Returns the number that a model gives to the position of the first token of a sample.
+
+    Args:
+        directory: A pretrained model's directory; None for a preset.
+        pad_token_id: The token number of padding.
+    """
+    if directory is None:
+        return 0
+    kind = json.loads((directory / "config.json").read_bytes()).get("model_type")
+    return pad_token_id + 1 if kind in _COUNT_FROM_PADDING else 0
+
+
+def take_rows(model: PreTrainedModel) -> None:
+    """Lets a model take samples in one row, beside batches with one sample a row.
+
+    The masks of its dropout are the same in either kind of batch. Its arguments are those of transformers and, while it
+    trains, `places`, `first_places` and `seed`, as in `Draws.begin`.
+
+    Args:
+        model: A model of a kind that `packing_refusal` does not refuse.
+    """
+    from tasks.text.attention import attend_within_samples
+    from tasks.text.dropout import draw_by_sample
+
+    attend_within_samples(model)
+    encoder = model.base_model.get_submodule(_ENCODERS[model.config.model_type])
+    encoder.register_forward_hook(_first_tokens, with_kwargs=True)
+    model.register_forward_pre_hook(draw_by_sample(model).before_forward, with_kwargs=True)
+
+
+def row_options(batch: Batch, *, is_training: bool) -> dict[str, Any]:
+    """Returns the arguments that a model takes after `take_rows`, beside those of `MODEL_INPUTS`."""
+    import torch
+
+    from tasks.text.dropout import DRAWN_FROM
+
+    tensors, options = batch.tensors, dict[str, Any]()
+    if "cu_seq_lens_q" in tensors:
+        options["max_length_q"] = batch.longest
+    if is_training:
+        # A fill does not wait for a GPU, a copy would.
+        seed = torch.full((), batch.seed, device=tensors["places"].device)
+        options |= dict(zip(DRAWN_FROM, (tensors["places"], tensors["first_places"], seed), strict=True))
+    return options
+
+
+def _first_tokens(encoder: Any, arguments: Any, options: dict[str, Any], output: Any) -> Any:
+    """Returns the first token of each sample as a row [B, 1, hidden]: what comes after an encoder reads no other."""
+    bounds = options.get("cu_seq_lens_q")
+    if bounds is not None:
+        output["last_hidden_state"] = output["last_hidden_state"][0, bounds[:-1], None]
+    return output
