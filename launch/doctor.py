@@ -13,6 +13,7 @@ from launch.allocator import settle_allocator
 from launch.arguments import Parser
 from launch.display import console
 from records.energy import EnergyCounter, NoCountersError, gpu_counters, processor_counters
+from records.processor import SLOW_BF16, has_bf16
 from training.clock import why_no_instructions
 
 
@@ -40,6 +41,7 @@ def run(arguments: list[str]) -> int:
     for name, row in BACKENDS.items():
         if reasons[name] is None and (remark := row.remark()) is not None:
             terminal.print(f"{name}: {remark}")
+    terminal.print(f"bf16: {'the processor has it' if has_bf16() else SLOW_BF16}")
     terminal.print(f"memory allocator: {_allocator()}")
     terminal.print(f"instructions: {why_no_instructions() or 'the processor counts them in every step of a run'}")
     terminal.print(f"energy of a run: {_energy(with_gpus=device == 'cuda')}")

@@ -203,30 +203,30 @@ def settle_batching(options: RunOptions, task: Task) -> Batching:
     Raises:
         UsageError: The task, or its model, cannot do what is asked.
     """
-    refusal = _packing_refusal(task)
+    stranger, has_costs = _stranger_to_packing(task), task.costs("train") is not None
+    refusal = "the task has no such batches"
+    if stranger is not None:
+        refusal = f"{stranger} changes the task that has such batches, and has no collate_packed of its own"
+    elif isinstance(task, PackedData):
+        refusal = task.packing_refusal() or ""
     if options.torch_compile:
         refusal = refusal or "--torch-compile would compile the model again for each batch"
-    has_costs = task.costs("train") is not None
     if options.batching == "packed" and refusal:
         raise UsageError(f"--batching packed: {refusal}; use --batching sorted or padded")
     if options.batching == "sorted" and not has_costs:
         raise UsageError("--batching sorted: the task does not tell the lengths of its samples; use --batching padded")
     if options.batching is not None:
         return options.batching
-    if options.torch_compile:
-        return "padded"
     if not refusal:
         return "packed"
-    return "sorted" if has_costs else "padded"
+    return "sorted" if has_costs and stranger is None and not options.torch_compile else "padded"
 
 
-def _packing_refusal(task: Task) -> str | None:
-    if not isinstance(task, PackedData):
-        return "the task has no such batches"
-    first = next(one for one in type(task).__mro__ if {"collate", "collate_packed"} & set(vars(one)))
-    if "collate_packed" not in vars(first):
-        return f"{first.__name__} has a collate of its own, but no collate_packed"
-    return task.packing_refusal()
+def _stranger_to_packing(task: Task) -> str | None:
+    """Returns the name of the task's class if it does its work in a way that a packed batch may not fit."""
+    at_work = {"collate", "collate_packed", "build_model", "loss_sum", "evaluation_rows"}
+    first = next(one for one in type(task).__mro__ if at_work & set(vars(one)))
+    return first.__name__ if isinstance(task, PackedData) and "collate_packed" not in vars(first) else None
 
 
 def _check_metric(name: str | None, computed: tuple[str, ...]) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 from launch.errors import UsageError
 from records.checkpoint import (
     CheckpointError,
+    CheckpointFile,
     CheckpointState,
     list_checkpoints,
-    read_checkpoint,
 )
 from records.config import RunConfig, RunOptions
 from records.names import RECORD_NAME
@@ -106,7 +106,7 @@ def find_start(resume: str, output_dir: Path | None) -> Start | None:
     if not path.exists():
         raise UsageError(f"--resume {resume}: there is no such file; name a checkpoint, a run, or {LATEST}")
     try:
-        return Start(path.absolute(), read_checkpoint(path).state)
+        return Start(path.absolute(), CheckpointFile(path).state)
     except CheckpointError as error:
         raise UsageError(f"--resume {error}; choose another checkpoint, or {LATEST}") from error
 
@@ -120,7 +120,7 @@ def latest_start(run_directory: Path) -> Start | None:
     damaged: list[str] = []
     for path in list_checkpoints(run_directory):
         try:
-            return Start(path.absolute(), read_checkpoint(path).state, tuple(damaged))
+            return Start(path.absolute(), CheckpointFile(path).state, tuple(damaged))
         except CheckpointError as error:
             if not path.exists():  # its run is still running, and has a newer one by now
                 return latest_start(run_directory)

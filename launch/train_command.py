@@ -26,6 +26,7 @@ from records.config import STARTED_AT_VARIABLE, RunConfig
 from records.names import RECORD_NAME
 from records.notice import read_notice, record_directory
 from records.record import read_record
+from training.plan import Plan, expected_imbalance
 from training.stopping import has_stopped, request_stop
 from watch.failures import FailureKind, JobFailure
 from watch.watchdog import Limits, Watchdog
@@ -49,6 +50,9 @@ RESCUED = 4
 _MOST_SECONDS_OFF = 60.0
 
 _MOST_SECONDS_AGO = 3600.0
+
+# How much more than the mean a rank may have to compute without a word about it.
+_TOLERATED_IMBALANCE = 1.05
 
 
 def train(
@@ -94,6 +98,8 @@ def _run_to_the_end(config: RunConfig, job: Job, start: Start | None, task: Task
     terminal = console()
     show_start(config, start, terminal)
     show_overview(task.overview(), terminal)
+    if (uneven := _describe_imbalance(config, task)) is not None:
+        terminal.print(uneven)
     positive_label = task.describe().get("positive_label")
     while True:
         try:
@@ -124,6 +130,19 @@ def _run_to_the_end(config: RunConfig, job: Job, start: Start | None, task: Task
             return 1
         config = next_config
     return _conclude(config, terminal)
+
+
+def _describe_imbalance(config: RunConfig, task: Task) -> str | None:
+    """Says that ranks cannot be given equal work, if they cannot."""
+    if config.batching != "packed":
+        return None
+    imbalance = expected_imbalance(Plan.of(config, task))
+    if imbalance <= _TOLERATED_IMBALANCE:
+        return None
+    return (
+        f"ranks cannot get equal work from these samples: the one with most has {imbalance:.2f} times the mean, and "
+        "the others wait for it; a larger --global-batch-size or fewer ranks would help"
+    )
 
 
 def _start_again(config: RunConfig) -> RunConfig | None:

@@ -16,7 +16,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,6 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from records.config import RunConfig
 from records.names import CHECKPOINTS_NAME
 from records.record import EvaluationRecord
+from records.tensor_file import TensorFacts, TensorFile, as_bytes, piece_of
 
 if TYPE_CHECKING:
     import torch
@@ -100,18 +101,21 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     Raises:
         OSError: It cannot be written; no part of it is left.
     """
-    from safetensors.torch import save
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
 
     if not path.parent.exists():
         path.parent.mkdir(parents=True)
         _sync(path.parent.parent)
     text = json.dumps(checkpoint.state.model_dump(mode="json"), allow_nan=False)
-    metadata = {_STATE_KEY: text, _DIGEST_KEY: _digest(text, checkpoint.tensors)}
+    metadata = {_STATE_KEY: text, _DIGEST_KEY: digest_of(text, checkpoint.tensors)}
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with unfinished.open("wb") as file:
-            file.write(save(checkpoint.tensors, metadata))
-            file.flush()
+        try:
+            save_file(checkpoint.tensors, unfinished, metadata)
+        except SafetensorError as error:  # which also wraps the errors of the system
+            raise OSError(_short(error)) from error
+        with unfinished.open("rb+") as file:
             os.fsync(file.fileno())
         unfinished.replace(path)
         _sync(path.parent)
@@ -120,45 +124,132 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
             unfinished.unlink(missing_ok=True)
 
 
-def read_checkpoint(source: Path | bytes, *, name: str | None = None) -> Checkpoint:
-    """Reads a checkpoint, from a file or from its bytes, and checks its hash.
+class CheckpointFile:
+    """A checkpoint on the disk. It has been read once, to check its hash; its tensors are read where they are needed.
+
+    Attributes:
+        text: The JSON text of everything but the tensors.
+        state: What the text says.
+        digest: The hash of the text and all tensors.
+        facts: The tensors, sorted by name.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Checks a file.
+
+        Raises:
+            CheckpointError: It cannot be read, is damaged, or is no checkpoint.
+        """
+        from safetensors import SafetensorError
+
+        _check_file(path)
+        try:
+            self._file = TensorFile(path)
+            metadata = self._file.metadata
+            if _STATE_KEY not in metadata or _DIGEST_KEY not in metadata:
+                raise CheckpointError(f"{path}: is a safetensors file, but not a checkpoint")
+            self.text, self.digest, self.facts = metadata[_STATE_KEY], metadata[_DIGEST_KEY], self._file.facts
+            digest = ContentDigest(self.text)
+            for name, facts in self.facts.items():
+                digest.begin(name, facts)
+                for piece in self._file.pieces(name):
+                    digest.update(piece)
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from error
+        except CheckpointError:
+            raise
+        except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise CheckpointError(f"{path}: is incomplete or not a safetensors file ({_short(error)})") from error
+        if digest.hexdigest() != self.digest:
+            raise CheckpointError(f"{path}: is damaged: its content does not match its hash")
+        self.state = parse_state(self.text, str(path))
+
+    def pieces(self, name: str) -> Iterator[bytes]:
+        """Yields the bytes of a tensor in pieces.
+
+        Raises:
+            OSError: They cannot be read.
+        """
+        return self._file.pieces(name)
+
+    def tensors(self, prefix: str) -> dict[str, torch.Tensor]:
+        """Reads the tensors whose names begin with `prefix` and a dot, by the rest of their names.
+
+        Raises:
+            OSError: They cannot be read.
+        """
+        return {name: self.tensor(f"{prefix}.{name}") for name in without_prefix(prefix, self.facts)}
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """Reads a tensor.
+
+        Raises:
+            OSError: It cannot be read.
+        """
+        tensor, begin = self.facts[name].empty(), 0
+        content = as_bytes(tensor)
+        for piece in self.pieces(name):
+            content[begin : begin + len(piece)] = piece_of(piece)
+            begin += len(piece)
+        return tensor
+
+
+def parse_state(text: str, name: str) -> CheckpointState:
+    """Reads the JSON text of a checkpoint.
+
+    Args:
+        text: The text.
+        name: What messages call the checkpoint.
 
     Raises:
-        CheckpointError: It cannot be read or is damaged.
+        CheckpointError: It was written by an incompatible version.
     """
-    import torch
-    from safetensors import SafetensorError, safe_open
-    from safetensors.torch import load
-
-    name = name or str(source)
-    if isinstance(source, Path):
-        _check_file(source)
     try:
-        if isinstance(source, bytes):
-            metadata, tensors = _metadata_of(source), load(source)
-        else:
-            with safe_open(source, framework="pt") as file:
-                metadata = file.metadata() or {}
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (it is not a mapping)
-    except OSError as error:
-        raise CheckpointError(f"{name}: cannot be read ({error.strerror or error})") from error
-    except (SafetensorError, ValueError, RuntimeError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{name}: is incomplete or not a safetensors file ({_short(error)})") from error
-    if _STATE_KEY not in metadata or _DIGEST_KEY not in metadata:
-        raise CheckpointError(f"{name}: is a safetensors file, but not a checkpoint")
-    if _digest(metadata[_STATE_KEY], tensors) != metadata[_DIGEST_KEY]:
-        raise CheckpointError(f"{name}: is damaged: its content does not match its hash")
-    try:
-        state = CheckpointState.model_validate_json(metadata[_STATE_KEY])
+        return CheckpointState.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise CheckpointError(
             f"{name}: was written by an incompatible version of Lockstep ({where}: {first['msg']})"
         ) from error
-    assert all(isinstance(tensor, torch.Tensor) for tensor in tensors.values())
-    # Sorted by name: their order differs between processes, and an adapter may communicate in this order.
-    return Checkpoint(state, dict(sorted(tensors.items())))
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Reads a checkpoint as a whole, and checks its hash.
+
+    Raises:
+        CheckpointError: It cannot be read or is damaged.
+    """
+    file = CheckpointFile(path)
+    return Checkpoint(file.state, {name: file.tensor(name) for name in file.facts})
+
+
+class ContentDigest:
+    """A SHA-256 of the JSON text, then of name, type, shape and bytes of every tensor, in the order of names."""
+
+    def __init__(self, text: str) -> None:
+        self._digest = hashlib.sha256(text.encode())
+
+    def begin(self, name: str, facts: TensorFacts) -> None:
+        """The next bytes are those of this tensor."""
+        self._digest.update(f"\0{name}\0torch.{facts.dtype}\0{list(facts.shape)}\0".encode())
+
+    def update(self, content: Any) -> None:
+        """Adds bytes, or anything that has the buffer protocol."""
+        self._digest.update(content)
+
+    def hexdigest(self) -> str:
+        """Returns the hash of all so far."""
+        return self._digest.hexdigest()
+
+
+def digest_of(text: str, tensors: Mapping[str, torch.Tensor]) -> str:
+    """Returns the hash of a whole checkpoint."""
+    digest = ContentDigest(text)
+    for name, tensor in sorted(tensors.items()):
+        digest.begin(name, TensorFacts(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)))
+        digest.update(as_bytes(tensor).numpy().data)
+    return digest.hexdigest()
 
 
 def remove_unfinished(run_directory: Path) -> None:
@@ -208,23 +299,6 @@ def without_prefix(prefix: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the tensors whose names begin with `prefix` and a dot, by the rest of their names."""
     start = f"{prefix}."
     return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
-
-
-def _metadata_of(content: bytes) -> dict[str, str]:
-    """Returns the metadata in the header of a safetensors file: its length in eight bytes, then JSON."""
-    length = int.from_bytes(content[:8], "little")
-    return dict(json.loads(content[8 : 8 + length]).get("__metadata__", {}))
-
-
-def _digest(text: str, tensors: Mapping[str, torch.Tensor]) -> str:
-    """Hashes the JSON text, then name, type, shape and bytes of every tensor, in the order of names."""
-    import torch
-
-    digest = hashlib.sha256(text.encode())
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"\0{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
-        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def _check_file(path: Path) -> None:

@@ -83,13 +83,12 @@ def _saved(directory: Path, *steps: int) -> list[Path]:
 def test_every_bit_comes_back(tmp_path: Path, tensor: torch.Tensor) -> None:
     path = checkpoint_path(tmp_path, 3)
     write_checkpoint(path, Checkpoint(_state(3, best=BestModel(step=2, value=0.1 + 0.2)), {"x": tensor.contiguous()}))
-    for source in (path, path.read_bytes()):
-        read = read_checkpoint(source)
-        assert read.state.best == BestModel(step=2, value=0.1 + 0.2)
-        assert read.tensors["x"].dtype == tensor.dtype
-        assert read.tensors["x"].shape == tensor.shape
-        ours, theirs = (one.contiguous().reshape(-1).view(torch.uint8) for one in (tensor, read.tensors["x"]))
-        assert torch.equal(ours, theirs)
+    read = read_checkpoint(path)
+    assert read.state.best == BestModel(step=2, value=0.1 + 0.2)
+    assert read.tensors["x"].dtype == tensor.dtype
+    assert read.tensors["x"].shape == tensor.shape
+    ours, theirs = (one.contiguous().reshape(-1).view(torch.uint8) for one in (tensor, read.tensors["x"]))
+    assert torch.equal(ours, theirs)
 
 
 def test_optimizer_state_survives_json() -> None:

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from records.balance import imbalance, positions_per_token
-from records.checkpoint import CheckpointError, checkpoint_path, read_checkpoint, without_prefix
+from records.checkpoint import CheckpointError, CheckpointFile, checkpoint_path
 from records.config import RunConfig
 from records.environment import describe_environment
 from records.notice import Notice, give_notice
@@ -84,12 +84,12 @@ def _load_best(model: nn.Module, directory: Path, evaluations: list[EvaluationRe
         if evaluation.step == evaluations[-1].step:
             return evaluation.step
         try:
-            checkpoint = read_checkpoint(checkpoint_path(directory, evaluation.step))
-        except CheckpointError as error:
+            weights = CheckpointFile(checkpoint_path(directory, evaluation.step)).tensors("model")
+        except (CheckpointError, OSError) as error:
             with contextlib.suppress(OSError):  # the log may be on a full disk
                 print(f"the next best weights are saved: {error}")
             continue
-        model.load_state_dict(without_prefix("model", checkpoint.tensors))
+        model.load_state_dict(weights)
         return evaluation.step
     return None
 

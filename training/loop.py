@@ -15,7 +15,6 @@ from contextlib import nullcontext
 import torch
 
 from backends.interface import Backend
-from records.checkpoint import Checkpoint
 from records.config import RunConfig
 from records.record import EvaluationRecord
 from tasks.interface import Batch, Task
@@ -26,6 +25,7 @@ from training.hooks import Hooks, Observers
 from training.losses import OpenStep, OpenSteps
 from training.optimizer import build_optimizer, learning_rate_factor
 from training.plan import Plan, SampleIds
+from training.receiving import IncomingCheckpoint
 from training.seeds import DROPOUT, WEIGHTS, random_seed, seed_all
 from training.state import TrainingState, Trajectory
 
@@ -200,18 +200,19 @@ class Trainer:
         self._observers.on_evaluation_end(evaluation)
         return metric is not None and state.judge(metric, self._evaluator.value_of_rank_0(metrics, metric))
 
-    def load_checkpoint(self, checkpoint: Checkpoint) -> None:
+    def load_checkpoint(self, checkpoint: IncomingCheckpoint) -> None:
         """Restores what `TrainingState.checkpoint` returned, on every rank.
 
         Raises:
             ValueError: It does not fit this training.
         """
         step = checkpoint.state.step
-        if step > self.num_steps or len(checkpoint.tensors.get("history", ())) != step:
+        history = checkpoint.facts.get("history")
+        if step > self.num_steps or history is None or history.shape[:1] != (step,):
             raise ValueError(f"the checkpoint is of step {step}, which does not fit a run of {self.num_steps}")
-        optimizer = self.state.fitting_optimizer(checkpoint)
+        self.state.require_fitting_optimizer(checkpoint)
         self._rehearse()
-        self.state.load_checkpoint(checkpoint, optimizer)
+        self.state.load_checkpoint(checkpoint)
 
     def _rehearse(self) -> None:
         """Takes a step that is overwritten afterwards, so that libraries have settled what their first step settles.

@@ -22,6 +22,8 @@ SampleIds = npt.NDArray[np.int64]
 Costs = npt.NDArray[np.int64]
 # Samples of similar lengths need several micro-batches to meet in.
 _SORTED_MICRO_STEPS = 2
+# Steps from which it is told, before a training, how equal the work of ranks will be.
+_NUM_EXPECTED = 20
 
 
 class Layout(NamedTuple):
@@ -122,6 +124,22 @@ class Plan:
             pieces = _of_similar_cost(global_batch, costs[global_batch], num_micro_steps, self.world_size)
         mine = pieces[rank :: self.world_size]
         return [MicroBatch(piece, 1.0) if len(piece) else MicroBatch(global_batch[:1], 0.0) for piece in mine]
+
+
+def expected_imbalance(plan: Plan) -> float:
+    """Returns the cost of the rank with most to compute over the mean of all ranks; the mean over the first steps.
+
+    It is 1.0 where the costs of samples are not known.
+    """
+    costs = plan.layout.costs
+    if costs is None or plan.world_size == 1:
+        return 1.0
+    ratios = []
+    for batch in plan.epoch(0)[:_NUM_EXPECTED]:
+        shares = [plan.micro_batches(batch, rank) for rank in range(plan.world_size)]
+        of_ranks = [sum(int(costs[one.sample_ids].sum()) for one in share if one.weight) for share in shares]
+        ratios.append(max(of_ranks) * plan.world_size / sum(of_ranks))
+    return float(np.mean(ratios))
 
 
 def _of_equal_cost(samples: SampleIds, costs: Costs, num_pieces: int) -> list[SampleIds]:

@@ -12,7 +12,7 @@ import torch
 
 from backends.interface import Backend
 from backends.registry import load_backend
-from records.checkpoint import checkpoint_step, read_checkpoint
+from records.checkpoint import checkpoint_step
 from records.config import RunConfig
 from records.news import Resumed
 from records.notice import prepare_notice
@@ -31,12 +31,13 @@ from training.measurements import Measurements
 from training.memory import MemoryMeter
 from training.rank import RankStart
 from training.rank_record import Place, rank_record
+from training.receiving import IncomingCheckpoint
 from training.reporter import Reporter
 from training.room import require_room
 from training.saving import CheckpointSaver
 from training.stopping import StopRequest
 from training.trace import Tracer
-from training.world import broadcast_bytes, gather_facts, newest_of, prove_same_job, prove_world
+from training.world import gather_facts, newest_of, prove_same_job, prove_world
 
 MakeObserver = Callable[[Trainer, Measurements], Hooks]
 
@@ -174,9 +175,7 @@ class RankWork:
         source = newest_of(backend, checkpoint_step(path) if path is not None else 0)
         if source is None:
             return None
-        mine = path.read_bytes() if path is not None and backend.rank == source else b""
-        received = broadcast_bytes(backend, mine, source=source)
-        checkpoint = read_checkpoint(received, name=str(path or f"the checkpoint of rank {source}"))
+        checkpoint = IncomingCheckpoint(backend, path, source=source)
         state = checkpoint.state
         for name, value in state.data.items():
             # "data" is where the data were, which may have changed. Their digest may not change.

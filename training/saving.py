@@ -18,8 +18,8 @@ class CheckpointSaver:
     """Saves the checkpoints of a run on rank 0.
 
     Training waits only while the tensors are copied. One checkpoint is written at a time, and the next one waits for
-    it. Until it is on the disk, the memory holds up to three more copies of the training's state: the copied tensors,
-    and the file, which safetensors builds in memory.
+    it. Until it is on the disk, the memory holds one more copy of the training's state: safetensors writes the copied
+    tensors from where they are.
 
     Attributes:
         failed_steps: The steps whose checkpoints could not be written.

@@ -22,6 +22,7 @@ from records.config import RunConfig
 from records.record import EvaluationRecord, StepRecord, metric_sign
 from tasks.interface import Task
 from training.losses import finite
+from training.receiving import IncomingCheckpoint
 
 
 @dataclass
@@ -151,60 +152,54 @@ class TrainingState:
         """Finds the buffers that are in no state_dict."""
         return {name: buffer for name, buffer in self.module.named_buffers() if name not in weights}
 
-    def fitting_optimizer(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        """Returns the optimizer's state of a checkpoint, in the form of torch's state_dict.
-
-        Its hyper-parameters are those of this run's configuration, which has been checked.
+    def require_fitting_optimizer(self, checkpoint: IncomingCheckpoint) -> None:
+        """Makes sure that the optimizer's state of a checkpoint is of this model.
 
         Raises:
-            ValueError: The checkpoint does not fit this training. Fused kernels would not notice it, and would read
-                and write past the end of a tensor.
+            ValueError: It is not. Fused kernels would not notice it, and would read and write past the end of a tensor.
         """
-        tensors = without_prefix("optimizer", checkpoint.tensors)
         own = self.optimizer.state_dict()["param_groups"]
         if [group.get("params") for group in checkpoint.state.optimizer_groups] != [group["params"] for group in own]:
             raise ValueError("the checkpoint is of another model (its optimizer has other parameters)")
         shapes = [parameter.shape for group in self.optimizer.param_groups for parameter in group["params"]]
-        for name, tensor in tensors.items():
+        for name, facts in without_prefix("optimizer", checkpoint.facts).items():
             number, _, what = name.partition(".")
-            fits = number.isdecimal() and int(number) < len(shapes) and tensor.is_floating_point()
-            if not fits or tensor.shape != (torch.Size([]) if what == "step" else shapes[int(number)]):
+            fits = number.isdecimal() and int(number) < len(shapes) and facts.empty("meta").is_floating_point()
+            if not fits or facts.shape != (() if what == "step" else tuple(shapes[int(number)])):
                 raise ValueError(f"the checkpoint is of another model (its optimizer state {name} does not fit)")
-        return unflatten_optimizer(tensors, checkpoint.state.optimizer_scalars, own)
 
-    def load_checkpoint(self, checkpoint: Checkpoint, optimizer: dict[str, Any]) -> None:
-        """Restores what `checkpoint` returned, on every rank.
+    def load_checkpoint(self, checkpoint: IncomingCheckpoint) -> None:
+        """Restores what `checkpoint` returned, on every rank, one part after the other to save memory.
 
-        Args:
-            checkpoint: The checkpoint.
-            optimizer: What `fitting_optimizer` returned for it.
+        The optimizer's hyper-parameters are those of this run's configuration, which has been checked.
 
         Raises:
             ValueError: The checkpoint is of another model.
         """
-        state, tensors = checkpoint.state, checkpoint.tensors
+        state = checkpoint.state
+        hidden, history = checkpoint.take("buffer"), checkpoint.take("history")[""]
         try:
-            self.load_state_dict(
-                {
-                    "model": without_prefix("model", tensors),
-                    "optimizer": optimizer,
-                    "backend": state.backend,
-                    "step": state.step,
-                    "num_updates": state.num_updates,
-                }
-            )
+            self.backend.load_weights(self.model, checkpoint.take("model"))
+            groups = self.optimizer.state_dict()["param_groups"]
+            self.optimizer.state.clear()  # what comes takes its place
+            tensors = checkpoint.take("optimizer")
+            self.optimizer.load_state_dict(unflatten_optimizer(tensors, state.optimizer_scalars, groups))
+            self.backend.load_state_dict(state.backend)
             buffers = dict(self.module.named_buffers())
-            for name, content in without_prefix("buffer", tensors).items():
+            for name, content in hidden.items():
                 # A buffer that is in no state_dict may come, go or grow in training, such as a cache.
                 if name in buffers and buffers[name].shape == content.shape:
                     buffers[name].copy_(content)
         except (RuntimeError, KeyError, ValueError, TypeError, AttributeError) as error:
             raise ValueError(f"the checkpoint is of another model ({' '.join(str(error).split())[:300]})") from error
+        checkpoint.finish()
+        self.step = state.step
+        self.num_updates = state.num_updates
         self.evaluated_step = state.evaluated_step
         self.best = state.best
         self.evaluations_since_best = state.evaluations_since_best
-        self._history = [tensors["history"]]
-        self.trajectory = Trajectory(_from_matrix(tensors["history"]), list(state.evaluations))
+        self._history = [history]
+        self.trajectory = Trajectory(_from_matrix(history), list(state.evaluations))
 
 
 def _as_matrix(steps: list[StepRecord]) -> torch.Tensor:

@@ -219,8 +219,6 @@ class RacePlan(BaseModel):
         arguments += [f"--num-processes={who.num_processes}"]
         arguments += [f"--precision={who.precision}", f"--global-batch-size={who.global_batch_size}"]
         arguments += [f"--micro-batch-size={who.micro_batch_size}", "--save-every=never"]
-        if who.role == "peer":
-            arguments.append("--batching=padded")  # its library makes the batches
         if run.purpose == "timed":
             arguments += [f"--max-steps={self.schedule.timed_steps}", "--no-evaluate"]
         elif run.purpose == "diagnosis":

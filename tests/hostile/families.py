@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from records.checkpoint import _digest, read_checkpoint
+from records.checkpoint import digest_of, read_checkpoint
 from records.config import RunOptions
 from tasks.text.settings import TextClassificationSettings
 from tests.hostile.victim import Victim
@@ -272,7 +272,7 @@ def _forged(state: dict[str, Any], path: tuple[str, ...], value: Any) -> bytes:
     """A checkpoint whose hash is right and whose content is not."""
     text = json.dumps(_with(state, path, value))
     tensors = {"model.output.bias": torch.zeros(7)}
-    return save(tensors, {"lockstep": text, "sha256": _digest(text, tensors)})
+    return save(tensors, {"lockstep": text, "sha256": digest_of(text, tensors)})
 
 
 def _places(value: Any, path: tuple[Any, ...] = ()) -> Any:

@@ -98,7 +98,7 @@ def names_for_a_shell(victim: Victim) -> None:
 
 def checkpoints_that_choose(victim: Victim) -> None:
     """Whole checkpoints that would have code imported, something fetched, or a thousand ranks started."""
-    from records.checkpoint import _digest
+    from records.checkpoint import digest_of
 
     whole = read_checkpoint(victim.checkpoint)
     state = whole.state.model_dump(mode="json")
@@ -116,7 +116,7 @@ def checkpoints_that_choose(victim: Victim) -> None:
         {"backend_settings": {"x": 1}, "seed": None, "learning_rate": "fast"},
     ):
         forged = json.dumps({**state, "config": {**state["config"], **changes}})
-        content = save(whole.tensors, {"lockstep": forged, "sha256": _digest(forged, whole.tensors)})
+        content = save(whole.tensors, {"lockstep": forged, "sha256": digest_of(forged, whole.tensors)})
         with victim.input("step-00000004.safetensors", content) as path:
             victim.attack("special", "single", "--resume", str(path), "--output-dir", "out")
 

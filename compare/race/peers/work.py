@@ -118,7 +118,9 @@ class PeerWork:
             start: What the rank has; the backend of its configuration is the peer.
             address: The path of the socket of the race; "-" if the peer trains alone.
         """
-        self._start, self._address = start, address
+        # The library makes the batches.
+        self._start = start._replace(config=start.config.model_copy(update={"batching": "padded"}))
+        self._address = address
 
     def run(self) -> None:
         """Trains, and writes the record."""

@@ -1,0 +1,57 @@
+"""The memory allocator of the ranks: found, refused, put before what the user loads, and in force."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launch import allocator
+from launch.allocator import Allocator, settle_allocator
+from launch.engines.environment import engine_environment
+from launch.engines.interface import Ranks
+from launch.engines.python import Python
+from launch.errors import UsageError
+from tests.launching import DISTRIBUTED, require_backend, train
+
+
+@pytest.fixture
+def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = {name: ((f"lib{name}-of-nobody.so.1",), f"package-of-{name}") for name in ("tcmalloc", "jemalloc")}
+    monkeypatch.setattr(allocator, "_LIBRARIES", absent)
+
+
+def test_that_of_the_c_library_needs_no_library() -> None:
+    assert settle_allocator("glibc") == Allocator("glibc", None)
+
+
+@pytest.mark.usefixtures("nothing_installed")
+def test_without_another_one_auto_is_that_of_the_c_library() -> None:
+    assert settle_allocator("auto") == Allocator("glibc", None)
+
+
+@pytest.mark.usefixtures("nothing_installed")
+@pytest.mark.parametrize("name", ["tcmalloc", "jemalloc"])
+def test_one_that_cannot_be_loaded_is_refused(name: str) -> None:
+    wanted = f"--allocator {name}: lib{name}-of-nobody.so.1 cannot be loaded here; install it .* package-of-{name}"
+    with pytest.raises(UsageError, match=wanted):
+        settle_allocator(name)
+
+
+def test_it_comes_before_what_the_user_loads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ranks = Ranks(1, (), "cpu", 1, None, 15.0, tmp_path, preload="libown.so.1")
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    assert engine_environment(Python(), ranks)["LD_PRELOAD"] == "libown.so.1"
+    monkeypatch.setenv("LD_PRELOAD", "libfirst.so libsecond.so")
+    assert engine_environment(Python(), ranks)["LD_PRELOAD"] == "libown.so.1 libfirst.so libsecond.so"
+
+
+@pytest.mark.launchers
+@pytest.mark.parametrize("backend", DISTRIBUTED)
+def test_ranks_of_every_backend_have_it(backend: str, tmp_path: Path) -> None:
+    require_backend(backend)
+    settled = settle_allocator("auto").name
+    for asked, expected in (("auto", settled), ("glibc", "glibc")):
+        options = ("--task", "token-tagging", "--num-processes", "2", "--max-steps", "2", "--allocator", asked)
+        record = train(backend, tmp_path / asked, *options)
+        assert record["config"]["allocator"] == record["environment"]["allocator"] == expected
