@@ -98,7 +98,7 @@ def _run_to_the_end(config: RunConfig, job: Job, start: Start | None, task: Task
     terminal = console()
     show_start(config, start, terminal)
     show_overview(task.overview(), terminal)
-    if (uneven := _describe_imbalance(config, task)) is not None:
+    if (uneven := describe_imbalance(config, task)) is not None:
         terminal.print(uneven)
     positive_label = task.describe().get("positive_label")
     while True:
@@ -132,7 +132,7 @@ def _run_to_the_end(config: RunConfig, job: Job, start: Start | None, task: Task
     return _conclude(config, terminal)
 
 
-def _describe_imbalance(config: RunConfig, task: Task) -> str | None:
+def describe_imbalance(config: RunConfig, task: Task) -> str | None:
     """Says that ranks cannot be given equal work, if they cannot."""
     if config.batching != "packed":
         return None

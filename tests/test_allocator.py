@@ -46,12 +46,10 @@ def test_it_comes_before_what_the_user_loads(monkeypatch: pytest.MonkeyPatch, tm
     assert engine_environment(Python(), ranks)["LD_PRELOAD"] == "libown.so.1 libfirst.so libsecond.so"
 
 
-@pytest.mark.launchers
-@pytest.mark.parametrize("backend", DISTRIBUTED)
-def test_ranks_of_every_backend_have_it(backend: str, tmp_path: Path) -> None:
+@pytest.mark.processes
+@pytest.mark.parametrize(("backend", "asked"), [*((name, "auto") for name in DISTRIBUTED), ("ddp", "glibc")])
+def test_ranks_have_it(backend: str, asked: str, tmp_path: Path) -> None:
     require_backend(backend)
-    settled = settle_allocator("auto").name
-    for asked, expected in (("auto", settled), ("glibc", "glibc")):
-        options = ("--task", "token-tagging", "--num-processes", "2", "--max-steps", "2", "--allocator", asked)
-        record = train(backend, tmp_path / asked, *options)
-        assert record["config"]["allocator"] == record["environment"]["allocator"] == expected
+    options = ("--task", "token-tagging", "--num-processes", "2", "--max-steps", "2", "--allocator", asked)
+    record = train(backend, tmp_path / "run", *options)
+    assert record["config"]["allocator"] == record["environment"]["allocator"] == settle_allocator(asked).name

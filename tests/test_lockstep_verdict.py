@@ -185,6 +185,8 @@ def test_with_dropout_another_split_cannot_be_judged_by_losses() -> None:
     assert losses_parity(ours, theirs).verdict == "rounding"
     theirs.config.num_processes = 1
     assert losses_parity(ours, theirs).verdict == "unknown"
+    ours.task["dropout_by_sample"] = theirs.task["dropout_by_sample"] = True
+    assert losses_parity(ours, theirs).verdict == "rounding"
 
 
 def test_a_diagnosis_with_holes_is_no_record() -> None:

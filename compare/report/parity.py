@@ -90,7 +90,8 @@ def losses_parity(run: RunRecord, reference: RunRecord) -> Parity:
         and len(run.steps) == len(reference.steps)
     ):
         return Parity(verdict="bitwise", detail="the final weights are bitwise equal")
-    if _split(run) != _split(reference) and run.task.get("dropout", 0) != 0:
+    by_sample = run.task.get("dropout_by_sample") and reference.task.get("dropout_by_sample")
+    if _split(run) != _split(reference) and run.task.get("dropout", 0) != 0 and not by_sample:
         detail = "dropout masks depend on how a batch is split; only diagnosis runs (--diagnose) can tell"
         return Parity(verdict="unknown", detail=detail)
     tolerance = _TOLERANCE[run.config.precision]

@@ -278,6 +278,7 @@ class TextClassification(Task):
             "model": self.settings.model,
             "model_shape": bert_models.encoder_shape(self.settings.model, self._pretrained),
             "dropout": bert_models.dropout_in_force(self.settings.dropout, self._pretrained),
+            "dropout_by_sample": self.packing_refusal() is None,
             "labels": data.labels,
             "label_counts": data.label_counts,
             "positive_label": self._positive,

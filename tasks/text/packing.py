@@ -41,9 +41,9 @@ def packing_refusal(directory: Path | None) -> str | None:
     config = json.loads((directory / "config.json").read_bytes())
     kind = config.get("model_type")
     if kind not in _ENCODERS:
-        return f"it is of the type {kind!r}, and its attention cannot be kept within a sample"
+        return f"the model is of the type {kind!r}, whose attention cannot be kept within a sample"
     if config.get("is_decoder"):
-        return "it is a decoder, which looks at the tokens before only"
+        return "the model is a decoder, which looks at the tokens before only"
     return None
 
 

@@ -39,6 +39,8 @@ OPTION_CASES: dict[str, tuple[str, ...]] = {
     "device-choice": ("ddp --device tpu", "--device tpu", "'auto', 'cpu' or 'cuda'"),
     "device-empty": ("ddp --device ''", "--device ", "'auto', 'cpu' or 'cuda'"),
     "precision-choice": ("ddp --precision fp8", "--precision fp8", "'fp32', 'bf16' or 'fp16'"),
+    "batching-choice": ("ddp --batching folded", "--batching folded", "'packed', 'sorted' or 'padded'"),
+    "allocator-choice": ("ddp --allocator malloc", "--allocator malloc", "'auto', 'glibc', 'tcmalloc' or 'jemalloc'"),
     "optimizer-choice": ("ddp --optimizer lamb", "--optimizer lamb", "'adamw' or 'sgd'"),
     "lr-scheduler-choice": ("ddp --lr-scheduler step", "--lr-scheduler step", "'linear', 'cosine' or 'constant'"),
     "start-method-of-another": ("ddp --start-method horovodrun", "--start-method horovodrun", "torchrun or spawn"),

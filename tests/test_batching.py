@@ -1,0 +1,217 @@
+"""Which batches a run makes: the default, what is asked for and refused, equal work, and what is said of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from launch.errors import UsageError
+from launch.resolve import settle_batching
+from launch.train_command import describe_imbalance
+from records.balance import imbalance, positions_per_token
+from records.config import RunOptions
+from records.processor import has_bf16
+from tasks.interface import Task
+from tasks.text.classification import TextClassification
+from tasks.text.settings import TextClassificationSettings
+from tasks.token_tagging import TokenTagging, TokenTaggingSettings
+from tests.faulty import SlowSettings, SlowTask
+from tests.launching import run_config, train
+from training.plan import Layout, Plan, expected_imbalance
+
+ROWS = [("short", "a"), ("of a middling length", "b"), ("as long as any text of all these is", "a"), ("two words", "b")]
+
+
+class _Silent(TokenTagging):
+    """Tells nothing of the lengths of its samples."""
+
+    def costs(self, split: Any) -> Any:
+        return None
+
+
+def _texts(directory: Path) -> dict[str, Path]:
+    lines = ["text,label", *(f"{text},{label}" for text, label in ROWS * 8)]
+    for split in ("train", "validation"):
+        (directory / f"{split}.csv").write_text("\n".join(lines))
+    return {f"{split}_file": directory / f"{split}.csv" for split in ("train", "validation")}
+
+
+def _albert(directory: Path) -> Path:
+    """A model of a type whose attention cannot be replaced."""
+    from transformers import AlbertConfig, AlbertForSequenceClassification
+
+    from tasks.text.tokenizers import train_wordpiece
+
+    config = AlbertConfig(vocab_size=300, embedding_size=8, hidden_size=16, num_attention_heads=2, intermediate_size=16)
+    AlbertForSequenceClassification(config).save_pretrained(directory)
+    train_wordpiece([text for text, _ in ROWS], vocab_size=300, max_length=512).save_pretrained(directory)
+    return directory
+
+
+def _task(tmp_path: Path, **settings: Any) -> TextClassification:
+    task = TextClassification(TextClassificationSettings(**_texts(tmp_path), **settings))
+    task.prepare()
+    return task
+
+
+def _tagging(kind: type[TokenTagging] = TokenTagging) -> Task:
+    return kind(TokenTaggingSettings())
+
+
+def _options(**options: Any) -> RunOptions:
+    return RunOptions.model_validate({"task": "token-tagging", **options})
+
+
+def test_what_is_best_is_the_default(tmp_path: Path) -> None:
+    assert settle_batching(_options(), _task(tmp_path)) == "packed"
+    assert settle_batching(_options(), _tagging()) == "packed"
+    assert settle_batching(_options(), _task(tmp_path, model=str(_albert(tmp_path / "albert")))) == "sorted"
+    assert settle_batching(_options(), SlowTask(SlowSettings())) == "padded"
+    assert settle_batching(_options(), _tagging(_Silent)) == "packed"  # without lengths, ranks get equal numbers
+    assert settle_batching(_options(torch_compile=True), _tagging()) == "padded"
+
+
+def test_what_is_asked_for_is_done(tmp_path: Path) -> None:
+    for batching in ("packed", "sorted", "padded"):
+        assert settle_batching(_options(batching=batching), _task(tmp_path)) == batching
+
+
+def test_what_cannot_be_done_is_refused(tmp_path: Path) -> None:
+    albert = _task(tmp_path, model=str(_albert(tmp_path / "albert")))
+    for task, options, words in (
+        (
+            albert,
+            {"batching": "packed"},
+            "packed: the model is of the type 'albert', whose attention cannot be kept",
+        ),
+        (SlowTask(SlowSettings()), {"batching": "packed"}, "packed: SlowTask changes the task that has such batches"),
+        (_tagging(), {"batching": "packed", "torch_compile": True}, "packed: --torch-compile would compile the model"),
+        (_tagging(_Silent), {"batching": "sorted"}, "sorted: the task does not tell the lengths of its samples; use"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            settle_batching(_options(**options), task)
+
+
+def _plan(lengths: Any, world_size: int, *, batching: Any, samples_of_a_rank: int = 16) -> Plan:
+    return Plan(
+        num_samples=len(lengths),
+        global_batch_size=world_size * samples_of_a_rank,
+        micro_batch_size=samples_of_a_rank,
+        world_size=world_size,
+        seed=5,
+        layout=Layout(batching, np.asarray(lengths)),
+    )
+
+
+def _like_sentences(number: int) -> Any:
+    """Lengths that are as unequal as those of sentences: their logarithm is normal, with a deviation of 0.5."""
+    drawn = np.random.default_rng(1).lognormal(3.2, 0.5, number)
+    return np.clip(drawn, 3, 128).astype(np.int64)
+
+
+@pytest.mark.parametrize("world_size", [2, 4, 8])
+def test_packed_ranks_get_equal_work(world_size: int) -> None:
+    lengths = _like_sentences(4000)
+    assert expected_imbalance(_plan(lengths, world_size, batching="packed")) <= 1.02
+    assert expected_imbalance(_plan(lengths, world_size, batching="packed", samples_of_a_rank=4)) <= 1.05
+    assert expected_imbalance(_plan(lengths, world_size, batching="padded")) > 1.05
+
+
+@pytest.mark.parametrize("batching", ["packed", "sorted", "padded"])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+def test_every_sample_is_computed_once(batching: str, world_size: int) -> None:
+    plan = _plan(_like_sentences(101), world_size, batching=batching, samples_of_a_rank=3)
+    for batch in plan.epoch(0):
+        shares = [plan.micro_batches(batch, rank) for rank in range(world_size)]
+        assert len({len(share) for share in shares}) == 1
+        computed = [one for share in shares for part in share if part.weight for one in part.sample_ids.tolist()]
+        assert sorted(computed) == sorted(batch.tolist())
+
+
+def test_sorted_batches_have_samples_of_similar_lengths() -> None:
+    lengths = _like_sentences(200)
+    plan = _plan(lengths, 2, batching="sorted")
+    for batch in plan.epoch(0)[:-1]:
+        first, second = zip(*(plan.micro_batches(batch, rank) for rank in range(2)), strict=True)
+        shortest_of_long = min(int(lengths[part.sample_ids].min()) for part in first)
+        assert shortest_of_long >= max(int(lengths[part.sample_ids].max()) for part in second)
+
+
+def test_a_sample_larger_than_a_share_is_told() -> None:
+    config = run_config("ddp", 2, Path(), global_batch_size=4, micro_batch_size=2, batching="packed")
+
+    class Unequal(TokenTagging):
+        longest = 1000
+
+        def costs(self, split: Any) -> Any:
+            return np.array([self.longest, *[1] * (self.num_samples(split) - 1)])
+
+    task = Unequal(TokenTaggingSettings(num_train_samples=4))
+    said = describe_imbalance(config, task)
+    assert said is not None
+    assert said.startswith("ranks cannot get equal work from these samples: the one with most has 1.99 times the mean")
+    assert describe_imbalance(config.model_copy(update={"batching": "padded"}), task) is None
+    task.longest = 1
+    assert describe_imbalance(config, task) is None
+
+
+@pytest.mark.parametrize("batching", ["packed", "sorted", "padded"])
+def test_the_record_says_what_was_computed(tmp_path: Path, batching: str) -> None:
+    options = ("--task", "token-tagging", "--num-processes", "2", "--max-steps", "5", "--batching", batching)
+    record = train("ddp", tmp_path / "run", *options)
+    assert record["config"]["batching"] == batching
+    computed, uneven = record["positions_per_token"], record["imbalance"]
+    tokens, positions = (sum(sum(rank[name]) for rank in record["ranks"]) for name in ("tokens", "positions"))
+    assert computed == pytest.approx(positions / tokens)
+    if batching == "packed":
+        assert computed == 1.0
+        assert uneven <= 1.05
+    else:
+        assert computed > 1.1
+
+
+def test_steps_and_losses_are_the_same_with_any_batches(tmp_path: Path) -> None:
+    """With dropout, on one rank and on two, in float32 of the real model."""
+    files = [f"--{name.replace('_', '-')}={path}" for name, path in _texts(tmp_path).items()]
+    options = ["--dropout", "0.2", "--max-steps", "6", "--global-batch-size", "8", *files]
+    records = [
+        train("single" if world_size == 1 else "ddp", tmp_path / f"{batching}-{world_size}", *options,
+              "--num-processes", str(world_size), "--batching", batching)
+        for batching in ("packed", "sorted", "padded") for world_size in (1, 2)
+    ]  # fmt: skip
+    losses = [[step["loss"] for step in record["steps"]] for record in records]
+    assert len({round(loss, 2) for loss in losses[0]}) > 1
+    for other in losses[1:]:
+        assert other == pytest.approx(losses[0], rel=1e-4)
+
+
+class _Counts(NamedTuple):
+    """What is read of the record of a rank."""
+
+    positions: list[int]
+    tokens: list[int]
+
+
+def test_a_step_in_which_nothing_is_computed_has_no_balance() -> None:
+    ranks: Any = [_Counts([10, 20, 0], [10, 10, 0]), _Counts([30, 20, 0], [10, 10, 0])]
+    assert positions_per_token(ranks) == 2.0
+    assert imbalance(ranks) == pytest.approx((1.5 + 1.0) / 2)
+    assert positions_per_token([]) is None
+    assert imbalance([]) is None
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "expected"),
+    [
+        ("processor : 0\nflags\t\t: fpu avx512_bf16 avx\n", True),
+        ("flags : fpu amx_tile amx_bf16\n", True),
+        ("processor : 0\nFeatures : fp asimd bf16\n", True),
+        ("processor : 0\nflags : fpu avx2 avx512f\n", False),
+        ("processor : 0\n", True),
+    ],
+)
+def test_a_processor_without_bf16_is_known(cpuinfo: str, expected: bool) -> None:
+    assert has_bf16(cpuinfo) is expected
