@@ -7,7 +7,6 @@ pages again at the next step; tcmalloc and jemalloc keep them. PyTorch's tuning 
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from typing import NamedTuple
@@ -59,7 +58,8 @@ def _loads(library: str) -> bool:
     program = shutil.which("true")
     if program is None:
         return False
-    done = subprocess.run(
-        [program], env={"LD_PRELOAD": library, "PATH": os.environ.get("PATH", "")}, capture_output=True, check=False
-    )
+    try:
+        done = subprocess.run([program], env={"LD_PRELOAD": library}, capture_output=True, check=False)
+    except OSError:  # the system allows no further process, which starting the ranks will tell
+        return False
     return done.returncode == 0 and not done.stderr

@@ -67,9 +67,7 @@ def resolve(
     """
     options, backend_settings, task_class, settings, start = asked
     world = _settle_world(backend, row, options)
-    if options.torch_compile:
-        check_compiler(backend, row, world.device)
-    _check_tracker(options.tracker)
+    _check_early(backend, row, options, world.device)
     _check_metric(options.metric_for_best_model, task_class.metric_names)
     micro_batch_size = settle_batch_sizes(options.global_batch_size, options.micro_batch_size, world.num_processes)
     allocator = settle_allocator(options.allocator)
@@ -112,6 +110,13 @@ def resolve(
         "resume_from": start.path if start else None,
     }
     return Resolved(RunConfig.model_validate(options.model_dump() | settled), task, job)
+
+
+def _check_early(backend: str, row: BackendRow, options: RunOptions, device: str) -> None:
+    """Checks what needs no data."""
+    if options.torch_compile:
+        check_compiler(backend, row, device)
+    _check_tracker(options.tracker)
 
 
 def _check_tracker(tracker: str) -> None:

@@ -169,6 +169,7 @@ def test_nodes_start_again_together(tmp_path: Path, backend: str) -> None:
     """A rank of one node dies; both start again, from the checkpoint that only one of them has."""
     require_backend(backend)
     options = (*OPTIONS, "--task", "tests.faulty:DyingTask", "--save-every", "2", "--max-restarts", "4")
+    options = (*options, "--batching", "padded")
     train(backend, tmp_path / "whole", *options, "--task", "token-tagging")
     done = _run_nodes(backend, tmp_path, *options)
     assert [outcome.returncode for outcome in done] == [0, 0], done[0].stderr + done[1].stderr

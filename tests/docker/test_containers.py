@@ -93,6 +93,7 @@ def _assert_arrived(directory: Path, owner: int, wanted: dict[str, Any]) -> None
     record = _record(directory)
     assert record["status"] == "completed"
     assert _digests(record) == _digests(wanted)
+    assert record["environment"]["allocator"] == "tcmalloc"
     assert (directory / "model.safetensors").stat().st_size > 1000
     assert {path.stat().st_uid for path in [directory, *directory.rglob("*")]} == {owner}
 
