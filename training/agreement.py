@@ -75,9 +75,6 @@ class Agreement:
 
         If parameters differ after what may be the last step, they are taken over, too, so that the model which is
         evaluated is the one that will be saved.
-
-        Raises:
-            RuntimeError: Parameters differ, and training was to go on.
         """
         if self._backend.world_size == 1:
             return
@@ -96,7 +93,7 @@ class Agreement:
             )
             self._progress.write(Disagreed(disagreement=self.disagreement))
             if not may_be_last:
-                self.end_run()
+                return
         else:
             self._agreed_step = step
         take_over(self._backend, [(parameters | buffers)[name] for name in difference.names])

@@ -92,6 +92,10 @@ class Decisions:
         """
         if self._agreement is not None:
             self._agreement.check(model, step, may_be_last=may_be_last)
+            if self._agreement.disagreement is not None and not may_be_last:
+                self.finish()  # the last checkpoint in which ranks agreed
+                self._backend.barrier()  # the first rank that leaves ends all others
+                self._agreement.end_run()
 
     def saves_after(self, step: int) -> bool:
         """Returns whether the interval of checkpoints, where it is one of steps, ends with this step."""
