@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 from typing_extensions import override
 
-from backends.capabilities import BackendSettings, UnsupportedError
+from backends.capabilities import BackendSettings, Place, UnsupportedError
 
 _PRECISIONS = {"O0": "fp32", "O1": "fp16", "O2": "fp16"}
 
@@ -27,7 +27,7 @@ class ApexSettings(BackendSettings):
         return None if self.opt_level is None else _PRECISIONS[self.opt_level]
 
     @override
-    def check(self, *, precision: str, optimizer: str) -> None:
+    def check(self, *, precision: str, optimizer: str, place: Place) -> None:
         if self.implied_precision not in (None, precision):
             raise UnsupportedError(
                 f"--opt-level {self.opt_level} computes in {self.implied_precision}, not in {precision}; "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
@@ -12,6 +13,18 @@ PRECISIONS = ("fp32", "bf16", "fp16")
 
 class UnsupportedError(ValueError):
     """A backend does not support what was asked for; the message names the value and a remedy."""
+
+
+class Place(NamedTuple):
+    """Where ranks compute.
+
+    Attributes:
+        device: "cpu" or "cuda".
+        num_nodes: On how many nodes.
+    """
+
+    device: str
+    num_nodes: int
 
 
 class BackendSettings(BaseModel):
@@ -24,12 +37,13 @@ class BackendSettings(BaseModel):
         """The precision that these options imply when the user does not choose one, or None."""
         return None
 
-    def check(self, *, precision: str, optimizer: str) -> None:
+    def check(self, *, precision: str, optimizer: str, place: Place) -> None:
         """Refuses options that contradict those that all backends share.
 
         Args:
             precision: The precision of the run, one of `PRECISIONS`.
             optimizer: The name of the optimizer.
+            place: Where ranks compute.
 
         Raises:
             UnsupportedError: Two options contradict each other; the message names the value and a remedy.
@@ -103,7 +117,8 @@ class Signs:
     """How the launcher recognises from outside that a rank waits for other ranks, or has lost one.
 
     Attributes:
-        waiting: Folders in site-packages; a rank whose innermost Python frame is in one of them waits for other ranks.
+        waiting: Folders in site-packages, and files of the adapter, which end with ".py"; a rank whose innermost
+            Python frame is in one of them waits for other ranks.
         lost_peer: Phrases of the errors that the library raises when another rank has ended or does not answer.
     """
 

@@ -7,7 +7,8 @@ torch.multiprocessing, which both describe the world in RANK, LOCAL_RANK and WOR
 from __future__ import annotations
 
 import inspect
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, cast
 
 import torch
@@ -15,10 +16,13 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
-from backends.bucket_settings import BucketSettings, bucket_arguments
+from backends.bucket_settings import bucket_arguments
+from backends.ddp_settings import DDPSettings
 from backends.registry import BACKENDS
+from backends.shared_memory import SharedGradients
 from backends.torch_amp import TorchAmpBackend
 from backends.torch_group import TorchGroupBackend
+from backends.traffic import Count
 
 # Parameters and buffers are made equal once. By default DDP broadcasts buffers again in every forward, which costs
 # traffic, and deadlocks if one rank runs a forward pass alone. torch 2.13 renamed the option.
@@ -31,7 +35,8 @@ _LEAVE_BUFFERS: dict[str, Any] = {_OPTION: False}
 class DDPBackend(TorchGroupBackend, TorchAmpBackend):
     name = "ddp"
     capabilities = BACKENDS["ddp"].capabilities
-    Settings = BucketSettings
+    Settings = DDPSettings
+    _shared_gradients: SharedGradients | None = None
 
     @override
     def setup(
@@ -47,6 +52,11 @@ class DDPBackend(TorchGroupBackend, TorchAmpBackend):
             **_LEAVE_BUFFERS,
             **bucket_arguments(self.options.settings),
         )
+        if self._shares_memory:
+            gradients = SharedGradients(model.parameters(), timeout_seconds=self.options.timeout_seconds)
+            # A lambda, since torch compares annotations with classes, and ours are strings.
+            wrapped.register_comm_hook(None, lambda _, bucket: gradients.average(bucket))
+            self._shared_gradients = gradients
         self.prepare_amp(wrapped, optimizer)
         return wrapped, optimizer
 
@@ -63,13 +73,32 @@ class DDPBackend(TorchGroupBackend, TorchAmpBackend):
     def effective_settings(self) -> dict[str, Any]:
         wrapped = cast(DistributedDataParallel, self.model)
         return {
-            "transport": dist.get_backend(),
+            "transport": "shared memory" if self._shares_memory else dist.get_backend(),
             "bucket_bytes": wrapped.bucket_bytes_cap,
             "gradient_as_bucket_view": wrapped.gradient_as_bucket_view,
             "find_unused_parameters": wrapped.find_unused_parameters,
         }
 
     @override
+    @contextmanager
+    def count_traffic(self, count: Count) -> Iterator[None]:
+        with super().count_traffic(count):
+            if self._shared_gradients is not None:
+                self._shared_gradients.count = count
+            try:
+                yield
+            finally:
+                if self._shared_gradients is not None:
+                    self._shared_gradients.count = None
+
+    @override
     def shutdown(self) -> None:
         self.release()
         self.leave_group()
+        if self._shared_gradients is not None:
+            self._shared_gradients.close()
+
+    @property
+    def _shares_memory(self) -> bool:
+        settings = self.options.settings
+        return isinstance(settings, DDPSettings) and settings.transport == "shared-memory" and self.world_size > 1

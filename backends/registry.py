@@ -17,6 +17,7 @@ from pathlib import Path
 from backends.apex_settings import ApexSettings
 from backends.bucket_settings import BucketSettings
 from backends.capabilities import PRECISIONS, TORCH_SIGNS, BackendSettings, Capabilities, Signs, UnsupportedError
+from backends.ddp_settings import DDPSettings
 from backends.devices import count_gpus
 from backends.interface import Backend, BackendOptions
 
@@ -164,8 +165,12 @@ BACKENDS = {
         "backends.ddp:DDPBackend",
         "torch DistributedDataParallel",
         _ddp,
-        settings=BucketSettings,
+        settings=DDPSettings,
         knobs=(_BUCKETS,),
+        signs=Signs(
+            (*TORCH_SIGNS.waiting, "backends/shared_memory.py"),
+            (*TORCH_SIGNS.lost_peer, "has not written its gradients", "Broken pipe"),
+        ),
     ),
     "apex": BackendRow(
         "backends.apex:ApexBackend",

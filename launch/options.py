@@ -18,7 +18,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from backends.capabilities import BackendSettings
+from backends.capabilities import BackendSettings, Place
+from backends.devices import count_gpus
 from launch.arguments import Once, Parser, from_home, is_writable_text, named_path
 from launch.errors import UsageError
 from launch.resume import LATEST, Start, check_same_trajectory, find_start, inherited_options
@@ -123,7 +124,8 @@ def read_options(backend: str, backend_settings: type[BackendSettings], argument
     chosen = validated(backend_settings, merged)
     implied = {"precision": chosen.implied_precision} if chosen.implied_precision else {}
     run = validated(RunOptions, {**implied, **merged})
-    chosen.check(precision=run.precision, optimizer=run.optimizer)
+    device = run.device if run.device != "auto" else "cuda" if count_gpus() else "cpu"
+    chosen.check(precision=run.precision, optimizer=run.optimizer, place=Place(device, run.num_nodes))
     task_settings = validated(task_class.Settings, merged)
     if start is not None:
         check_same_trajectory(start, run, task_settings)

@@ -7,8 +7,8 @@ import time
 import torch
 from pydantic import Field
 
-from backends.bucket_settings import BucketSettings
 from backends.ddp import DDPBackend
+from backends.ddp_settings import DDPSettings
 from backends.interface import StepResult
 
 _LONGEST_STEP = 1.0
@@ -20,7 +20,14 @@ class SameDDP(DDPBackend):
     name = "ddp again"
 
 
-class Slowdown(BucketSettings):
+class SharedMemoryDDP(DDPBackend):
+    """DDP with --transport shared-memory, under a name that the contract can be asked for."""
+
+    name = "ddp through shared memory"
+    _shares_memory = True
+
+
+class Slowdown(DDPSettings):
     """By how much a backend is slowed."""
 
     planted_slowdown: float = Field(0.1, ge=0, le=1, description="wait after a step, as a share of it")

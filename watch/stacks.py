@@ -56,8 +56,12 @@ def innermost_frame(text: str) -> str:
 def waits_for_others(text: str, signs: Signs) -> bool:
     """Returns whether the main thread's innermost frame is one in which the library waits for other ranks."""
     frames = _main_frames(text)
-    waiting = "|".join(map(re.escape, signs.waiting))
-    return bool(frames and waiting) and bool(re.search(rf"/(?:site|dist)-packages/(?:{waiting})/", frames[0][0]))
+    path = frames[0][0] if frames else ""
+    _, is_library, place = path.rpartition("-packages/")  # of site-packages, or Debian's dist-packages
+    return any(
+        path.endswith(f"/{sign}") if sign.endswith(".py") else bool(is_library) and place.startswith(f"{sign}/")
+        for sign in signs.waiting
+    )
 
 
 def is_in_backward(text: str) -> bool:

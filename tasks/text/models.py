@@ -88,6 +88,8 @@ def load_pretrained(directory: Path, *, labels: list[str], dropout: float | None
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()  # what it would warn of is checked below
     model: PreTrainedModel
     model, report = AutoModelForSequenceClassification.from_pretrained(
         directory,
@@ -99,6 +101,7 @@ def load_pretrained(directory: Path, *, labels: list[str], dropout: float | None
         **_label_options(labels),
         **_dropout_options(dropout),
     )
+    logging.set_verbosity(before)
     # transformers only warns of weights that it does not find, and draws them at random.
     num_missing, num_tensors = len(report["missing_keys"]), len(model.state_dict())
     if 2 * num_missing > num_tensors:

@@ -1,0 +1,28 @@
+"""The options of DDP; importing them imports no torch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+from typing_extensions import override
+
+from backends.bucket_settings import BucketSettings
+from backends.capabilities import Place, UnsupportedError
+
+
+class DDPSettings(BucketSettings):
+    """Options of torch's DistributedDataParallel."""
+
+    transport: Literal["shared-memory"] | None = Field(
+        None, description="shared-memory: average gradients through memory that ranks share (default: gloo, or NCCL)"
+    )
+
+    @override
+    def check(self, *, precision: str, optimizer: str, place: Place) -> None:
+        if self.transport == "shared-memory" and (place.device != "cpu" or place.num_nodes > 1):
+            where = f"{place.num_nodes} nodes" if place.num_nodes > 1 else "GPUs"
+            raise UnsupportedError(
+                f"--transport shared-memory is for ranks that compute on the CPUs of one node, not on {where}; "
+                "leave it out"
+            )

@@ -1,0 +1,47 @@
+"""Gradients averaged through shared memory: held to the contract, the same bits as through gloo, what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.launching import lockstep, train
+
+SHARED = ("--transport", "shared-memory")
+OPTIONS = ("--task", "token-tagging", "--dtype", "float32", "--max-steps", "8", "--threads-per-rank", "1")
+# Gradients, weights, bits, traffic, overflow, unused parameters, and a rank that ends or hangs.
+CLAUSES = "C09,C16,C17,C24,C25,C26,C27,C28,C30,C37,C38,C43"
+
+
+@pytest.mark.slow
+def test_it_keeps_the_contract() -> None:
+    done = lockstep("contract", "tests.variants_of_ddp:SharedMemoryDDP", "--check", CLAUSES)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "12 passed" in done.stdout
+
+
+def test_two_ranks_get_the_bits_of_gloo(tmp_path: Path) -> None:
+    options = (*OPTIONS, "--num-processes", "2", "--micro-batch-size", "8")
+    own = train("ddp", tmp_path / "own", *options, *SHARED)
+    other = train("ddp", tmp_path / "other", *options)
+    assert own["ranks"][0]["weights_sha256"] == other["ranks"][0]["weights_sha256"]
+    assert own["ranks"][0]["effective_settings"]["transport"] == "shared memory"
+    assert other["ranks"][0]["effective_settings"]["transport"] == "gloo"
+
+
+def test_four_ranks_agree_to_the_bit_in_small_buckets(tmp_path: Path) -> None:
+    options = ("--num-processes", "4", "--model", "bert-mini", "--max-steps", "4", "--bucket-cap-mb", "1")
+    record = train("ddp", tmp_path / "run", *options, *SHARED, "--max-seq-length", "16", "--diagnose")
+    assert len({rank["weights_sha256"] for rank in record["ranks"]}) == 1
+    assert record["ranks"][0]["diagnosis"]["num_reductions"][-1] > 3
+
+
+@pytest.mark.parametrize(
+    ("options", "where"), [(("--num-nodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1"), "2 nodes")]
+)
+def test_it_is_refused_where_ranks_share_no_memory(options: tuple[str, ...], where: str, tmp_path: Path) -> None:
+    done = lockstep("ddp", *SHARED, *options, "--output-dir", tmp_path / "run")
+    assert done.returncode == 2
+    assert f"--transport shared-memory is for ranks that compute on the CPUs of one node, not on {where}" in done.stderr
+    assert not (tmp_path / "run").exists()
