@@ -169,7 +169,7 @@ BACKENDS = {
         knobs=(_BUCKETS,),
         signs=Signs(
             (*TORCH_SIGNS.waiting, "backends/shared_memory.py"),
-            (*TORCH_SIGNS.lost_peer, "has not written its gradients", "Broken pipe"),
+            (*TORCH_SIGNS.lost_peer, "Timed out waiting", "Broken pipe"),
         ),
     ),
     "apex": BackendRow(

@@ -137,7 +137,7 @@ class SharedGradients:
         while late := [rank for rank, sent in enumerate(self._signals) if sent < number and rank != self._rank]:
             ready, _, _ = select.select([self._inbox], [], [], max(0.0, deadline - time.monotonic()))
             if not ready:
-                raise TimeoutError(f"rank {late[0]} has not written its gradients within {self._timeout_seconds:g} s")
+                raise TimeoutError(f"Timed out waiting {self._timeout_seconds:g} s for the gradients of rank {late[0]}")
             for rank in os.read(self._inbox, mmap.PAGESIZE):
                 self._signals[rank] += 1
 

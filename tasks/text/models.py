@@ -91,17 +91,19 @@ def load_pretrained(directory: Path, *, labels: list[str], dropout: float | None
     before = logging.get_verbosity()
     logging.set_verbosity_error()  # what it would warn of is checked below
     model: PreTrainedModel
-    model, report = AutoModelForSequenceClassification.from_pretrained(
-        directory,
-        use_safetensors=True,
-        local_files_only=True,
-        dtype=torch.float32,  # whatever the files have: GradScaler cannot unscale gradients in half precision
-        ignore_mismatched_sizes=True,
-        output_loading_info=True,
-        **_label_options(labels),
-        **_dropout_options(dropout),
-    )
-    logging.set_verbosity(before)
+    try:
+        model, report = AutoModelForSequenceClassification.from_pretrained(
+            directory,
+            use_safetensors=True,
+            local_files_only=True,
+            dtype=torch.float32,  # whatever the files have: GradScaler cannot unscale gradients in half precision
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            **_label_options(labels),
+            **_dropout_options(dropout),
+        )
+    finally:
+        logging.set_verbosity(before)
     # transformers only warns of weights that it does not find, and draws them at random.
     num_missing, num_tensors = len(report["missing_keys"]), len(model.state_dict())
     if 2 * num_missing > num_tensors:
