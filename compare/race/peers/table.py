@@ -99,7 +99,8 @@ def check_peer(name: str, task: Task, config: RunConfig) -> None:
         UsageError: The task does not have its samples in the form that the peer takes.
     """
     if not isinstance(task, HuggingFaceData):
-        wanted = [method for method in ("hugging_face_dataset", "hugging_face_tokenizer") if not hasattr(task, method)]
+        methods = ("hugging_face_dataset", "hugging_face_model", "hugging_face_tokenizer")
+        wanted = [method for method in methods if not hasattr(task, method)]
         raise UsageError(
             f"--peers {name}: the task {config.task} has no {' and no '.join(wanted)}, which a peer takes its samples "
             "from (see tasks/interface.py); leave --peers out, or choose another task"
