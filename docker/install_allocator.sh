@@ -4,4 +4,4 @@ set -euo pipefail
 apt-get update
 apt-get install -y --no-install-recommends libtcmalloc-minimal4 ||
   apt-get install -y --no-install-recommends libtcmalloc-minimal4t64
-rm -rf /var/lib/apt/lists/*
+rm -rf /var/lib/apt/lists/* /var/cache/apt/*
