@@ -216,9 +216,9 @@ def _join(config: RunConfig) -> tuple[Task, Backend]:
     backend = adapter(config.backend_options(adapter.Settings))
     prove_world(backend, world_size=config.num_processes)
     if config.num_nodes > 1:
-        # Nodes may differ in how they are reached, how many cores they have and where their results go,
-        # and only the node of rank 0 needs to have the checkpoint.
-        of_one_node = {"node_rank", "master_addr", "threads_per_rank", "output_dir", "overwrite"}
+        # Nodes may differ in how they are reached, how many cores and which allocator they have and where their
+        # results go, and only the node of rank 0 needs to have the checkpoint.
+        of_one_node = {"node_rank", "master_addr", "threads_per_rank", "allocator", "output_dir", "overwrite"}
         of_one_node |= {"launch_command", "started_at", "resume", "resume_from", "num_restarts"}
         prove_same_job(backend, {**config.model_dump(mode="json", exclude=of_one_node), "data": task.describe()})
     return task, backend

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,11 +117,29 @@ class TrainingState:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what `state_dict` returned, on every rank."""
-        self.backend.load_weights(self.model, state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.backend.load_state_dict(state["backend"])
-        self.step = state["step"]
-        self.num_updates = state["num_updates"]
+        self._restore(
+            state["step"],
+            state["num_updates"],
+            weights=lambda: state["model"],
+            optimizer=lambda: state["optimizer"],
+            backend=state["backend"],
+        )
+
+    def _restore(
+        self,
+        step: int,
+        num_updates: int,
+        *,
+        weights: Callable[[], dict[str, torch.Tensor]],
+        optimizer: Callable[[], dict[str, Any]],
+        backend: dict[str, Any],
+    ) -> None:
+        """Restores one part after the other, each when the one before is in its place, to save memory."""
+        self.backend.load_weights(self.model, weights())
+        self.optimizer.state.clear()  # what comes takes its place
+        self.optimizer.load_state_dict(optimizer())
+        self.backend.load_state_dict(backend)
+        self.step, self.num_updates = step, num_updates
 
     def checkpoint(self) -> Checkpoint:
         """Copies what another run, on whatever backend and world size, needs to go on after this step."""
@@ -177,14 +196,16 @@ class TrainingState:
             ValueError: The checkpoint is of another model.
         """
         state = checkpoint.state
-        hidden, history = checkpoint.take("buffer"), checkpoint.take("history")[""]
+        groups = self.optimizer.state_dict()["param_groups"]
         try:
-            self.backend.load_weights(self.model, checkpoint.take("model"))
-            groups = self.optimizer.state_dict()["param_groups"]
-            self.optimizer.state.clear()  # what comes takes its place
-            tensors = checkpoint.take("optimizer")
-            self.optimizer.load_state_dict(unflatten_optimizer(tensors, state.optimizer_scalars, groups))
-            self.backend.load_state_dict(state.backend)
+            hidden, history = checkpoint.take("buffer"), checkpoint.take("history")[""]
+            self._restore(
+                state.step,
+                state.num_updates,
+                weights=lambda: checkpoint.take("model"),
+                optimizer=lambda: unflatten_optimizer(checkpoint.take("optimizer"), state.optimizer_scalars, groups),
+                backend=state.backend,
+            )
             buffers = dict(self.module.named_buffers())
             for name, content in hidden.items():
                 # A buffer that is in no state_dict may come, go or grow in training, such as a cache.
@@ -193,8 +214,6 @@ class TrainingState:
         except (RuntimeError, KeyError, ValueError, TypeError, AttributeError) as error:
             raise ValueError(f"the checkpoint is of another model ({' '.join(str(error).split())[:300]})") from error
         checkpoint.finish()
-        self.step = state.step
-        self.num_updates = state.num_updates
         self.evaluated_step = state.evaluated_step
         self.best = state.best
         self.evaluations_since_best = state.evaluations_since_best

@@ -28,8 +28,15 @@ _Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 def attend_within_samples(model: PreTrainedModel) -> None:
     """Has a model use the attention of this module."""
     AttentionInterface.register(_NAME, _attention)
-    AttentionMaskInterface.register(_NAME, sdpa_mask)
+    AttentionMaskInterface.register(_NAME, _mask)
     model.set_attn_implementation(_NAME)
+
+
+def _mask(*arguments: Any, **options: Any) -> torch.Tensor | None:
+    """Makes the mask of padding where there is padding: to look for it in the mask would wait for a GPU."""
+    options["allow_is_bidirectional_skip"] = options["attention_mask"] is None
+    mask: torch.Tensor | None = sdpa_mask(*arguments, **options)
+    return mask
 
 
 def _attention(
@@ -57,7 +64,7 @@ def _attention(
     bounds, dtype = options.get("cu_seq_lens_q"), query.dtype
     dropout = module.dropout if options["dropout"] else None
     layer = Layer(options["scaling"], dropout, dropout.draws.tokens if dropout is not None else None)
-    on_gpu = query.device.type == "cuda"
+    on_gpu = query.device.type != "cpu"
     # A CPU computes attention several times as fast in float32 as in half precision.
     with torch.autocast("cpu", enabled=False):
         if dtype in _HALVES and not on_gpu:

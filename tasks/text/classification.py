@@ -50,6 +50,7 @@ class TextClassification(Task):
                     f"--vocab-size {settings.vocab_size}: {settings.model} has a vocabulary of its own; leave it out"
                 )
         self._check_length()
+        self._refuses_rows = packing.packing_refusal(self._pretrained)
         key = {"source": self._source_key(), "max_seq_length": settings.max_seq_length}
         key["columns"] = [settings.text_column, settings.label_column]
         key["keep_labels"] = settings.keep_labels
@@ -59,6 +60,7 @@ class TextClassification(Task):
             key["tokenizer"] = [prepared_text.fingerprint(file) for file in files]
             key["labels"] = bert_models.own_labels(self._pretrained)
         self._data = prepared_text.find_or_prepare(key, self._build)
+        self._first_position = packing.first_position(self._pretrained, self._data.pad_token_id)
         # The embedded data define which of their labels is the positive one.
         asked = settings.positive_label or (grammar.LABELS[True] if self._is_embedded else None)
         self._positive = labels.positive_label(self._data.labels, self._data.label_counts["train"], asked=asked)
@@ -170,7 +172,7 @@ class TextClassification(Task):
     def build_model(self) -> PreTrainedModel:
         """Builds a preset, or loads pretrained weights below a classifier; where that is possible, it takes rows."""
         model = self.hugging_face_model()
-        if self.packing_refusal() is None:
+        if self._refuses_rows is None:
             packing.take_rows(model)
         return model
 
@@ -186,16 +188,14 @@ class TextClassification(Task):
 
     def packing_refusal(self) -> str | None:
         """Says whether the attention of the model can be kept within a sample."""
-        return packing.packing_refusal(self._pretrained)
+        return self._refuses_rows
 
     def collate_packed(self, split: Split, sample_ids: Sequence[int]) -> Batch:
         """Puts texts one after the other in a row; the tensors are those of `batches.packed_batch`."""
         from tasks.text.batches import packed_batch
 
-        pad_token_id = self._data.pad_token_id
-        first_position = packing.first_position(self._pretrained, pad_token_id)
         texts = self._texts(split, sample_ids)
-        return packed_batch(texts, pad_token_id=pad_token_id, first_position=first_position)
+        return packed_batch(texts, pad_token_id=self._data.pad_token_id, first_position=self._first_position)
 
     def _texts(self, split: Split, sample_ids: Sequence[int]) -> Texts:
         from tasks.text.batches import Texts
@@ -218,7 +218,9 @@ class TextClassification(Task):
         from tasks.text.batches import MODEL_INPUTS
 
         options: dict[str, Any] = {name: batch.tensors[name] for name in MODEL_INPUTS if name in batch.tensors}
-        if self.packing_refusal() is None:
+        if batch.num_tokens == batch.num_positions:
+            options.pop("attention_mask", None)  # without a mask, faster kernels compute attention
+        if self._refuses_rows is None:
             options |= packing.row_options(batch, is_training=model.training)
         outputs = model(**options)
         # By key, since Apex turns the outputs into a plain dict where it casts the model. In float32, since under
@@ -278,7 +280,7 @@ class TextClassification(Task):
             "model": self.settings.model,
             "model_shape": bert_models.encoder_shape(self.settings.model, self._pretrained),
             "dropout": bert_models.dropout_in_force(self.settings.dropout, self._pretrained),
-            "dropout_by_sample": self.packing_refusal() is None,
+            "dropout_by_sample": self._refuses_rows is None,
             "labels": data.labels,
             "label_counts": data.label_counts,
             "positive_label": self._positive,

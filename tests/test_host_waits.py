@@ -1,0 +1,86 @@
+"""That a step never waits for the device: it runs on torch's meta device, which has shapes but no numbers.
+
+Whatever would wait for a GPU, such as `.item()` or a mask as an index, needs a number, and ends there with an error
+(https://docs.pytorch.org/docs/stable/meta.html). The optimizer is SGD, since the fused AdamW refuses this device.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from backends.single import SingleBackend
+from records.config import RunConfig
+from tasks.interface import Batch
+from tasks.text import attention
+from tasks.text.classification import TextClassification
+from tasks.text.settings import TextClassificationSettings
+from tests.launching import run_config
+from training.data import Loader
+from training.loop import Trainer
+
+META = torch.device("meta")
+
+
+class _OnMeta(SingleBackend):
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__(config.backend_options(SingleBackend.Settings))
+        self.device = META
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        return nullcontext()  # torch knows none for this device
+
+
+class _Waiting(TextClassification):
+    """Reads a number of the device in each step."""
+
+    def loss_sum(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        loss = super().loss_sum(model, batch)
+        return loss / max(1.0, loss.item())
+
+
+class _InHalf(TextClassification):
+    """Computes in bf16, also where there is no autocast."""
+
+    def build_model(self) -> PreTrainedModel:
+        return super().build_model().bfloat16()
+
+
+def _step_on_meta(kind: type[TextClassification], directory: Path, *, dropout: float = 0.1, **options: Any) -> None:
+    task = kind(TextClassificationSettings(vocab_size=1000, dropout=dropout))
+    task.prepare()
+    settled = {"global_batch_size": 32, "micro_batch_size": 16, "max_grad_norm": 1.0, **options}
+    config = run_config("single", 1, directory, task="text-classification", **settled)
+    trainer = Trainer(config, task, _OnMeta(config))
+    first = trainer.plan.epoch(0)[0]
+    batches = Loader(config, task, trainer.plan, trainer.state, trainer._observers).load([first])
+    trainer.state.step = 1
+    step = trainer.train_step(0, first, batches)
+    assert step.grad_norm is not None
+    assert step.grad_norm.device == META
+
+
+@pytest.mark.parametrize("batching", ["packed", "sorted", "padded"])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_a_step_does_not_wait_for_the_device(tmp_path: Path, batching: str, dropout: float) -> None:
+    _step_on_meta(TextClassification, tmp_path, batching=batching, dropout=dropout)
+
+
+def test_the_attention_of_a_gpu_does_not_wait_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without dropout and in half precision, torch's variable-length attention computes all samples of a row."""
+    calls = mock.Mock(wraps=attention._in_one_kernel)
+    monkeypatch.setattr(attention, "_in_one_kernel", calls)
+    monkeypatch.setattr(attention, "_has_kernel", lambda: True)
+    _step_on_meta(_InHalf, tmp_path, batching="packed", dropout=0.0)
+    assert calls.called
+
+
+def test_a_step_that_waits_is_found(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="item"):
+        _step_on_meta(_Waiting, tmp_path)
