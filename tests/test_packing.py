@@ -23,7 +23,7 @@ KINDS = ("bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta")
 FIRST_POSITIONS = {"camembert": 2, "roberta": 2, "xlm-roberta": 2}
 
 
-def _model(kind: str, *, dropout: float) -> Any:
+def _stock_model(kind: str, *, dropout: float) -> Any:
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
     sizes: dict[str, Any] = dict(_SIZES)
@@ -33,9 +33,13 @@ def _model(kind: str, *, dropout: float) -> Any:
     drops = (*drops, "dropout", "attention_dropout", "seq_classif_dropout")
     config = AutoConfig.for_model(kind, **sizes, **dict.fromkeys(drops, dropout))
     torch.manual_seed(0)
-    model = AutoModelForSequenceClassification.from_config(config).double()
+    return AutoModelForSequenceClassification.from_config(config).double().train()
+
+
+def _model(kind: str, *, dropout: float) -> Any:
+    model = _stock_model(kind, dropout=dropout)
     take_rows(model)
-    return model.train()
+    return model
 
 
 def _samples(lengths: list[int]) -> list[np.ndarray[Any, np.dtype[np.int32]]]:
@@ -73,6 +77,31 @@ def test_a_row_computes_what_padded_batches_compute(kind: str, dropout: float) -
         assert float((gradient - packed[name]).abs().max()) <= 1e-12 * largest, name
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_computes_what_the_model_of_transformers_computes(kind: str) -> None:
+    """Also where the last layer is computed for the first tokens alone."""
+    padded, packed = _batches(kind)
+    inputs = {name: padded.tensors[name] for name in MODEL_INPUTS if name in padded.tensors}
+    stock = _stock_model(kind, dropout=0.0)
+    expected = stock(**inputs)["logits"]
+    model = _model(kind, dropout=0.0)
+    for batch in (padded, packed):
+        inputs = {name: batch.tensors[name] for name in MODEL_INPUTS if name in batch.tensors}
+        logits = model(**inputs, **row_options(batch, is_training=True))["logits"]
+        torch.testing.assert_close(logits, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_masks_of_samples_in_one_row_are_those_of_each_alone() -> None:
+    draws, lengths = Draws(), (7, 1, 30, 4)
+    draws.begin(torch.arange(45)[None], torch.tensor([0, 7, 8, 38]), torch.tensor(3))
+    dropout = SampleDropout(0.3, 2, draws).train()
+    begin = 0
+    for length, mask in zip(lengths, dropout.attention_masks(draws.tokens, lengths, 3, torch.float32), strict=True):
+        alone = dropout.attention_mask(draws.tokens[:, begin : begin + length], 3, torch.float32)
+        assert torch.equal(mask, alone)
+        begin += length
+
+
 @pytest.mark.parametrize("with_dropout", [False, True])
 def test_padding_for_attention_alone_computes_what_one_sample_after_the_other_does(*, with_dropout: bool) -> None:
     """Such is attention on a GPU, where no kernel does it; it also runs on a CPU."""
@@ -84,9 +113,9 @@ def test_padding_for_attention_alone_computes_what_one_sample_after_the_other_do
     layer = Layer(0.4, SampleDropout(0.3, 0, draws) if with_dropout else None, draws.tokens if with_dropout else None)
     padded = side_by_side((tensors[0], tensors[1], tensors[2]), bounds, longest, layer)
     for begin, end in pairwise(bounds.tolist()):
-        own = replace(layer, keys=draws.tokens[:, begin:end]) if with_dropout else layer
+        keys = draws.tokens[:, begin:end] if with_dropout else None
         query, key, value = (tensor[:, :, begin:end] for tensor in tensors)
-        alone = own.attend((query, key, value), None).transpose(1, 2)
+        alone = layer.attend((query, key, value), None, layer.kept(keys, query)).transpose(1, 2)
         torch.testing.assert_close(padded[:, begin:end], alone, rtol=1e-12, atol=1e-12)
     assert bool(padded.isfinite().all())
 

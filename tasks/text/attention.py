@@ -8,7 +8,7 @@ of them begins, and where the last one ends.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -71,7 +71,7 @@ def _attention(
             query, key, value = query.float(), key.float(), value.float()
         tensors = (query, key, value)
         if bounds is None:
-            attended = layer.attend(tensors, attention_mask).transpose(1, 2)
+            attended = layer.attend(tensors, attention_mask, layer.kept(layer.keys, query)).transpose(1, 2)
         elif not on_gpu:
             attended = _one_by_one(tensors, bounds.tolist(), layer)
         elif dropout is None and dtype in _HALVES and _has_kernel():
@@ -95,15 +95,32 @@ class Layer:
     dropout: SampleDropout | None
     keys: torch.Tensor | None
 
-    def attend(self, tensors: _Tensors, mask: torch.Tensor | None) -> torch.Tensor:
-        """Computes attention of tensors [B, heads, L, size of a head], with a mask that can be broadcast to them."""
+    def kept(self, keys: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | None:
+        """Returns what dropout multiplies the weights by, [B, heads, L, L]; None without dropout.
+
+        Args:
+            keys: What it is drawn from, for each of the tokens that attend, [B, L].
+            query: [B, heads, L, size of a head].
+        """
+        if self.dropout is None or keys is None:
+            return None
+        return self.dropout.attention_mask(keys, query.shape[1], query.dtype)
+
+    def attend(self, tensors: _Tensors, mask: torch.Tensor | None, kept: torch.Tensor | None) -> torch.Tensor:
+        """Computes attention of tensors [B, heads, L, size of a head].
+
+        Args:
+            tensors: Queries, keys and values.
+            mask: Which tokens are no padding, in a shape that can be broadcast to [B, heads, L, L].
+            kept: What dropout multiplies the weights by.
+        """
         query, key, value = tensors
-        if self.dropout is None or self.keys is None:
+        if kept is None:
             return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=self.scale)
         weights = query @ key.transpose(2, 3) * self.scale
         if mask is not None:
             weights = weights.masked_fill(~mask, -torch.inf)
-        return self.dropout.drop_attention(weights.softmax(dim=-1), self.keys) @ value
+        return (weights.softmax(dim=-1) * kept) @ value
 
 
 def _one_by_one(tensors: _Tensors, bounds: Sequence[int], layer: Layer) -> torch.Tensor:
@@ -111,10 +128,11 @@ def _one_by_one(tensors: _Tensors, bounds: Sequence[int], layer: Layer) -> torch
     length = tensors[0].shape[2]
     lengths = [end - begin for begin, end in pairwise([*bounds, length])]
     *samples, (_, _, rest) = zip(*(torch.split(tensor, lengths, dim=2) for tensor in tensors), strict=True)
-    keys: Sequence[torch.Tensor | None] = [None] * len(samples)
-    if layer.keys is not None:
-        keys = torch.split(layer.keys, lengths, dim=1)[:-1]
-    outputs = [replace(layer, keys=own).attend(sample, None) for sample, own in zip(samples, keys, strict=True)]
+    kept: Sequence[torch.Tensor | None] = [None] * len(samples)
+    if layer.dropout is not None and layer.keys is not None:
+        query = tensors[0]
+        kept = layer.dropout.attention_masks(layer.keys, tuple(lengths[:-1]), query.shape[1], query.dtype)
+    outputs = [layer.attend(sample, None, own) for sample, own in zip(samples, kept, strict=True)]
     # What lengthens the row belongs to no sample, and nothing reads it.
     return torch.cat([*outputs, rest], dim=2).transpose(1, 2)
 
@@ -149,8 +167,8 @@ def side_by_side(tensors: _Tensors, bounds: torch.Tensor, longest: int, layer: L
     places = (bounds[:-1, None] + columns).clamp(max=length - 1)
     padded = [tensor[0].transpose(0, 1)[places].transpose(1, 2) for tensor in tensors]
     mask = (columns < bounds.diff()[:, None])[:, None, None]
-    own = layer if layer.keys is None else replace(layer, keys=layer.keys[0][places])
-    attended = own.attend((padded[0], padded[1], padded[2]), mask).transpose(1, 2)
+    kept = layer.kept(None if layer.keys is None else layer.keys[0][places], padded[0])
+    attended = layer.attend((padded[0], padded[1], padded[2]), mask, kept).transpose(1, 2)
     tokens = torch.arange(length, device=bounds.device)
     samples = torch.searchsorted(bounds[1:], tokens, right=True).clamp(max=len(bounds) - 2)
     return attended[samples, (tokens - bounds[samples]).clamp(max=longest - 1)][None]
