@@ -51,7 +51,7 @@ def _start(backend: str, method: str, run: Path) -> subprocess.Popen[str]:
     """Starts a job with data loaders, and returns as soon as they are about to start."""
     options = ["--task", "token-tagging", "--max-steps", "1000000", "--save-every", "never"]
     # Long epochs: at the end of each, new workers are started.
-    options += ["--num-train-samples", "2000", "--dataloader-num-workers", "2", "--output-dir", str(run)]
+    options += ["--num-train-samples", "2000", "--dataloader-num-workers", "1", "--output-dir", str(run)]
     options += ["--start-method", method] if method else []
     # Its processes can be told by their environment, also those that do not have the run on their command line.
     environment = {**os.environ, "TEST_RUN": str(run)}

@@ -16,7 +16,7 @@ from tests.gpu.campaign import Entry, entries
 pytestmark = pytest.mark.slow
 
 _TINY = (
-    *("--device", "cpu", "--backends", "single,ddp", "--check", "C16", "--precision", "fp32"),
+    *("--device", "cpu", "--backends", "ddp", "--check", "C16", "--precision", "fp32"),
     *("--model", "bert-tiny", "--batch-size", "4", "--max-steps", "8", "--rounds", "1"),
 )
 
@@ -33,15 +33,15 @@ def test_a_campaign_leaves_numbers_and_a_table(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     (target,) = tmp_path.glob("*.json")
     results = json.loads(target.read_text())
-    assert [contract["checks"] for contract in results["contracts"]] == [{"C16": "passed"}] * 2
-    assert {run["entry"] for run in results["runs"]} >= {"single fp32", "ddp fp32"}
+    assert [contract["checks"] for contract in results["contracts"]] == [{"C16": "passed"}]
+    assert {run["entry"] for run in results["runs"]} >= {"ddp fp32"}
     for run in results["runs"]:
         # No text is padded: what is computed is what counts.
         (rank,) = run["record"]["ranks"]
         assert rank["tokens"] == rank["positions"] == [4 * 128] * 8
     page = target.with_suffix(".md").read_text()
-    assert "| single | 1 | 0 |" in page
-    assert "| single fp32 | 1 |" in page
+    assert "| ddp | 1 | 0 |" in page
+    assert "| ddp fp32 | 1 |" in page
     again = _run(*_TINY, "--output-dir", tmp_path)
     assert again.returncode == 2
     assert "exists already" in again.stderr
