@@ -29,6 +29,8 @@ from tests.launching import lockstep
             "--max-steps is not an option in which entrants may differ",
         ),
         (["--entrant", "ddp:HOROVOD_CYCLE_TIME=5"], "HOROVOD_CYCLE_TIME is not a variable of ddp"),
+        (["--entrant", "ddp:OMPI_MCA_mpi_yield_when_idle=1"], "OMPI_MCA_mpi_yield_when_idle is not a variable of ddp"),
+        (["--entrant", "ddp:--start-method mpirun"], "--start-method mpirun"),
         (["--entrant", "horovod:5"], "'5' is neither an option (--name value) nor a variable (NAME=value)"),
         (["--entrant", "horovod:'x"], "No closing quotation; close the quotation"),
         (["--entrant", "a=ddp:NCCL_X=1", "--entrant", "a=ddp:NCCL_X=2"], "there are two entrants ddp (a)"),

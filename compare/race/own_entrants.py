@@ -13,8 +13,8 @@ from records.environment import VARIABLES
 # A backend is a name of the table, or "package.module:Class".
 _FORM = re.compile(r"(?:(?P<name>[^=:]*)=)?(?P<backend>[\w.]+\.\w+:\w+|[^:]*)(?::(?P<options>.*))?", re.DOTALL)
 # Options of any run in which entrants may differ, since they change no more than rounding.
-_COMMON = ("--batching", "--allocator")
-_VARIABLE = re.compile(r"([A-Z_][A-Z0-9_]*)=(.*)", re.DOTALL)
+_COMMON = ("--batching", "--allocator", "--start-method")
+_VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
 
 class OwnEntrant(NamedTuple):
