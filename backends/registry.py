@@ -124,7 +124,7 @@ def _single() -> Capabilities:
 
 def _ddp() -> Capabilities:
     return Capabilities(
-        {"cpu": PRECISIONS, "cuda": PRECISIONS}, start_methods=("torchrun", "spawn"), ranks_may_share_gpu=True
+        {"cpu": PRECISIONS, "cuda": PRECISIONS}, start_methods=("torchrun", "fork", "spawn"), ranks_may_share_gpu=True
     )
 
 

@@ -142,6 +142,10 @@ class Task(ABC):
     model_files: ClassVar[tuple[str, ...]] = ("model.safetensors",)
     """The files that `save` writes, as names or patterns: a user's file of such a name is noticed before any work."""
 
+    imported_modules: ClassVar[tuple[str, ...]] = ()
+    """Modules that methods of the task import, and that take long. An engine whose ranks are copies of one process
+    imports them there, before the copies are made; a module must not depend on the rank."""
+
     def __init__(self, settings: Any) -> None:
         self.settings = settings
 

@@ -44,6 +44,7 @@ class TokenTagging(Task):
     Settings = TokenTaggingSettings
     settings: TokenTaggingSettings
     metric_names = ("loss", "accuracy", "macro_f1")
+    imported_modules = ("tasks.tagger",)
 
     def prepare(self) -> None:
         """Does nothing: the sentences are drawn when they are first needed."""

@@ -2,14 +2,15 @@
 
 In each race DDP meets the same again, and DDP that waits after each step for a share of it. A race that can be trusted
 claims no difference between the first two, and finds the planted one. The races are separate: each has starts of its
-own. Their turns go to docs/results/, where tests judge them again. A campaign that was interrupted goes on when the
-command is repeated.
+own. Their turns go to a file in docs/results/, race by race. A campaign of forty races takes hours, so it goes on from
+that file whenever the command is repeated, on any machine; each race says where it took place, and when.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -31,7 +32,6 @@ from compare.results import Claim
 from launch.engines.environment import command_environment
 from launch.engines.interface import PROJECT_DIRECTORY
 from records.files import write_atomically
-from records.record import RunRecord
 
 _SAME, _SLOWED = "tests.variants_of_ddp:SameDDP", "tests.variants_of_ddp:SlowedDDP"
 RESULTS = PROJECT_DIRECTORY / "docs" / "results"
@@ -41,6 +41,9 @@ class RaceSeen(BaseModel):
     """One race of a campaign.
 
     Attributes:
+        date: The day on which it began.
+        machine: Where it took place, in words.
+        software: The versions and the commit, in words.
         seconds: How long the whole command took.
         foreign_share: The share of the cores that other programs took during its turns, as a mean.
         starts: For each pair of entrants, as in `PairedStarts`, the logarithms of the ratios of their times.
@@ -48,6 +51,9 @@ class RaceSeen(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
+    date: str
+    machine: str
+    software: str
     seconds: float
     foreign_share: float
     starts: dict[str, list[list[float]]]
@@ -70,9 +76,6 @@ class Campaign(BaseModel):
 
     Attributes:
         command: The command of each race.
-        date: The day on which the campaign began.
-        machine: Where it took place, in words.
-        software: The versions, in words.
         planted: By what share the steps of the slowed entrant are longer, at least.
         races: The races.
     """
@@ -80,9 +83,6 @@ class Campaign(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     command: str
-    date: str
-    machine: str
-    software: str
     planted: float
     races: list[RaceSeen]
 
@@ -98,37 +98,28 @@ class _Plan(NamedTuple):
 def main(arguments: Sequence[str]) -> int:
     """Races as often as asked, and writes what was seen; returns the exit code."""
     plan = _read(arguments)
-    races: list[RaceSeen] = []
-    first: RunRecord | None = None
-    for number in range(1, plan.num_races + 1):
+    campaign = Campaign(command=f"launch/run.sh compare {' '.join(plan.arguments)}", planted=plan.planted, races=[])
+    if plan.target.exists():
+        earlier = Campaign.model_validate_json(plan.target.read_bytes())
+        if (earlier.command, earlier.planted) != (campaign.command, campaign.planted):
+            sys.exit(f"{plan.target} holds a campaign of other races ({earlier.command}); move it away")
+        campaign = earlier
+    for number in range(len(campaign.races) + 1, plan.num_races + 1):
         directory = plan.directory / f"race-{number:02d}"
+        shutil.rmtree(directory, ignore_errors=True)  # a race that was interrupted: its time would not be known
         command = ["compare", *plan.arguments, "--order-seed", str(number), "--output-dir", str(directory)]
-        took = directory / "seconds.txt"
-        if not took.exists():
-            begin = time.monotonic()
-            done = subprocess.run(
-                [sys.executable, "-m", "launch", *command],
-                cwd=PROJECT_DIRECTORY,
-                env={**command_environment(), "PYTHONPATH": str(PROJECT_DIRECTORY)},
-                stdout=subprocess.DEVNULL,
-            )
-            if done.returncode:
-                return done.returncode
-            write_atomically(took, f"{time.monotonic() - begin:.1f}\n")
-        group, seen = _seen(directory, float(took.read_text()))
-        races.append(seen)
-        record = group[0].timed[0].record
-        first = first or record
-        campaign = Campaign(
-            command=f"launch/run.sh compare {' '.join(plan.arguments)}",
-            date=time.strftime("%Y-%m-%d", time.gmtime(first.config.started_at)),
-            machine=machine_of(record),
-            software=software_of(record),
-            planted=plan.planted,
-            races=races,
+        begin = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-m", "launch", *command],
+            cwd=PROJECT_DIRECTORY,
+            env={**command_environment(), "PYTHONPATH": str(PROJECT_DIRECTORY)},
+            stdout=subprocess.DEVNULL,
         )
+        if done.returncode:
+            return done.returncode
+        campaign.races.append(_seen(directory, time.monotonic() - begin))
         write_atomically(plan.target, json.dumps(campaign.model_dump(), indent=None) + "\n")
-        print(f"{number}/{plan.num_races}: {seen.seconds:.0f} s, {seen.judged()}", flush=True)
+        print(f"{number}/{plan.num_races}: {campaign.races[-1].judged()}", flush=True)
     print(f"{plan.target}: {summary(campaign)}")
     return 0
 
@@ -136,23 +127,22 @@ def main(arguments: Sequence[str]) -> int:
 def _read(arguments: Sequence[str]) -> _Plan:
     parser = argparse.ArgumentParser(prog="python -m tests.calibration", description=__doc__)
     parser.add_argument("directory", type=Path, help="where the races are kept")
-    parser.add_argument("--races", type=int, default=40, help="how many races (default: 40)")
+    parser.add_argument("--races", type=int, default=40, help="how many races there shall be in the end (default: 40)")
     parser.add_argument("--budget", default="5min", help="of each race (default: 5min)")
     parser.add_argument("--num-processes", type=int, default=2, help="number of ranks (default: 2)")
     parser.add_argument("--planted", type=float, default=3.0, help="slowdown in percent (default: 3)")
     asked = parser.parse_args(arguments)
+    if asked.races < 1:
+        parser.error(f"--races {asked.races}: there must be at least one")
     race = ["--backends", f"ddp,{_SAME}", "--entrant", f"slowed={_SLOWED}:--planted-slowdown={asked.planted / 100}"]
     race += ["--num-processes", str(asked.num_processes), "--budget", asked.budget, "--no-limits", "--no-collectives"]
     race += ["--no-diagnosis"]
     name = f"calibration-{asked.num_processes}-ranks-{asked.planted:g}-percent-{asked.budget}"
-    target = RESULTS / f"{name}.json"
-    if target.exists() and not asked.directory.exists():
-        parser.error(f"{target} holds an earlier campaign; move it away, or go on with its directory")
     asked.directory.mkdir(parents=True, exist_ok=True)
-    return _Plan(asked.directory.absolute(), race, asked.races, asked.planted / 100, target)
+    return _Plan(asked.directory.absolute(), race, asked.races, asked.planted / 100, RESULTS / f"{name}.json")
 
 
-def _seen(directory: Path, seconds: float) -> tuple[list[EntrantRuns], RaceSeen]:
+def _seen(directory: Path, seconds: float) -> RaceSeen:
     """Reads the turns of a race that is over."""
     runs = located(read_inputs(RaceDirectory(directory).records()).runs)
     (group,) = [entrants for entrants in group_runs(runs) if len(entrants) == 3]
@@ -163,7 +153,15 @@ def _seen(directory: Path, seconds: float) -> tuple[list[EntrantRuns], RaceSeen]
         ]
         for first, second in combinations(sorted(group, key=_short), 2)
     }
-    return group, RaceSeen(seconds=seconds, foreign_share=round(sum(shares) / len(shares), 4), starts=starts)
+    record = group[0].timed[0].record
+    return RaceSeen(
+        date=time.strftime("%Y-%m-%d", time.gmtime(record.config.started_at)),
+        machine=machine_of(record),
+        software=software_of(record),
+        seconds=round(seconds, 1),
+        foreign_share=round(sum(shares) / len(shares), 4),
+        starts=starts,
+    )
 
 
 def _short(entrant: EntrantRuns) -> str:
@@ -177,7 +175,8 @@ def summary(campaign: Campaign) -> str:
     found = sum(one["ddp slowed"] == "slower" for one in judged)
     return (
         f"of {len(judged)} races, {wrong} claim a difference between DDP and itself, "
-        f"and {found} find the planted {100 * campaign.planted:g} %"
+        f"and {found} find the planted {100 * campaign.planted:g} %; "
+        f"races on {', '.join(sorted({race.machine for race in campaign.races}))}"
     )
 
 

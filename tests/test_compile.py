@@ -49,6 +49,17 @@ def test_compiled_training_follows_the_plain_one(
     assert list(compiler_cache.rglob("*.so")), "nothing was compiled"
 
 
+@pytest.mark.slow
+def test_a_compiled_model_draws_the_same_masks(tmp_path: Path, compiler_cache: Path) -> None:
+    options = ("--batching", "padded", "--dropout", "0.1", "--max-steps", "2", "--logging-steps", "1", "--no-evaluate")
+    plain, compiled = (
+        train("single", tmp_path / option, *options, f"--{option}") for option in ("no-torch-compile", "torch-compile")
+    )
+    for one, other in zip(plain["steps"], compiled["steps"], strict=True):
+        assert other["loss"] == pytest.approx(one["loss"], rel=1e-5)  # the task computes in float32
+        assert other["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-5)
+
+
 def test_without_a_compiler_it_is_refused(tmp_path: Path) -> None:
     done = lockstep("single", "--torch-compile", "--output-dir", tmp_path / "run", env={"PATH": "/nowhere", "CXX": ""})
     assert done.returncode == 2

@@ -16,7 +16,8 @@ import pytest
 from safetensors.torch import load_file
 
 from contract.patience import stretched
-from launch.engines.interface import PROJECT_DIRECTORY
+from launch.engines.interface import PROJECT_DIRECTORY, Ranks
+from launch.engines.registry import ENGINES
 from launch.errors import UsageError
 from launch.train_command import train as train_from_command_line
 from tests.launching import (
@@ -87,7 +88,7 @@ def test_a_rank_that_never_begins_is_named(tmp_path: Path, backend: str) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start_method", [("ddp", "spawn"), ("horovod", "mpirun")], ids="-".join)
+@pytest.mark.parametrize("start_method", [("ddp", "fork"), ("ddp", "spawn"), ("horovod", "mpirun")], ids="-".join)
 def test_other_start_methods_end_too(tmp_path: Path, start_method: tuple[str, str]) -> None:
     backend, method = start_method
     require_backend(backend)
@@ -218,3 +219,8 @@ def test_a_parameter_without_gradient_is_refused_by_name(tmp_path: Path) -> None
     assert done.returncode == 1
     assert "1 parameter(s) got no gradient: idle" in done.stderr
     assert "--find-unused-parameters" in done.stderr
+
+
+def test_ranks_are_not_forked_for_gpus(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"--start-method fork: .* CUDA; choose another start method, or --device cpu"):
+        ENGINES["fork"].check(Ranks(2, (), "cuda", 1, None, 15.0, tmp_path))

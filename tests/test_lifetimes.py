@@ -36,7 +36,7 @@ pytestmark = pytest.mark.slow
 SECONDS = 10.0
 VICTIMS = ("launcher", "agent", "rank")
 OWN_LAUNCHERS = {"ddp": "torchrun", "accelerate": "accelerate launch", "horovod": "horovodrun"}
-MANNERS = [*((backend, "") for backend in DISTRIBUTED), ("ddp", "spawn"), ("horovod", "mpirun")]
+MANNERS = [*((backend, "") for backend in DISTRIBUTED), ("ddp", "fork"), ("ddp", "spawn"), ("horovod", "mpirun")]
 MANNERS += [("horovod", "horovod-node"), ("single", "python")]
 
 

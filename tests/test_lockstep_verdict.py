@@ -12,7 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from compare.report.grouping import EntrantRuns
+from compare.report.machines import located
 from compare.report.parity import diagnosed_parity, losses_parity
+from compare.report.references import entrant_parity
+from compare.report.runs import RaceFacts, Run
 from records.environment import describe_environment
 from records.record import RunRecord
 from tests.launching import run_config
@@ -194,3 +198,30 @@ def test_a_diagnosis_with_holes_is_no_record() -> None:
     content["ranks"][0]["diagnosis"]["digests"] = []
     with pytest.raises(ValueError, match="does not cover"):
         RunRecord.model_validate(content)
+
+
+def _run(entrant: str, batching: str, micro_batch_size: int, noise: float, seed: int = 0, loss: float = 1.0) -> Run:
+    record = _record(_trajectory(noise, seed), losses=[loss] * NUM_STEPS)
+    changes = {"backend": entrant.split()[0], "batching": batching, "micro_batch_size": micro_batch_size}
+    record = record.model_copy(update={"config": record.config.model_copy(update=changes)})
+    (run,) = located([Run(entrant, record, RaceFacts.model_construct(purpose="diagnosis", entrant=entrant))])
+    return run
+
+
+def test_batches_of_another_kind_are_judged_by_a_reference_that_has_them() -> None:
+    """Other kernels compute them, which may lead further away than other micro-batches do."""
+    reference = [_run("single", "packed", 32, 0.0), _run("single", "packed", 16, 1e-9, seed=1)]
+    padded = _run("single (padded)", "padded", 16, 1e-5, seed=2)
+    own = _run("ddp (padded)", "padded", 16, 1e-5, seed=3)
+    entrant = EntrantRuns("ddp (padded)", "key", "ddp", "backend", timed=[own], diagnosis=own)
+    assert entrant_parity(entrant, [entrant], [*reference, padded]).verdict == "rounding"
+    assert entrant_parity(entrant, [entrant], reference).verdict == "not comparable"
+
+
+def test_a_reference_with_the_same_wrong_batches_hides_nothing() -> None:
+    reference = [_run("single", "packed", 32, 0.0), _run("single", "packed", 16, 1e-9, seed=1)]
+    padded = _run("single (padded)", "padded", 16, 1e-5, seed=2, loss=1.1)
+    own = _run("ddp (padded)", "padded", 16, 1e-5, seed=3, loss=1.1)
+    entrant = EntrantRuns("ddp (padded)", "key", "ddp", "backend", timed=[own], diagnosis=own)
+    judged = entrant_parity(entrant, [entrant], [*reference, padded])
+    assert (judged.verdict, judged.detail) == ("not comparable", "its loss of step 1 is 1.1, the reference's 1")

@@ -91,6 +91,31 @@ def test_it_computes_what_the_model_of_transformers_computes(kind: str) -> None:
         torch.testing.assert_close(logits, expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_checkpointed_activations_meet_the_same_masks(kind: str) -> None:
+    """A layer that is computed again in the backward pass draws what it drew before."""
+    model = _model(kind, dropout=0.3)
+    for batch in _batches(kind):
+        expected = _gradients(model, batch)
+        model.gradient_checkpointing_enable()
+        again = _gradients(model, batch)
+        model.gradient_checkpointing_disable()
+        for name, gradient in expected.items():
+            torch.testing.assert_close(again[name], gradient, rtol=1e-12, atol=1e-14, msg=name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_padded_batches_stay_whole_for_whoever_reads_other_tokens(kind: str) -> None:
+    padded, packed = _batches(kind)
+    seen: list[torch.Size] = []
+    model = _model(kind, dropout=0.0)
+    encoder = model.base_model.get_submodule("transformer" if kind == "distilbert" else "encoder")
+    encoder.register_forward_hook(lambda _, __, output: seen.append(output["last_hidden_state"].shape[:2]))
+    for batch in (padded, packed):
+        _gradients(model, batch)
+    assert seen == [padded.tensors["input_ids"].shape, torch.Size([len(LENGTHS), 1])]
+
+
 def test_masks_of_samples_in_one_row_are_those_of_each_alone() -> None:
     draws, lengths = Draws(), (7, 1, 30, 4)
     draws.begin(torch.arange(45)[None], torch.tensor([0, 7, 8, 38]), torch.tensor(3))
@@ -126,6 +151,18 @@ def test_a_row_is_lengthened_by_five_per_cent_at_most() -> None:
         row = packed_batch(texts, pad_token_id=1, first_position=0)
         assert total == row.num_tokens <= row.num_positions <= 1.05 * total
         assert int(row.tensors["cu_seq_lens_q"][-1]) == total
+
+
+def test_a_layer_that_is_called_twice_draws_two_masks() -> None:
+    """As the classifiers of RoBERTa and ELECTRA do."""
+    draws, ones = Draws(), torch.ones(1, 40, 100)
+    dropout = SampleDropout(0.5, 0, draws, counts_calls=True).train()
+    passes = []
+    for _ in range(2):
+        draws.begin(torch.arange(40)[None], torch.tensor([0]), torch.tensor(1))
+        passes.append((dropout(ones), dropout(ones)))
+    assert float((passes[0][0] == passes[0][1]).double().mean()) == pytest.approx(0.5, abs=0.05)
+    assert all(torch.equal(first, again) for first, again in zip(*passes, strict=True))
 
 
 def test_masks_drop_as_often_as_they_should_and_differ() -> None:

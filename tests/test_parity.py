@@ -68,7 +68,8 @@ def test_two_ranks_follow_one_process_to_rounding(run_once: Runs) -> None:
 @pytest.mark.parametrize(
     ("backend", "start_method"),
     [
-        *(("ddp", "torchrun"), ("ddp", "spawn"), ("accelerate", "accelerate"), ("accelerate", "torchrun")),
+        *(("ddp", "torchrun"), ("ddp", "fork"), ("ddp", "spawn")),
+        *(("accelerate", "accelerate"), ("accelerate", "torchrun")),
         *(("horovod", "horovodrun"), ("horovod", "mpirun"), ("horovod", "horovod-node")),
     ],
 )
@@ -109,7 +110,7 @@ def test_all_ranks_skip_together_while_the_fp16_scale_settles(tmp_path: Path, ru
 @pytest.mark.launchers
 @pytest.mark.parametrize(
     ("backend", "start_method"),
-    [("ddp", "spawn"), ("horovod", "mpirun"), ("horovod", "horovod-node"), ("accelerate", "torchrun")],
+    [("ddp", "fork"), ("ddp", "spawn"), ("horovod", "mpirun"), ("horovod", "horovod-node"), ("accelerate", "torchrun")],
 )
 def test_other_start_methods_compute_the_same(run_once: Runs, backend: str, start_method: str) -> None:
     require_backend(backend)

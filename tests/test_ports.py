@@ -15,7 +15,7 @@ from tests.launching import LOCKSTEP, require_backend, wait_for_steps
 pytestmark = [pytest.mark.launchers, pytest.mark.slow]
 
 # mpirun opens one port more, on all interfaces, whatever it is told.
-WAYS = [("ddp", "torchrun"), ("ddp", "spawn"), ("accelerate", "accelerate"), ("horovod", "horovodrun")]
+WAYS = [("ddp", "torchrun"), ("ddp", "fork"), ("ddp", "spawn"), ("accelerate", "accelerate"), ("horovod", "horovodrun")]
 
 
 @pytest.mark.parametrize(("backend", "start_method"), WAYS)

@@ -312,6 +312,17 @@ def test_the_order_is_drawn_from_its_seed_alone() -> None:
     assert len({run.name for run in plan}) == len(plan)
 
 
+def test_an_entrant_with_padded_batches_meets_a_reference_with_padded_batches() -> None:
+    conditions: dict[str, Any] = {"num_processes": 2, "precision": "fp32", "accumulation": 1, "global_batch_size": 32}
+    entrant = Entrant(backend="ddp", variant="mine", options=("--allocator=glibc", "--batching=padded"), **conditions)
+    plan = draw_plan([entrant], RaceOptions(), repeats=1)
+    references = [run.entrant for run in plan if run.purpose == "diagnosis" and run.entrant.backend == "single"]
+    assert {(one.name, one.micro_batch_size, one.options) for one in references} == {
+        ("single", 32, ()),
+        ("single (padded)", 16, ("--batching=padded",)),
+    }
+
+
 @pytest.mark.slow
 def test_a_dry_run_shows_the_plan_and_creates_nothing(tmp_path: Path) -> None:
     done = lockstep(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from compare.race.own_entrants import read_own_entrant
 from tests.launching import lockstep
 
 
@@ -30,7 +31,10 @@ from tests.launching import lockstep
         ),
         (["--entrant", "ddp:HOROVOD_CYCLE_TIME=5"], "HOROVOD_CYCLE_TIME is not a variable of ddp"),
         (["--entrant", "ddp:OMPI_MCA_mpi_yield_when_idle=1"], "OMPI_MCA_mpi_yield_when_idle is not a variable of ddp"),
-        (["--entrant", "ddp:--start-method mpirun"], "--start-method mpirun"),
+        (
+            ["--entrant", "ddp:--start-method mpirun"],
+            "--start-method mpirun: ddp is started by torchrun",
+        ),
         (["--entrant", "horovod:5"], "'5' is neither an option (--name value) nor a variable (NAME=value)"),
         (["--entrant", "horovod:'x"], "No closing quotation; close the quotation"),
         (["--entrant", "a=ddp:NCCL_X=1", "--entrant", "a=ddp:NCCL_X=2"], "there are two entrants ddp (a)"),
@@ -67,6 +71,12 @@ def test_bad_requests_end_with_one_line(arguments: list[str], complaint: str, tm
     assert complaint in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_entrant_may_have_a_start_method_and_variables_with_small_letters() -> None:
+    own = read_own_entrant("MPI=horovod:--start-method mpirun OMPI_MCA_mpi_yield_when_idle=1")
+    assert own.options == ("--start-method=mpirun",)
+    assert own.variables == (("OMPI_MCA_mpi_yield_when_idle", "1"),)
 
 
 def test_a_configuration_file_leaves_to_the_race_what_it_decides(tmp_path: Path) -> None:

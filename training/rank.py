@@ -50,6 +50,17 @@ def main(run_directory: str, rank_variable: str | None = None) -> None:
     run_rank(run_directory, rank_variable, _training)
 
 
+def load_libraries(run_directory: str, rank_variable: str | None = None) -> None:
+    """Imports what this program would import first, for an engine whose ranks are copies of one process."""
+    from training.rank_work import load_libraries as load
+
+    load(_config(Path(run_directory)))
+
+
+def _config(run_directory: Path) -> RunConfig:
+    return RunConfig.model_validate_json((run_directory / CONFIG_NAME).read_bytes())
+
+
 def _training(start: RankStart) -> Work:
     from training.rank_work import RankWork
 
@@ -68,7 +79,7 @@ def run_rank(run_directory: str, rank_variable: str | None, make_work: Callable[
     with reporting(directory, rank_variable) as rank:
         clock = ProcessorClock()  # before the libraries start threads
         heartbeat = Heartbeat(RankFiles(directory, rank).heartbeat)
-        config = RunConfig.model_validate_json((directory / CONFIG_NAME).read_bytes())
+        config = _config(directory)
         if config.bind_ranks:
             bind_to_cores(rank % (config.num_processes // config.num_nodes), config)
         # Collecting garbage among the objects that large imports create would take half a second of them.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from backends.capabilities import Signs
 from watch import shared_memory
-from watch.failures import FailureKind, JobFailure, RankFailure
+from watch.failures import FailureKind, JobFailure, RankFailure, shows_lost_peer
 from watch.rank_files import RankFiles
 from watch.watchdog import Hang
 
@@ -45,10 +45,15 @@ class EndedJob:
     def silent(self) -> RankFiles | None:
         """The rank that ended without a message; if several did, the first one.
 
-        A rank may also end without a message because the engine killed it, after it did not react to SIGTERM.
+        A rank may also end without a message because the engine killed it, after it did not react to SIGTERM, or
+        because its library ends the process when another rank is lost, as Horovod's gloo does while it connects.
         """
         silent = [rank for rank in self.ranks if rank.ended_silently() and rank.rank not in self.ended_by_us]
-        return min(silent, key=lambda rank: rank.rank in self.outlived, default=None)
+        return min(silent, key=lambda rank: (rank.rank in self.outlived, self.lost_another(rank)), default=None)
+
+    def lost_another(self, rank: RankFiles) -> bool:
+        """Whether a library ended this rank because it had lost another."""
+        return shows_lost_peer(rank.last_words(), self.signs)
 
     @property
     def missing(self) -> list[int]:
@@ -97,7 +102,8 @@ def _first_cause(job: EndedJob) -> JobFailure:
         others = f"; rank {job.missing[0]} had not started" if job.missing else ""
         crash = silent.crash()
         how = f"crashed ({crash})" if crash else "ended without a message: it was killed, crashed or ran out of memory"
-        return _failure_of(silent, FailureKind.SILENT, how + others, silent.log)
+        elsewhere = " (the cause may lie on another node)" if job.spans_nodes and job.lost_another(silent) else ""
+        return _failure_of(silent, FailureKind.SILENT, how + others + elsewhere, silent.log)
     if failed and job.spans_nodes:
         # The rank that failed first is on another node: a rank without a message was ended by its engine.
         failure, rank = failed[0]

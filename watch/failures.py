@@ -64,7 +64,12 @@ class RankFailure:
 
     def is_consequence(self, signs: Signs) -> bool:
         """Returns whether this error is only the consequence of the end of another rank."""
-        return self.peer_stopped or any(phrase in self.message for phrase in (*_LOST_CONNECTION, *signs.lost_peer))
+        return self.peer_stopped or shows_lost_peer(self.message, signs)
+
+
+def shows_lost_peer(text: str, signs: Signs) -> bool:
+    """Returns whether a message or a log says that another rank has been lost."""
+    return any(phrase in text for phrase in (*_LOST_CONNECTION, *signs.lost_peer))
 
 
 def kind_of(error: BaseException) -> FailureKind:

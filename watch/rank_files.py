@@ -26,6 +26,7 @@ _SECONDS_TO_WRITE = 5.0
 STACKS_SIGNAL = signal.SIGUSR1
 
 # How Python's faulthandler begins.
+_NUM_LAST_LINES = 10
 _CRASH = re.compile(r"^Fatal Python error: (.{1,80})", re.MULTILINE)
 
 
@@ -127,6 +128,13 @@ class RankFiles:
             return None
         found: list[str] = _CRASH.findall(self.log.read_text(errors="replace"))
         return found[-1] if found else None
+
+    def last_words(self) -> str:
+        """Returns what this rank wrote directly before it crashed, as far as a library says why; "" if it did not."""
+        if self.crash() is None:
+            return ""
+        before, _, _ = self.log.read_text(errors="replace").rpartition("Fatal Python error: ")
+        return "\n".join(before.splitlines()[-_NUM_LAST_LINES:])
 
     def failure(self) -> RankFailure | None:
         """Returns the error that this rank reported, if any."""

@@ -32,7 +32,7 @@ _LONG_PHASES = ("start", "saving", "end", "rest")
 _COMPUTING_PHASES = ("forward", "backward", "update", "evaluation")
 _BUSY_SHARE = 0.5
 # The node of the rank that hangs should report it first, even if it is so busy that its own limit is longer.
-_TIMES_AS_LONG_FOR_OTHER_NODES = 3
+_TIMES_AS_LONG_FOR_OTHER_NODES = 5
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,7 @@ class BareWork:
         train: Callable[[BareJob], None] = import_module(f"compare.bare.{config.backend}").train
         torch.manual_seed(random_seed(config.seed, WEIGHTS))
         model = self._task.build_model()
+        gc.freeze()  # as ranks of other runs do, see training/rank_work.py
         gc.enable()
         train(BareJob(model, self._steps(), self._task.loss_sum, self._end_step, self._settings()))
         self._start.heartbeat.enter("end")

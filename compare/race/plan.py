@@ -115,10 +115,15 @@ def reference_of(entrant: Entrant) -> Entrant:
 def yardstick_of(entrant: Entrant) -> Entrant:
     """Returns the reference with the entrant's own micro-batches, which shows how large rounding errors are.
 
-    If the entrant has the whole batch as one micro-batch, the yardstick has two micro-batches.
+    If the entrant has the whole batch as one micro-batch, the yardstick has two micro-batches. If it has batches of
+    another kind, so has the yardstick, since other kernels compute them.
     """
-    accumulation = entrant.global_batch_size // entrant.micro_batch_size
-    return reference_of(entrant).model_copy(update={"accumulation": max(2, accumulation)})
+    accumulation = max(2, entrant.global_batch_size // entrant.micro_batch_size)
+    update: dict[str, object] = {"accumulation": accumulation}
+    for option in entrant.options:
+        if option.startswith("--batching="):
+            update |= {"options": (option,), "variant": option.removeprefix("--batching=")}
+    return reference_of(entrant).model_copy(update=update)
 
 
 class Schedule(BaseModel):

@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from training.rank import RankStart, Work, run_rank
+from training.rank import load_libraries as load_libraries_of_run
 
 if TYPE_CHECKING:
     from training.loop import Trainer
@@ -31,6 +32,11 @@ def main(address: str, run_directory: str, rank_variable: str | None = None) -> 
         return RankWork(start, make_turns)
 
     run_rank(run_directory, rank_variable, make_work)
+
+
+def load_libraries(address: str, run_directory: str, rank_variable: str | None = None) -> None:
+    """As in training/rank.py."""
+    load_libraries_of_run(run_directory, rank_variable)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,8 @@ def training_flops_per_token(
     matrices of attention and two of the feed-forward layer. Attention itself adds 12 operations for each layer, hidden
     unit and token attended to. Embeddings take none, and those of the classifier, one token a sample, are left out.
     All layers count whole, as is usual for model FLOPs utilization (Chowdhery et al. 2022, appendix B,
-    https://arxiv.org/abs/2204.02311), although a part of the last one may not be computed (tasks/text/packing.py).
+    https://arxiv.org/abs/2204.02311), although most of the last one is not computed where samples are packed
+    (tasks/text/packing.py).
     """
     weights = num_layers * (4 * hidden_size**2 + 2 * hidden_size * intermediate_size)
     return 6 * weights + 12 * num_layers * hidden_size * sequence_length

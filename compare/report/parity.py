@@ -1,8 +1,8 @@
 """Whether a run computes the same as the reference: bit for bit, up to rounding, or not.
 
 How large rounding errors are is measured, not assumed. The yardstick is another run of the reference, with its batches
-split into the micro-batches of the run. If a run is more than thirty times as far from the reference as the yardstick
-is, in any weight after any step, it computes something else.
+split into the micro-batches of the run, and padded, sorted or packed as those are. If a run is more than thirty times
+as far from the reference as the yardstick is, in any weight after any step, it computes something else.
 """
 
 from __future__ import annotations

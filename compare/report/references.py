@@ -23,7 +23,8 @@ def entrant_parity(entrant: EntrantRuns, group: list[EntrantRuns], completed: Se
         return Parity(verdict="unknown", detail="none of its runs completed")
     own = entrant.diagnosis or entrant.timed[0]
     candidates = _references(own, completed)
-    reference = candidates[0] if candidates else None
+    # As it comes: a race may have a variant of it, too.
+    reference = next((run for run in candidates if run.entrant == REFERENCE), None)
     if reference is None and own.purpose == "timed":  # then the first run of the group is the reference
         reference = sample_of(group)
     if reference is None:
@@ -33,6 +34,10 @@ def entrant_parity(entrant: EntrantRuns, group: list[EntrantRuns], completed: Se
     elif own.record.ranks[0].diagnosis and reference.record.ranks[0].diagnosis:
         yardstick = _yardstick(own, reference, candidates)
         parity = diagnosed_parity(own.record, reference.record, yardstick.record if yardstick else None)
+        # A yardstick with batches of another kind would hide that these are wrong.
+        coarse = losses_parity(own.record, reference.record)
+        if _batching(own) != _batching(reference) and coarse.verdict == "not comparable":
+            parity = coarse
     else:
         parity = losses_parity(own.record, reference.record)
     ends = {run.record.ranks[0].weights_sha256 for run in entrant.timed}
@@ -51,20 +56,29 @@ def _references(own: Run, completed: Sequence[Run]) -> list[Run]:
     found = [
         run
         for run in completed
-        # As it comes: a race may have a variant of it, too.
-        if run.record.config.backend == run.entrant == REFERENCE
-        and run.purpose == own.purpose
-        and unsplit(run) == unsplit(own)
+        if run.record.config.backend == REFERENCE and run.purpose == own.purpose and unsplit(run) == unsplit(own)
     ]
     return sorted(found, key=lambda run: run.record.gradient_accumulation_steps)
 
 
 def _yardstick(own: Run, reference: Run, candidates: Sequence[Run]) -> Run | None:
-    """Returns a run of the reference with other micro-batches, if possible those of `own`: they decide the rounding."""
+    """Returns a run of the reference with other micro-batches.
+
+    If possible, they are of the kind and the size of those of `own`: these decide the rounding.
+    """
     size = reference.record.config.micro_batch_size
     others = [run for run in candidates if run.record.config.micro_batch_size != size]
-    others.sort(key=lambda run: run.record.config.micro_batch_size != own.record.config.micro_batch_size)
+    others.sort(
+        key=lambda run: (
+            _batching(run) != _batching(own),
+            run.record.config.micro_batch_size != own.record.config.micro_batch_size,
+        )
+    )
     return next(iter(others), None)
+
+
+def _batching(run: Run) -> str:
+    return run.record.config.batching
 
 
 def _same_bits(entrant: EntrantRuns, group: list[EntrantRuns]) -> str:

@@ -7,14 +7,14 @@ from launch.engines.horovod_node import HorovodNode
 from launch.engines.horovodrun import Horovodrun
 from launch.engines.interface import Engine
 from launch.engines.mpirun import Mpirun
+from launch.engines.multiprocessing import Fork, Spawn
 from launch.engines.python import Python
-from launch.engines.spawn import Spawn
 from launch.engines.torchrun import Torchrun
 from launch.errors import UsageError
 
 ENGINES: dict[str, Engine] = {
     engine.name: engine
-    for engine in (Python(), Torchrun(), Spawn(), AccelerateLaunch(), Horovodrun(), HorovodNode(), Mpirun())
+    for engine in (Python(), Torchrun(), Fork(), Spawn(), AccelerateLaunch(), Horovodrun(), HorovodNode(), Mpirun())
 }
 
 

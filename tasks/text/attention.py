@@ -104,7 +104,9 @@ class Layer:
         """
         if self.dropout is None or keys is None:
             return None
-        return self.dropout.attention_mask(keys, query.shape[1], query.dtype)
+        # In half precision, what makes up for the dropped weights would be rounded.
+        dtype = torch.float32 if query.dtype in _HALVES else query.dtype
+        return self.dropout.attention_mask(keys, query.shape[1], dtype)
 
     def attend(self, tensors: _Tensors, mask: torch.Tensor | None, kept: torch.Tensor | None) -> torch.Tensor:
         """Computes attention of tensors [B, heads, L, size of a head].
@@ -120,7 +122,8 @@ class Layer:
         weights = query @ key.transpose(2, 3) * self.scale
         if mask is not None:
             weights = weights.masked_fill(~mask, -torch.inf)
-        return (weights.softmax(dim=-1) * kept) @ value
+        weights = weights.softmax(dim=-1)  # in float32 under autocast on a GPU
+        return (weights * kept.to(weights.dtype)) @ value
 
 
 def _one_by_one(tensors: _Tensors, bounds: Sequence[int], layer: Layer) -> torch.Tensor:

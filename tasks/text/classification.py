@@ -36,6 +36,12 @@ class TextClassification(Task):
     Settings = TextClassificationSettings
     settings: TextClassificationSettings
     metric_names: tuple[str, ...] = ("loss", "accuracy", "f1", "macro_f1", "roc_auc")
+    imported_modules = (
+        "transformers.modeling_utils",
+        "tasks.text.attention",
+        "tasks.text.batches",
+        "tasks.text.dropout",
+    )
     model_files = ("config.json", "model*.safetensors", "model.safetensors.index.json", "*token*.json", "vocab.txt")
 
     def prepare(self) -> None:
@@ -218,9 +224,10 @@ class TextClassification(Task):
         from tasks.text.batches import MODEL_INPUTS
 
         options: dict[str, Any] = {name: batch.tensors[name] for name in MODEL_INPUTS if name in batch.tensors}
-        if batch.num_tokens == batch.num_positions:
-            options.pop("attention_mask", None)  # without a mask, faster kernels compute attention
         if self._refuses_rows is None:
+            if batch.num_tokens == batch.num_positions:
+                # Without a mask, faster kernels compute attention. What other models do without one is not known.
+                options.pop("attention_mask", None)
             options |= packing.row_options(batch, is_training=model.training)
         outputs = model(**options)
         # By key, since Apex turns the outputs into a plain dict where it casts the model. In float32, since under

@@ -11,11 +11,14 @@ https://doi.org/10.1145/2660193.2660195).
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import nn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 # Odd numbers of 64 bits: that of the golden ratio, and the two multipliers of SplitMix64, as signed integers.
 _GOLDEN, _FIRST, _SECOND = (number - 2**64 for number in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
@@ -34,11 +37,13 @@ class Draws:
         tokens: For each position of the batch the hash of its sample and its place in the sample, int64, in the shape
             of `input_ids`.
         samples: For each of the B samples the hash of its first token, int64 [B].
+        calls: How often each layer of the classifier, by its number, has been called in this forward pass.
     """
 
     num_layers = 0
     tokens: torch.Tensor
     samples: torch.Tensor
+    calls: dict[int, int]
 
     def before_forward(
         self, model: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]
@@ -59,6 +64,7 @@ class Draws:
         """
         self.tokens = _hashed(places * _GOLDEN + _hashed(seed))
         self.samples = self.tokens.flatten()[first]
+        self.calls = {}
 
 
 class SampleDropout(nn.Module):
@@ -68,13 +74,19 @@ class SampleDropout(nn.Module):
         p: The probability of dropping a number.
         place: The number of the layer in its model.
         draws: What the masks are drawn from.
+        counts_calls: Whether each call in a forward pass draws a mask of its own. The classifiers of RoBERTa and
+            ELECTRA call one layer twice. An encoder calls each of its layers once, and once more where activations
+            are checkpointed, which must draw the same mask again.
     """
 
-    def __init__(self, p: float, place: int, draws: Draws) -> None:
+    def __init__(self, p: float, place: int, draws: Draws, *, counts_calls: bool = False) -> None:
         super().__init__()
         self.p = p
         self.draws = draws
         self._place = place
+        self._counts_calls = counts_calls
+        # Wrapped here, since torch.compile would compute with its whole digits.
+        self._start = (place * 2**32 * _GOLDEN + 2**63) % 2**64 - 2**63
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Drops numbers of `hidden`: [..., width] for each token, or [B, width] or [B, 1, width] for each sample."""
@@ -83,6 +95,10 @@ class SampleDropout(nn.Module):
         keys, rows = self.draws.tokens, hidden.shape[:-1]
         if keys.shape != rows:
             keys = self.draws.samples.view(rows)
+        if self._counts_calls:
+            calls = self.draws.calls.get(self._place, 0)
+            self.draws.calls[self._place] = calls + 1
+            keys = _hashed(keys + calls) if calls else keys
         return hidden * self._mask(keys, hidden.shape[-1], hidden.dtype)
 
     def attention_mask(self, keys: torch.Tensor, num_heads: int, dtype: torch.dtype) -> torch.Tensor:
@@ -127,7 +143,7 @@ class SampleDropout(nn.Module):
 
     def _numbers(self, keys: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
         """Draws `_NUMBERS` integers of 16 bits for each key and column, in the last dimension."""
-        return _hashed(keys + (columns + self._place * 2**32) * _GOLDEN).view(torch.int16)
+        return _hashed(keys + columns * _GOLDEN + self._start).view(torch.int16)
 
     def _drawn(self, numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Returns 0, or what makes up for those that are dropped."""
@@ -137,13 +153,14 @@ class SampleDropout(nn.Module):
         return mask.div_(1 - self.p)
 
 
-def draw_by_sample(model: nn.Module) -> Draws:
+def draw_by_sample(model: PreTrainedModel) -> Draws:
     """Replaces every dropout of a model; returns what their masks are drawn from."""
-    draws = Draws()
+    draws, encoder = Draws(), set(model.base_model.modules())
     for name, module in list(model.named_modules()):
         if isinstance(module, nn.Dropout) and module.p:
             parent, _, attribute = name.rpartition(".")
-            setattr(model.get_submodule(parent), attribute, SampleDropout(module.p, draws.num_layers, draws))
+            own = SampleDropout(module.p, draws.num_layers, draws, counts_calls=module not in encoder)
+            setattr(model.get_submodule(parent), attribute, own)
             draws.num_layers += 1
     return draws
 

@@ -6,7 +6,7 @@ the first token of each sample. transformers lets its users do all three: with a
 last one ends (https://huggingface.co/docs/transformers/main_classes/data_collator#transformers.DataCollatorWithFlattening).
 
 Since the classifier reads no other token, what follows attention in the last layer is computed for the first tokens
-alone, in either kind of batch. Nothing that anybody reads is different, and three quarters of a layer are saved.
+alone where samples are in one row. Nothing that anybody reads is different, and most of a layer is saved.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ def first_position(directory: Path | None, pad_token_id: int) -> int:
 def take_rows(model: PreTrainedModel) -> None:
     """Lets a model take samples in one row, beside batches with one sample a row.
 
-    Its encoder then returns the first token of each sample alone, [B, 1, hidden]. The masks of its dropout are the same
-    in either kind of batch. Its arguments are those of transformers and, while it trains, `places`, `first_places` and
-    `seed`, as in `Draws.begin`.
+    Of samples in one row, its encoder returns the first token of each alone, [B, 1, hidden]. The masks of its dropout
+    are the same in either kind of batch. Its arguments are those of transformers and, while it trains, `places`,
+    `first_places` and `seed`, as in `Draws.begin`.
 
     Args:
         model: A model of a kind that `packing_refusal` does not refuse.
@@ -113,8 +113,11 @@ class _FirstTokens:
         """Notes where samples begin, and where the last one ends; None where each has a row of its own."""
         self._bounds = options.get("cu_seq_lens_q")
 
-    def after_attention(self, module: Any, arguments: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        """Returns of tensors [B, L, hidden], or [1, T, hidden], the first tokens [B, 1, hidden]."""
+    def after_attention(self, module: Any, arguments: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
+        """Returns of tensors [1, T, hidden] the first tokens [B, 1, hidden]; None where each has a row of its own.
+
+        Padded batches stay whole, since a task of somebody else's, which reads other tokens, is given those.
+        """
         if self._bounds is None:
-            return tuple(hidden[:, :1] for hidden in arguments)
+            return None
         return tuple(hidden[0, self._bounds[:-1], None] for hidden in arguments)

@@ -61,7 +61,7 @@ def _alone(num_processes: int) -> tuple[Variables, Callable[[], Any]]:
 
 
 def _torch(num_processes: int) -> tuple[Variables, Callable[[], Any]]:
-    """The variables of torchrun, and its store (compare launch/engines/spawn_ranks.py)."""
+    """The variables of torchrun, and its store (compare launch/engines/multiprocessing_ranks.py)."""
     listener = socket.create_server((LOOPBACK, 0))
     port = listener.getsockname()[1]
 
@@ -127,6 +127,7 @@ def _horovod(num_processes: int) -> tuple[Variables, Callable[[], Any]]:
 _MEETINGS: dict[str, Callable[[int], tuple[Variables, Callable[[], Any]]]] = {
     "python": _alone,
     "torchrun": _torch,
+    "fork": _torch,
     "spawn": _torch,
     "accelerate": _torch,
     "horovodrun": _horovod,

@@ -132,6 +132,7 @@ class PeerWork:
         job = _make_job(config, task, rank, self._address, Measurements(self._start.heartbeat, self._start.clock))
         module, _, function = PEERS[config.backend].row.adapter.partition(":")
         train = getattr(importlib.import_module(module), function)
+        gc.freeze()  # as ranks of other runs do, see training/rank_work.py
         gc.enable()
         train(job)
         self._start.heartbeat.enter("end")

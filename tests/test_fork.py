@@ -1,0 +1,100 @@
+"""`--start-method fork`: the libraries are imported once, in the process that the ranks are copies of."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from launch.engines.interface import PROJECT_DIRECTORY
+from tests.launching import lockstep
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+_TASK = """
+from tasks.token_tagging import TokenTagging
+
+class OwnTask(TokenTagging):
+    imported_modules = ("own_library",)
+"""
+# Each process that imports it leaves its number.
+_LIBRARY = """
+import os
+with open({path!r}, "a") as file:
+    file.write(f"{{os.getpid()}}\\n")
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with a task and a library of somebody's own."""
+    (tmp_path / "own_task.py").write_text(_TASK)
+    (tmp_path / "own_library.py").write_text(_LIBRARY.format(path=str(tmp_path / "imports")))
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def _train(own: Path, start_method: str) -> tuple[int, str, str]:
+    """Returns the exit code, what was printed, and the log of the engine."""
+    options = ("--task", "own_task:OwnTask", "--num-processes", "2", "--max-steps", "2", "--no-evaluate")
+    path = {"PYTHONPATH": f"{PROJECT_DIRECTORY}:{own}"}
+    directory = own / start_method
+    done = lockstep("ddp", *options, "--start-method", start_method, "--output-dir", directory, env=path)
+    return done.returncode, done.stdout + done.stderr, (directory / "logs" / "engine.log").read_text()
+
+
+def _num_imports(own: Path) -> int:
+    return len((own / "imports").read_text().split())
+
+
+@pytest.mark.parametrize(("start_method", "num_imports"), [("fork", 1), ("spawn", 2), ("torchrun", 2)])
+def test_who_imports(own: Path, start_method: str, num_imports: int) -> None:
+    code, printed, _ = _train(own, start_method)
+    assert code == 0, printed
+    assert _num_imports(own) == num_imports
+
+
+def test_every_rank_program_can_import_first(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _train(own, "torchrun")[0] == 0
+    for program, arguments in (("training.rank", ()), ("compare.race.rank", ("-",))):
+        before = _num_imports(own)
+        for name in ("own_task", "own_library"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        importlib.import_module(program).load_libraries(*arguments, str(own / "torchrun"), "RANK")
+        assert _num_imports(own) == before + 1, program
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "printed", "logged"),
+    [
+        ("raise RuntimeError('no licence')", 1, "RuntimeError: no licence", "an import has failed (RuntimeError"),
+        ("raise SystemExit(5)", 1, "SystemExit: 5", "an import has failed (SystemExit"),
+        (
+            "import threading, time; threading.Thread(target=time.sleep, args=(9,), daemon=True).start()",
+            0,
+            "",
+            "a thread",
+        ),
+    ],
+)
+def test_ranks_are_no_copies_of_a_process_that_cannot_be_copied(
+    own: Path, line: str, code: int, printed: str, logged: str
+) -> None:
+    with (own / "own_library.py").open("a") as file:
+        file.write(f"{line}\n")
+    ended, output, log = _train(own, "fork")
+    assert ended == code, output
+    assert printed in output
+    assert "the ranks are spawned instead of forked" in log
+    assert logged in log
+
+
+def test_threads_and_a_compiled_model(own: Path) -> None:
+    """Neither waits for a thread that only the copied process had."""
+    options = ("--start-method", "fork", "--num-processes", "2", "--threads-per-rank", "2", "--max-steps", "1")
+    task = ("--task", "own_task:OwnTask", "--torch-compile", "--no-evaluate")
+    path = {"PYTHONPATH": f"{PROJECT_DIRECTORY}:{own}"}
+    done = lockstep("ddp", *task, *options, "--output-dir", own / "run", env=path, timeout=200)
+    assert done.returncode == 0, done.stderr
