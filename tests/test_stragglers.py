@@ -14,8 +14,10 @@ from statistics import median
 import pytest
 
 from launch.engines.interface import PROJECT_DIRECTORY
+from records.record import RankRecord
 from tests.launching import LOCKSTEP, ending, wait_until
 from watch.rank_files import RankFiles
+from watch.stragglers import find_stragglers
 
 pytestmark = pytest.mark.slow
 
@@ -48,6 +50,18 @@ def _robbers(core: int) -> Iterator[None]:
         for process in processes:
             process.kill()
             process.wait()
+
+
+@pytest.mark.parametrize(
+    ("own", "step", "found"),
+    [((0.01, 0.02), 0.05, [1]), ((0.01, 0.014), 0.05, []), ((0.001, 0.002), 0.05, []), ((0.0, 0.02), 0.05, [])],
+)
+def test_a_straggler_is_slow_and_costs_the_others_time(own: tuple[float, float], step: float, found: list[int]) -> None:
+    ranks = [
+        RankRecord.model_construct(rank=rank, hostname="a", own_seconds=[9, 9, *[seconds] * 5], step_seconds=[step] * 7)
+        for rank, seconds in enumerate(own)
+    ]
+    assert [straggler.rank for straggler in find_stragglers(ranks)] == found
 
 
 def test_time_in_the_queue_is_not_a_ranks_own() -> None:
