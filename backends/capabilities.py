@@ -63,6 +63,8 @@ class Capabilities:
         ranks_may_share_gpu: Whether several ranks may use the same GPU.
         unused_parameters: Whether the backend supports `find_unused_parameters`.
         compiled_models: Whether the backend supports models compiled with torch.compile.
+        shards_weights: Whether each rank holds only a part of each weight, of its gradient and of its optimizer state,
+            so that all ranks must take part where a whole tensor is needed, and in each forward pass.
         reasons: For a precision that is not supported, the reason, which the refusal quotes.
     """
 
@@ -72,6 +74,7 @@ class Capabilities:
     ranks_may_share_gpu: bool = False
     unused_parameters: bool = True
     compiled_models: bool = True
+    shards_weights: bool = False
     reasons: Mapping[str, str] = field(default_factory=dict)
 
     def check(

@@ -13,7 +13,7 @@ training as a whole keeps these:
 - N ranks compute the training that one process computes on whole global batches.
 - In every micro-step, every rank computes the samples that the plan gives it, in the order of the plan.
 - In an epoch, all ranks together train on each sample exactly once, and the next epoch has another order.
-- An evaluation computes each validation sample exactly once, on one of the ranks.
+- An evaluation computes each validation sample exactly once, on one of the ranks, as far as it counts.
 - Every metric of an evaluation is, on every rank, the one that a single process computes from all samples.
 - The loss that is logged for a step is, on every rank, the mean over all targets of the global batch.
 - The learning rate of a step depends on the number of updates before it; a skipped step is not an update.
@@ -275,10 +275,40 @@ class Backend(ABC):
             model: The module that `setup` returned.
         """
 
+    def whole(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns the whole of a tensor of which each rank holds a part; by default, ranks hold whole tensors.
+
+        - What all ranks get, if all ranks call it, is the tensor that a single process would have.
+
+        Args:
+            tensor: A parameter, its gradient, or a tensor of its optimizer state.
+        """
+        return tensor
+
+    def shard(self, whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """Returns the part of a whole tensor that this rank holds, without communication; by default, all of it.
+
+        Args:
+            whole: A tensor of the whole shape of `like`.
+            like: A parameter after `setup`.
+        """
+        return whole
+
+    def evaluation(self, model: nn.Module) -> AbstractContextManager[Any]:
+        """Returns a context manager for the forward passes of an evaluation, without gradients.
+
+        If `capabilities.shards_weights` is set, all ranks make equally many; otherwise a rank may make some alone.
+
+        Args:
+            model: The task's module.
+        """
+        return nullcontext()
+
     def weights(self, model: nn.Module) -> dict[str, Any]:
         """Returns the tensors to be saved, by name; where training keeps a copy with more digits, that copy.
 
         - The names are those of the task's module, without a prefix.
+        - A rank may call it alone; where ranks hold parts, `whole` makes the rest of them.
 
         Args:
             model: The module that `setup` returned.
@@ -293,7 +323,9 @@ class Backend(ABC):
             weights: The tensors by name, in the same order on every rank, so that an adapter may communicate
                 tensor by tensor.
         """
-        self.unwrap(model).load_state_dict(weights)
+        module = self.unwrap(model)
+        own = module.state_dict()
+        module.load_state_dict({name: self.shard(whole, own.get(name, whole)) for name, whole in weights.items()})
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from backends.bucket_settings import BucketSettings
 from backends.capabilities import PRECISIONS, TORCH_SIGNS, BackendSettings, Capabilities, Signs, UnsupportedError
 from backends.ddp_settings import DDPSettings
 from backends.devices import count_gpus
+from backends.fsdp2_settings import FSDP2Settings
 from backends.interface import Backend, BackendOptions
 
 
@@ -124,7 +125,32 @@ def _single() -> Capabilities:
 
 def _ddp() -> Capabilities:
     return Capabilities(
-        {"cpu": PRECISIONS, "cuda": PRECISIONS}, start_methods=("torchrun", "fork", "spawn"), ranks_may_share_gpu=True
+        {"cpu": PRECISIONS, "cuda": PRECISIONS}, start_methods=("fork", "torchrun", "spawn"), ranks_may_share_gpu=True
+    )
+
+
+def _fabric_missing() -> str | None:
+    if _package_directory("lightning_fabric") is None:
+        return "lightning-fabric is not installed; run launch/run.sh fabric, or pip install 'lightning-fabric>=2.6,<3'"
+    return None
+
+
+def _fabric() -> Capabilities:
+    return Capabilities(
+        {"cpu": PRECISIONS, "cuda": PRECISIONS},
+        start_methods=("fork", "torchrun", "spawn"),
+    )
+
+
+def _fsdp2() -> Capabilities:
+    return Capabilities(
+        {"cpu": ("fp32", "bf16"), "cuda": ("fp32", "bf16")},
+        start_methods=("fork", "torchrun", "spawn"),
+        shards_weights=True,
+        # A parameter that no rank has used would get a gradient of zeros, and the optimizer would decay it.
+        unused_parameters=False,
+        compiled_models=False,
+        reasons={"fp16": "each rank would see the overflows of its own part of the gradients only"},
     )
 
 
@@ -172,6 +198,14 @@ BACKENDS = {
             (*TORCH_SIGNS.lost_peer, "Timed out waiting", "Broken pipe"),
         ),
     ),
+    "fsdp2": BackendRow(
+        "backends.fsdp2:FSDP2Backend",
+        "torch fully_shard, sharded weights (ZeRO-3)",
+        _fsdp2,
+        settings=FSDP2Settings,
+        knobs=(("--no-reshard-after-forward",),),
+        communicates_like="ddp",
+    ),
     "apex": BackendRow(
         "backends.apex:ApexBackend",
         "NVIDIA Apex: DistributedDataParallel and amp",
@@ -213,6 +247,17 @@ BACKENDS = {
         knobs=(_BUCKETS,),
         variables=("ACCELERATE_",),
         signs=Signs((*TORCH_SIGNS.waiting, "accelerate"), TORCH_SIGNS.lost_peer),
+        communicates_like="ddp",
+    ),
+    "fabric": BackendRow(
+        "backends.fabric:FabricBackend",
+        "Lightning Fabric, its DDP strategy",
+        _fabric,
+        _fabric_missing,
+        settings=BucketSettings,
+        packages=("lightning-fabric",),
+        knobs=(_BUCKETS,),
+        variables=("LT_",),
         communicates_like="ddp",
     ),
 }

@@ -8,8 +8,11 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+# Of the functional collectives, what sends nothing.
+_SEND_NOTHING = ("wait_tensor", "wrap_tensor_autograd")
+
 Count = Callable[[str, int], None]
-"""Takes the name of an operation and the number of elements that enter it."""
+"""Takes the name of an operation and its number of elements, those of the whole where ranks hold parts."""
 
 
 def count_torch_traffic(count: Count) -> TorchDispatchMode:
@@ -33,8 +36,11 @@ class _TorchTraffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._count = count
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function.namespace in ("c10d", "_c10d_functional") and "wait_tensor" not in function.__name__:
-            self._count(function.__name__.split(".")[0].strip("_"), _num_elements(args[0]))
+        name = function.__name__.split(".")[0].strip("_")
+        if function.namespace in ("c10d", "_c10d_functional") and name not in _SEND_NOTHING:
+            # The whole is the input of a reduce-scatter and the output of an all-gather.
+            whole = max(_num_elements(argument) for argument in args[:2])
+            self._count(name, whole)
         return function(*args, **(kwargs or {}))
 
 

@@ -30,7 +30,7 @@ class FaultySettings(TokenTaggingSettings):
 
 
 class FaultyTask(TokenTagging):
-    """One rank fails in its fifth batch, after it has printed the time."""
+    """One rank fails in its fifth batch of the training, after it has printed the time."""
 
     Settings: ClassVar[type[TokenTaggingSettings]] = FaultySettings
     settings: FaultySettings
@@ -38,7 +38,7 @@ class FaultyTask(TokenTagging):
 
     @override
     def collate(self, split: Split, sample_ids: Sequence[int]) -> Batch:
-        self._num_batches += 1
+        self._num_batches += split == "train"
         if self._num_batches == _FAULTY_BATCH and rank_of_process() == self.settings.faulty_rank:
             print(f"fault at {time.time()}", flush=True)
             self._fail()

@@ -22,7 +22,7 @@ from contract.cases import SHUTDOWN, Case
 from contract.patience import stretched
 from contract.worker import SPECIFICATION_NAME, Specification, observation_path, phases_path
 from launch.engines.interface import Engine, Ranks
-from launch.engines.registry import find_engine
+from launch.engines.registry import settle_engine
 from launch.job import Job, compose_job
 from launch.supervisor import run_job
 from records.names import LOGS_NAME
@@ -175,7 +175,8 @@ def _run_once(
     watch = _PhaseWatch(directory, key.world_size, on_phase)
     try:
         row = find_backend(group.adapter)
-        job = group.compose(find_engine(row.capabilities.start_methods[0]), ranks, directory, row.signs)
+        engine = settle_engine(group.adapter, row.capabilities.start_methods, None, device=group.device)
+        job = group.compose(engine, ranks, directory, row.signs)
         failure = run_job(replace(job, must_end_cleanly=True), on_poll=watch.look)
     except Hung as hung:
         return hung.phase, hung.breakdown

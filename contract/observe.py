@@ -7,7 +7,7 @@ enters a communication library.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,7 +69,22 @@ class StepSeen:
 
 @dataclass
 class SetupSeen:
-    """The model and the optimizer before and after `setup`, on one rank."""
+    """The model and the optimizer before and after `setup`, on one rank.
+
+    Attributes:
+        weights_before: Whole, by name; likewise what follows.
+        weights_after: See above.
+        buffers_after: See above.
+        groups_before: The defaults and the hyper-parameters of each group.
+        groups_after: Likewise.
+        state_before: The optimizer's state of each parameter that has any.
+        state_after: Likewise.
+        is_task_module: Whether `unwrap` returns the module that was passed to `setup`.
+        trainable_elements: How many elements of gradients a step has.
+        padded_elements: As many, with the rows of each parameter filled up to a multiple of the world size.
+        padded_weights: Likewise those of all weights.
+        shards_weights: Whether each rank holds only a part of each weight.
+    """
 
     weights_before: Tensors
     weights_after: Tensors
@@ -80,6 +95,9 @@ class SetupSeen:
     state_after: list[Tensors]
     is_task_module: bool
     trainable_elements: int
+    padded_elements: int
+    padded_weights: int
+    shards_weights: bool
 
 
 @dataclass
@@ -106,11 +124,20 @@ class Watch:
         self.waiting: list[list[int]] = []
         self.evaluated: list[int] = []
 
-    def close_step(self, model: torch.nn.Module) -> None:
-        """Closes the current step; the loop has just completed it."""
-        self.step.weights = named(model.named_parameters())
+    def close_step(self, weights: Tensors) -> None:
+        """Closes the current step, which the loop has just completed and which made these weights."""
+        self.step.weights = weights
         self.seen.steps.append(self.step)
         self.step = StepSeen()
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """What is communicated inside is the observer's doing, and not counted."""
+        where, self.where = self.where, ""
+        try:
+            yield
+        finally:
+            self.where = where
 
     @contextmanager
     def counting(self, backend: Backend, enabled: bool) -> Iterator[None]:
@@ -119,7 +146,8 @@ class Watch:
             yield
 
     def _count(self, operation: str, num_elements: int) -> None:
-        self.step.traffic.append((self.where, operation, num_elements))
+        if self.where:
+            self.step.traffic.append((self.where, operation, num_elements))
 
 
 class ObservedTask:
@@ -198,24 +226,28 @@ class ObservedBackend:
 
     def setup(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:
         """Describes model and optimizer before and after `setup`."""
-        self.model, before = model, _describe(model, optimizer)
+        self.model, before = model, self._describe(model, optimizer)
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         # By position in the optimizer: a backend may replace parameters by master weights.
         self.names = [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
         wrapped, wrapped_optimizer = self._backend.setup(model, optimizer)
         unwrapped = self._backend.unwrap(wrapped)
-        after = _describe(unwrapped, wrapped_optimizer)
+        after = self._describe(unwrapped, wrapped_optimizer)
+        trainable = [parameter for parameter in unwrapped.parameters() if parameter.requires_grad]
         self.optimizer = wrapped_optimizer
         self._watch.seen.setup = SetupSeen(
             weights_before=before[0],
             weights_after=after[0],
-            buffers_after=named(unwrapped.named_buffers()),
+            buffers_after=self.named(unwrapped.named_buffers()),
             groups_before=before[1],
             groups_after=after[1],
             state_before=before[2],
             state_after=after[2],
             is_task_module=unwrapped is model,
-            trainable_elements=sum(p.numel() for p in unwrapped.parameters() if p.requires_grad),
+            trainable_elements=sum(parameter.numel() for parameter in trainable),
+            padded_elements=sum(_padded(parameter.shape, self._backend.world_size) for parameter in trainable),
+            padded_weights=sum(_padded(weight.shape, self._backend.world_size) for weight in unwrapped.parameters()),
+            shards_weights=self._backend.capabilities.shards_weights,
         )
         return wrapped, wrapped_optimizer
 
@@ -236,12 +268,12 @@ class ObservedBackend:
 
         def see_gradients(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             # Horovod's optimizer calls the step of its parent class, which runs this hook again: the last call counts.
-            watch.step.gradients = {
-                name: parameter.grad.detach().cpu().clone()
+            watch.step.gradients = self.named(
+                (name, parameter.grad)
                 for names, group in zip(self.names, optimizer.param_groups, strict=True)
                 for name, parameter in zip(names, group["params"], strict=True)
                 if parameter.grad is not None
-            }
+            )
 
         handle = register_optimizer_step_pre_hook(see_gradients)
         try:
@@ -256,30 +288,37 @@ class ObservedBackend:
         """Passes the call on."""
         return self._backend.no_sync()
 
+    def named(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Tensors:
+        """Returns copies of named tensors on the CPU, whole ones where this rank holds parts."""
+        with self._watch.looking():
+            return {name: self._backend.whole(tensor.detach()).cpu().clone() for name, tensor in tensors}
 
-def named(tensors: Any) -> Tensors:
-    """Returns copies of named tensors on the CPU."""
-    return {name: tensor.detach().cpu().clone() for name, tensor in tensors}
-
-
-def _describe(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer
-) -> tuple[Tensors, list[dict[str, Any]], list[Tensors]]:
-    groups = [
-        {"defaults": {name: _plain(value) for name, value in optimizer.defaults.items()}},
-        *(
-            {name: _plain(value) for name, value in group.items() if name != "params"}
-            | {"num_parameters": len(group["params"])}
+    def _describe(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+    ) -> tuple[Tensors, list[dict[str, Any]], list[Tensors]]:
+        groups = [
+            {"defaults": {name: _plain(value) for name, value in optimizer.defaults.items()}},
+            *(
+                {name: _plain(value) for name, value in group.items() if name != "params"}
+                | {"num_parameters": len(group["params"])}
+                for group in optimizer.param_groups
+            ),
+        ]
+        states = [
+            self.named(
+                (name, value) for name, value in optimizer.state[parameter].items() if isinstance(value, torch.Tensor)
+            )
             for group in optimizer.param_groups
-        ),
-    ]
-    states = [
-        named((name, value) for name, value in optimizer.state[parameter].items() if isinstance(value, torch.Tensor))
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-        if parameter in optimizer.state
-    ]
-    return named(model.named_parameters()), groups, states
+            for parameter in group["params"]
+            if parameter in optimizer.state
+        ]
+        return self.named(model.named_parameters()), groups, states
+
+
+def _padded(shape: torch.Size, world_size: int) -> int:
+    """Returns the elements of a tensor whose rows are filled up to a multiple of the world size."""
+    rows, elements = (shape[0] if shape else 1), shape.numel()
+    return elements // max(1, rows) * -(-rows // world_size) * world_size
 
 
 def _plain(value: Any) -> Any:

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +14,7 @@ import torch
 
 from backends.interface import Backend
 from contract.cases import Case, Training
-from contract.observe import ObservedBackend, ObservedTask, Watch, named
+from contract.observe import ObservedBackend, ObservedTask, Watch
 from tasks.interface import Task
 from tasks.registry import load_task
 from training.hooks import Hooks
@@ -170,7 +170,7 @@ def train_once(
         trajectory = trainer.train()
     watch.seen.losses = [step.loss for step in trajectory.steps]
     watch.seen.evaluations = [evaluation.metrics for evaluation in trajectory.evaluations]
-    watch.seen.buffers = named(observed_backend.model.named_buffers())
+    watch.seen.buffers = observed_backend.named(observed_backend.model.named_buffers())
     watch.seen.settings = _as_json(backend.effective_settings())
     return dataclasses.asdict(watch.seen)
 
@@ -182,9 +182,10 @@ class _StepEnds(Hooks):
         self._watch, self._backend, self._state, self._save_after = watch, backend, state, save_after
 
     def on_step_end(self, step: int) -> None:
-        self._watch.close_step(self._backend.model)
+        self._watch.close_step(self._backend.named(self._backend.model.named_parameters()))
         if step == self._save_after:
-            self._watch.seen.state = _copied(self._state.state_dict())
+            with self._watch.looking():
+                self._watch.seen.state = _copied(self._state.state_dict(), self._backend.whole)
 
 
 def _as_json(settings: dict[str, Any]) -> str:
@@ -204,11 +205,11 @@ def refused_training(backend: Backend, case: Case, scenery: Scenery) -> dict[str
     return {"error": None}
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: Any, whole: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
-        return named([("", value)])[""]
+        return whole(value.detach()).cpu().clone()
     if isinstance(value, Mapping):
-        return {key: _copied(item) for key, item in value.items()}
+        return {key: _copied(item, whole) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_copied(item) for item in value]
+        return [_copied(item, whole) for item in value]
     return value

@@ -14,7 +14,7 @@ from backends.registry import BackendRow
 from launch.allocator import settle_allocator
 from launch.arguments import command_line
 from launch.engines.interface import Engine, Ranks
-from launch.engines.registry import find_engine
+from launch.engines.registry import settle_engine
 from launch.errors import UsageError
 from launch.job import Job, compose_job
 from launch.nodes import Nodes, check_port, settle_nodes
@@ -141,7 +141,9 @@ def _settle_world(backend: str, row: BackendRow, options: RunOptions) -> _World:
         world_size=num_processes,
         find_unused_parameters=options.find_unused_parameters,
     )
-    engine = _settle_engine(backend, row, options.start_method, nodes)
+    engine = settle_engine(
+        backend, row.capabilities.start_methods, options.start_method, device=device, num_nodes=nodes.num_nodes
+    )
     if num_processes % nodes.num_nodes:
         raise UsageError(
             f"--num-processes {num_processes} is not a multiple of --num-nodes {nodes.num_nodes}; "
@@ -155,24 +157,6 @@ def _settle_world(backend: str, row: BackendRow, options: RunOptions) -> _World:
             f"{count_gpus()}; use fewer ranks"
         )
     return world
-
-
-def _settle_engine(backend: str, row: BackendRow, start_method: str | None, nodes: Nodes) -> Engine:
-    """Settles the engine: the one that the user names, or the first of the backend that can start the ranks."""
-    engines = [find_engine(name) for name in row.capabilities.start_methods]
-    if nodes.num_nodes > 1:
-        engines = [engine for engine in engines if engine.spans_nodes]
-        if not engines:
-            raise UsageError(
-                f"--num-nodes {nodes.num_nodes}: {backend} cannot run on several nodes; use one node or another backend"
-            )
-    by_name = {engine.name: engine for engine in engines}
-    if start_method is None:
-        return engines[0]
-    if start_method not in by_name:
-        where = "on several nodes " if nodes.num_nodes > 1 else ""
-        raise UsageError(f"--start-method {start_method}: {backend} is {where}started by {' or '.join(by_name)}")
-    return by_name[start_method]
 
 
 def _check_cores(num_ranks: int, num_threads: int) -> None:

@@ -55,5 +55,15 @@ def assert_same_run(run: Path, unbroken: Path, *, stopped_after: int = 0) -> Non
         assert one.state.model_dump(exclude=hidden) == other.state.model_dump(exclude=hidden)
 
 
+def assert_equal_to_rounding(run: Path, unbroken: Path, *, rel: float) -> None:
+    """All losses agree, and the weights in the end."""
+    ours, theirs = (json.loads((one / "record.json").read_text()) for one in (run, unbroken))
+    assert [step["num_samples"] for step in ours["steps"]] == [step["num_samples"] for step in theirs["steps"]]
+    losses = [[step["loss"] for step in record["steps"]] for record in (ours, theirs)]
+    assert losses[0] == pytest.approx(losses[1], rel=rel)
+    for name, weight in weights(run).items():
+        torch.testing.assert_close(weight, weights(unbroken)[name], rtol=rel, atol=rel / 10)
+
+
 def weights(run: Path) -> dict[str, torch.Tensor]:
     return load_file(run / "model.safetensors")

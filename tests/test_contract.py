@@ -100,8 +100,9 @@ def test_no_expected_failure_is_out_of_date(suites: Suites, adapter: str) -> Non
 
 
 def test_our_backends_end_with_the_same_bits(suites: Suites) -> None:
+    """Those under which each rank computes whole tensors."""
     finals = []
-    for backend in DISTRIBUTED:
+    for backend in (name for name in DISTRIBUTED if not find_backend(name).capabilities.shards_weights):
         evidence = suites(backend).evidence(BITS, 2)
         assert isinstance(evidence, Evidence)
         assert len(evidence.ranks[0][0]["steps"]) == 20
@@ -123,8 +124,10 @@ STATES = [
 def test_state_saved_under_one_backend_goes_on_under_another(
     suites: Suites, tmp_path: Path, case: Case, saver: str, loader: str
 ) -> None:
-    """On two ranks, both backends do the same arithmetic, so the rest of the training has the same bits."""
+    """On two ranks, both do the same arithmetic, so the rest has the same bits, unless one computes parts."""
     require_backend(loader)
+    shards = {find_backend(name).capabilities.shards_weights for name in (saver, loader)}
+    tolerance = 0 if len(shards) == 1 else 1e-12
     evidence = suites(saver).evidence(case, 2)
     assert isinstance(evidence, Evidence)
     whole: dict[str, Any] = evidence.ranks[0][0]
@@ -145,7 +148,8 @@ def test_state_saved_under_one_backend_goes_on_under_another(
         for one, other in zip(whole["steps"][3:], resumed["steps"], strict=True):
             assert other["learning_rates"] == one["learning_rates"]
             assert other["micro_batches"][0]["scale"] == one["micro_batches"][0]["scale"]
-            assert all(torch.equal(other["weights"][name], tensor) for name, tensor in one["weights"].items())
+            for name, tensor in one["weights"].items():
+                torch.testing.assert_close(other["weights"][name], tensor, rtol=tolerance, atol=tolerance)
 
 
 def test_the_example_is_short() -> None:

@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from backends.registry import find_backend
 from contract.patience import stretched
-from launch.engines.interface import PROJECT_DIRECTORY, Ranks
-from launch.engines.registry import ENGINES
+from launch.engines.interface import PROJECT_DIRECTORY
+from launch.engines.registry import settle_engine
 from launch.errors import UsageError
 from launch.train_command import train as train_from_command_line
 from tests.launching import (
@@ -72,14 +73,13 @@ def test_a_failing_rank_ends_the_job_by_name(tmp_path: Path, backend: str, fault
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["ddp", "horovod"])
-def test_a_rank_that_never_begins_is_named(tmp_path: Path, backend: str) -> None:
+@pytest.mark.parametrize(("backend", "method"), [("ddp", "torchrun"), ("horovod", "horovodrun")])
+def test_a_rank_that_never_begins_is_named(tmp_path: Path, backend: str, method: str) -> None:
     require_backend(backend)
     code = "import os, time\nif '1' in (os.environ.get('RANK'), os.environ.get('HOROVOD_RANK')): time.sleep(600)\n"
     (tmp_path / "sitecustomize.py").write_text(code)
-    done = lockstep(
-        backend, *TINY, "--output-dir", tmp_path / "run", env={"PYTHONPATH": f"{PROJECT_DIRECTORY}:{tmp_path}"}
-    )
+    options = ("--start-method", method, "--output-dir", tmp_path / "run")
+    done = lockstep(backend, *TINY, *options, env={"PYTHONPATH": f"{PROJECT_DIRECTORY}:{tmp_path}"})
     assert done.returncode == 1
     assert re.search(
         "rank 1: did not start: rank 0 waited for it without success|rank 1 had not started$", done.stderr, re.M
@@ -88,7 +88,7 @@ def test_a_rank_that_never_begins_is_named(tmp_path: Path, backend: str) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start_method", [("ddp", "fork"), ("ddp", "spawn"), ("horovod", "mpirun")], ids="-".join)
+@pytest.mark.parametrize("start_method", [("ddp", "torchrun"), ("ddp", "spawn"), ("horovod", "mpirun")], ids="-".join)
 def test_other_start_methods_end_too(tmp_path: Path, start_method: tuple[str, str]) -> None:
     backend, method = start_method
     require_backend(backend)
@@ -221,6 +221,12 @@ def test_a_parameter_without_gradient_is_refused_by_name(tmp_path: Path) -> None
     assert "--find-unused-parameters" in done.stderr
 
 
-def test_ranks_are_not_forked_for_gpus(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"--start-method fork: .* CUDA; choose another start method, or --device cpu"):
-        ENGINES["fork"].check(Ranks(2, (), "cuda", 1, None, 15.0, tmp_path))
+def test_ranks_are_not_forked_for_gpus() -> None:
+    methods = find_backend("ddp").capabilities.start_methods
+    assert settle_engine("ddp", methods, None, device="cpu").name == "fork"
+    assert settle_engine("ddp", methods, None, device="cuda").name == "torchrun"
+    assert settle_engine("ddp", methods, None, device="cpu", num_nodes=2).name == "torchrun"
+    with pytest.raises(UsageError, match=r"--start-method fork: ddp is on GPUs started by torchrun or spawn$"):
+        settle_engine("ddp", methods, "fork", device="cuda")
+    with pytest.raises(UsageError, match=r"--device cuda: ours is started by fork, without cuda"):
+        settle_engine("ours", ["fork"], None, device="cuda")

@@ -19,7 +19,7 @@ _FOLDERS = ("backends", *_PACKAGES, "docker", "docs", "tests")
 _MAY_NAME_A_BACKEND = {
     "contract/jobs.py": {"horovod", "accelerate"},  # names of modules that a hostile directory holds
     "launch/engines/accelerate.py": {"accelerate"},
-    "compare/race/peers/table.py": {"accelerate"},  # the package that transformers.Trainer needs
+    "compare/race/peers/table.py": {"accelerate", "fabric"},  # what Trainer needs, and Fabric's own loop
 }
 
 

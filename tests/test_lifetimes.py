@@ -35,8 +35,8 @@ pytestmark = pytest.mark.slow
 # How soon everything must be gone, on a machine that does nothing else.
 SECONDS = 10.0
 VICTIMS = ("launcher", "agent", "rank")
-OWN_LAUNCHERS = {"ddp": "torchrun", "accelerate": "accelerate launch", "horovod": "horovodrun"}
-MANNERS = [*((backend, "") for backend in DISTRIBUTED), ("ddp", "fork"), ("ddp", "spawn"), ("horovod", "mpirun")]
+OWN_LAUNCHERS = {"ddp": "fork", "accelerate": "accelerate launch", "horovod": "horovodrun"}
+MANNERS = [*((backend, "") for backend in DISTRIBUTED), ("ddp", "torchrun"), ("ddp", "spawn"), ("horovod", "mpirun")]
 MANNERS += [("horovod", "horovod-node"), ("single", "python")]
 
 

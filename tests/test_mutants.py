@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from contract.options import ContractOptions
 from contract.suite import Result, Suite
 from tests.forked.client import forked_job
 from tests.launching import DISTRIBUTED, require_backend
-from tests.mutants import MUTANTS, Mutant
+from tests.mutants import MUTANTS, REPLICATED, Mutant
 from tests.mutants.adapters import ADAPTERS
 
 pytestmark = pytest.mark.slow
@@ -54,7 +55,7 @@ PAIRS = [
     pytest.param(adapter, name, id=f"{_short(adapter)}-{name}")
     for adapter in (*DISTRIBUTED, BY_HAND)
     for name, mutant in sorted(MUTANTS.items(), key=lambda item: (item[1].case.precision, item[0]))
-    if _short(adapter) not in mutant.harmless_on and _supports(adapter, mutant)
+    if mutant.is_fault_of(_short(adapter)) and _supports(adapter, mutant)
 ]
 
 
@@ -73,7 +74,7 @@ def _outcomes(
 ) -> Outcomes:
     key = _key(mutant)
     if (adapter, key) not in groups:
-        mine = [other for other in MUTANTS.values() if _key(other) == key and _short(adapter) not in other.harmless_on]
+        mine = [other for other in MUTANTS.values() if _key(other) == key and other.is_fault_of(_short(adapter))]
         controls = {other.case.name: other.case for other in mine}
         directory = factory.mktemp("mutants")
         files = {}
@@ -171,5 +172,8 @@ def test_every_check_has_a_mutant() -> None:
 
 
 def test_there_are_mutants_of_every_adapter() -> None:
-    counts = {adapter: sum(param.values[0] == adapter for param in PAIRS) for adapter in (*DISTRIBUTED, BY_HAND)}
-    assert all(count >= 15 for count in counts.values()), counts
+    counts = Counter(_short(str(param.values[0])) for param in PAIRS)
+    assert all(counts[adapter] >= 15 for adapter in REPLICATED), counts
+    sharded = [name for name in DISTRIBUTED if find_backend(name).capabilities.shards_weights]
+    assert sharded
+    assert all(counts[adapter] >= 8 for adapter in sharded), counts

@@ -110,7 +110,13 @@ def test_all_ranks_skip_together_while_the_fp16_scale_settles(tmp_path: Path, ru
 @pytest.mark.launchers
 @pytest.mark.parametrize(
     ("backend", "start_method"),
-    [("ddp", "fork"), ("ddp", "spawn"), ("horovod", "mpirun"), ("horovod", "horovod-node"), ("accelerate", "torchrun")],
+    [
+        ("ddp", "torchrun"),
+        ("ddp", "spawn"),
+        ("horovod", "mpirun"),
+        ("horovod", "horovod-node"),
+        ("accelerate", "torchrun"),
+    ],
 )
 def test_other_start_methods_compute_the_same(run_once: Runs, backend: str, start_method: str) -> None:
     require_backend(backend)

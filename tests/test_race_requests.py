@@ -33,7 +33,7 @@ from tests.launching import lockstep
         (["--entrant", "ddp:OMPI_MCA_mpi_yield_when_idle=1"], "OMPI_MCA_mpi_yield_when_idle is not a variable of ddp"),
         (
             ["--entrant", "ddp:--start-method mpirun"],
-            "--start-method mpirun: ddp is started by torchrun",
+            "--start-method mpirun: ddp is started by fork, torchrun or spawn",
         ),
         (["--entrant", "horovod:5"], "'5' is neither an option (--name value) nor a variable (NAME=value)"),
         (["--entrant", "horovod:'x"], "No closing quotation; close the quotation"),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from backends.registry import find_backend
 from launch.errors import UsageError
 from launch.resume import Start, check_same_trajectory
 from records.checkpoint import CheckpointState, checkpoint_path
@@ -23,7 +24,7 @@ from tests.launching import (
     train,
     wait_for_steps,
 )
-from tests.resuming import RUN, UnbrokenRuns, assert_same_run, weights
+from tests.resuming import RUN, UnbrokenRuns, assert_equal_to_rounding, assert_same_run, weights
 
 NUM_STEPS = 6  # of RUN
 EXACT = ("--dtype", "float32", "--dropout", "0.1", "--num-processes", "2", "--micro-batch-size", "8")
@@ -70,12 +71,16 @@ def test_four_ranks(tmp_path: Path, unbroken: UnbrokenRuns, backend: str) -> Non
 @pytest.mark.parametrize("saved_by", DISTRIBUTED)
 @pytest.mark.parametrize("resumed_by", DISTRIBUTED)
 def test_from_any_backend_to_any(tmp_path: Path, unbroken: UnbrokenRuns, saved_by: str, resumed_by: str) -> None:
-    """In float32, at two ranks: the same bits, in the middle of the second epoch."""
+    """In float32, at two ranks, in the middle of the second epoch: the same bits, unless one computes parts."""
     whole = unbroken(saved_by, *EXACT)
     record = train(resumed_by, tmp_path / "run", "--resume", checkpoint_path(whole, 3))
     assert record["config"]["backend"] == resumed_by
     assert record["resumed_from"]["backend"] == saved_by
-    assert_same_run(tmp_path / "run", whole)
+    shards = {find_backend(name).capabilities.shards_weights for name in (saved_by, resumed_by)}
+    if len(shards) == 1:
+        assert_same_run(tmp_path / "run", whole)
+    else:
+        assert_equal_to_rounding(tmp_path / "run", whole, rel=1e-5)
 
 
 @pytest.mark.slow
@@ -87,6 +92,7 @@ def test_from_any_backend_to_any(tmp_path: Path, unbroken: UnbrokenRuns, saved_b
         ("ddp", ("--num-processes", "1")),
         ("horovod", ("--num-processes", "4", "--micro-batch-size", "4")),
         ("accelerate", ("--num-processes", "1", "--micro-batch-size", "8")),
+        ("fsdp2", ("--num-processes", "4")),
         ("single", ("--num-processes", "1")),
         ("single", ("--num-processes", "1", "--micro-batch-size", "8")),
     ],

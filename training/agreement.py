@@ -1,6 +1,7 @@
 """Comparison of the weights of all ranks, and the tensors that all ranks take over from rank 0.
 
-Parameters must be the same bits on every rank; if they are not, the run ends. Buffers that change in training, such as
+Parameters must be the same bits on every rank, unless ranks hold different parts of them; if they are not, the run
+ends. Buffers that change in training, such as
 the running statistics of BatchNorm, differ between ranks, since each rank has seen other samples. Those of rank 0
 count: at each evaluation and checkpoint the other ranks take them over. A buffer that does not have the same shape on
 all ranks, such as a cache that grows, is left as it is on each of them.
@@ -78,7 +79,10 @@ class Agreement:
         """
         if self._backend.world_size == 1:
             return
-        parameters, buffers = dict(model.named_parameters()), self._buffers_of_all_ranks(model)
+        # Parts of weights are different on each rank, and nobody else has them.
+        shards_weights = self._backend.capabilities.shards_weights
+        parameters = {} if shards_weights else dict(model.named_parameters())
+        buffers = self._buffers_of_all_ranks(model)
         difference = differences(self._backend, parameters | buffers)
         differing = [name for name in difference.names if name in parameters]
         differing_buffers = [name for name in difference.names if name in buffers]

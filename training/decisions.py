@@ -109,7 +109,7 @@ class Decisions:
         return self.stop or (not is_over and (self.saves_after(step) or self._save_is_agreed))
 
     def saves_here(self, *, is_over: bool) -> bool:
-        """Returns whether this rank may save; only rank 0 does, and no weights that ranks do not agree on.
+        """Returns whether this rank has a part in saving, which no rank has in weights that ranks do not agree on.
 
         Raises:
             RuntimeError: Ranks do not agree on their weights, and training was to go on (not `is_over`).

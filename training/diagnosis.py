@@ -148,8 +148,12 @@ class Diagnosis(Hooks):
             handle = layers[0].register_forward_hook(note)
 
     def _take_fingerprints(self) -> None:
+        if self._fingerprints is None and not self._backend.capabilities.shards_weights:
+            return
+        weights = self._backend.weights(self._state.model)
+        whole = {name: self._backend.whole(weight.detach()) for name, weight in weights.items()}
         if self._fingerprints is not None:
-            self._fingerprints.take(self._backend.weights(self._state.model))
+            self._fingerprints.take(whole)
 
     def record(self) -> DiagnosisRecord:
         """Returns what was observed on this rank."""

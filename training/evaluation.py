@@ -6,16 +6,19 @@ import math
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 
 from backends.interface import Backend
 from records.config import RunConfig
 from tasks.interface import Task
-from training.data import collate_function
+from training.data import Collate, collate_function
 from training.hooks import Hooks
 from training.losses import finite
-from training.plan import evaluation_batches
+from training.plan import SampleIds, evaluation_batches
 from training.seeds import EVALUATION, seed_all
+
+_ANY_SAMPLE = np.zeros(1, dtype=np.int64)
 
 
 class Evaluator:
@@ -34,8 +37,8 @@ class Evaluator:
         process would have computed.
 
         Args:
-            model: The task's own module, not the backend's wrapper, whose forward pass may communicate: ranks have
-                unequal numbers of batches.
+            model: The task's own module, not the backend's wrapper, whose forward pass may communicate: ranks may
+                have unequal numbers of batches.
             step: The step after which it is evaluated, for `on_phase`.
 
         Returns:
@@ -52,16 +55,25 @@ class Evaluator:
             share=(backend.rank, backend.world_size),
             costs=task.costs("validation") if is_sorted else None,
         )
-        with torch.no_grad(), self._uncompiled():
+        with torch.no_grad(), self._uncompiled(), backend.evaluation(model):
             for sample_ids in batches:
-                self._hooks.on_phase("data", step)
-                seed_all(self._config.seed, EVALUATION, int(sample_ids[0]))
-                batch = collate("validation", sample_ids.tolist()).to(backend.device)
-                self._hooks.on_phase("evaluation", step)
-                with backend.autocast():
-                    rows[sample_ids] = task.evaluation_rows(model, batch)
+                rows[sample_ids] = self._rows(model, collate, sample_ids, step)
+            if backend.capabilities.shards_weights:
+                # All ranks gather the weights for each forward pass. Those with fewer batches compute what is not used.
+                most = -(-num_samples // (self._config.eval_batch_size * backend.world_size))
+                for _ in range(most - len(batches)):
+                    self._rows(model, collate, _ANY_SAMPLE, step)
         metrics = task.metrics(backend.all_reduce(rows).cpu())
         return {name: finite(value) for name, value in metrics.items()}
+
+    def _rows(self, model: torch.nn.Module, collate: Collate, sample_ids: SampleIds, step: int) -> torch.Tensor:
+        """Computes the rows of a batch."""
+        self._hooks.on_phase("data", step)
+        seed_all(self._config.seed, EVALUATION, int(sample_ids[0]))
+        batch = collate("validation", sample_ids.tolist()).to(self._backend.device)
+        self._hooks.on_phase("evaluation", step)
+        with self._backend.autocast():
+            return self._task.evaluation_rows(model, batch)
 
     def value_of_rank_0(self, metrics: dict[str, float | None], name: str) -> float | None:
         """Returns the metric that models are compared by, as rank 0 computed it.

@@ -250,7 +250,7 @@ class Trainer:
         self.decisions.require_agreement(self.state.module, self.state.step, may_be_last=may_be_last)
 
     def _save_if_due(self, *, is_best: bool) -> None:
-        """Has rank 0 save, which takes no other rank: all have the same weights and the same optimizer state."""
+        """Has rank 0 save, which takes no other rank where all have the same weights and the same optimizer state."""
         decisions, step = self.decisions, self.state.step
         if decisions.saves_here(is_over=self.is_over) and (
             is_best or decisions.save_is_due(step, is_over=self.is_over)

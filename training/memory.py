@@ -75,7 +75,8 @@ def _storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
     """Returns the sizes of storages in bytes, by address; a sparse gradient has two, other layouts are left out."""
     found = {}
     for tensor in tensors:
-        parts = (tensor._indices(), tensor._values()) if tensor.layout is torch.sparse_coo else (tensor,)
+        own = tensor.to_local() if hasattr(tensor, "to_local") else tensor  # of a tensor that is spread over ranks
+        parts = (own._indices(), own._values()) if own.layout is torch.sparse_coo else (own,)
         for part in parts:
             if part.layout is torch.strided:
                 storage = part.untyped_storage()

@@ -10,7 +10,6 @@ import torch
 
 from records.record import RankRecord
 from training.measurements import Measurements
-from training.world import weights_digest
 
 
 class Place(NamedTuple):
@@ -29,13 +28,13 @@ class Place(NamedTuple):
     settings: dict[str, Any]
 
 
-def rank_record(place: Place, measurements: Measurements, model: torch.nn.Module, *, num_updates: int) -> RankRecord:
+def rank_record(place: Place, measurements: Measurements, *, weights_sha256: str, num_updates: int) -> RankRecord:
     """Returns the record of this process, which has trained.
 
     Args:
         place: Where it is.
         measurements: What it measured of its steps.
-        model: The task's own module, as it is now.
+        weights_sha256: The digest of all weights as they are now.
         num_updates: How many updates the optimizer has taken.
     """
     on_gpu = place.device.type == "cuda"
@@ -58,5 +57,5 @@ def rank_record(place: Place, measurements: Measurements, model: torch.nn.Module
         cpu_seconds=usage.ru_utime + usage.ru_stime,
         schedule_steps=num_updates,
         effective_settings=place.settings,
-        weights_sha256=weights_digest(model),
+        weights_sha256=weights_sha256,
     )

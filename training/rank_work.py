@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import itertools
 import signal
 from collections.abc import Callable
 from typing import NamedTuple
@@ -38,7 +39,7 @@ from training.room import require_room
 from training.saving import CheckpointSaver
 from training.stopping import StopRequest
 from training.trace import Tracer
-from training.world import gather_facts, newest_of, prove_same_job, prove_world
+from training.world import gather_facts, newest_of, prove_same_job, prove_world, weights_digest
 
 MakeObserver = Callable[[Trainer, Measurements], Hooks]
 
@@ -72,7 +73,8 @@ class RankWork:
         self._task, self._backend = _join(config)
         rank = self._backend.rank
         self._progress = ProgressLog(directory, rank=rank, tracker=config.tracker)
-        self._saver = CheckpointSaver(config, directory, self._progress, rank=rank)
+        takes_all_ranks = self._backend.capabilities.shards_weights
+        self._saver = CheckpointSaver(config, directory, self._progress, rank=rank, takes_all_ranks=takes_all_ranks)
         travels_with_loss = config.num_nodes > 1 or config.device == "cuda"
         self._stop_request = StopRequest(directory, rank=rank, travels_with_loss=travels_with_loss)
         self._agreement = Agreement(self._backend, self._progress)
@@ -121,7 +123,7 @@ class RankWork:
         return Results(
             config=self._config,
             task=self._task,
-            model=trainer.state.module,
+            model=self._whole_model(trainer),
             trajectory=trajectory,
             first_step_at=measurements.first_step_at,
             ranks=self._gather_records(_rank_record(trainer, observed)),
@@ -131,6 +133,19 @@ class RankWork:
             disagreement=self._agreement.disagreement,
             differing_buffers=self._agreement.differing_buffers,
         )
+
+    def _whole_model(self, trainer: Trainer) -> torch.nn.Module:
+        """Returns the trained model; where ranks hold parts of its weights, rank 0 gets another with whole ones."""
+        backend, module = self._backend, trainer.state.module
+        if not backend.capabilities.shards_weights:
+            return module
+        whole = self._task.build_model() if backend.rank == 0 else None
+        places = dict(itertools.chain(whole.named_parameters(), whole.named_buffers())) if whole is not None else {}
+        for name, part in itertools.chain(module.named_parameters(), module.named_buffers()):
+            tensor = backend.whole(part.detach())
+            if name in places:
+                places[name].data.copy_(tensor)
+        return module if whole is None else whole
 
     def _observe(self, trainer: Trainer, measurements: Measurements, diagnosis: Diagnosis | None) -> _Observed:
         """Adds what begins where the training begins, or goes on from a checkpoint."""
@@ -252,7 +267,9 @@ def _rank_record(trainer: Trainer, observed: _Observed) -> RankRecord:
     """Returns what this rank measured."""
     backend, state = trainer.backend, trainer.state
     place = Place(backend.rank, backend.local_rank, backend.device, backend.effective_settings())
-    return rank_record(place, observed.measurements, state.module, num_updates=state.num_updates).model_copy(
+    digest = weights_digest(state.module, backend.whole)
+    record = rank_record(place, observed.measurements, weights_sha256=digest, num_updates=state.num_updates)
+    return record.model_copy(
         update={
             "diagnosis": observed.diagnosis.record() if observed.diagnosis is not None else None,
             "trace": observed.tracer.record() if observed.tracer is not None else None,

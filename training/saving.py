@@ -1,4 +1,4 @@
-"""Saving of checkpoints by a thread of rank 0, while training goes on."""
+"""Saving of checkpoints by a thread of rank 0, while training goes on; where ranks hold parts, all make the whole."""
 
 from __future__ import annotations
 
@@ -25,11 +25,14 @@ class CheckpointSaver:
         failed_steps: The steps whose checkpoints could not be written.
     """
 
-    def __init__(self, config: RunConfig, directory: Path, progress: ProgressLog, *, rank: int) -> None:
+    def __init__(
+        self, config: RunConfig, directory: Path, progress: ProgressLog, *, rank: int, takes_all_ranks: bool
+    ) -> None:
         self._directory = directory
         self._progress = progress
         self._interval = config.save_interval
         self._is_rank_0 = rank == 0
+        self._takes_all_ranks = takes_all_ranks
         self._keep = config.keep
         self._stop_on_error = config.on_save_error == "stop"
         self._saved_at = time.monotonic()
@@ -40,8 +43,8 @@ class CheckpointSaver:
 
     @property
     def is_on(self) -> bool:
-        """Whether this rank saves checkpoints."""
-        return self._is_rank_0 and self._interval is not None
+        """Whether this rank has a part in saving checkpoints."""
+        return (self._is_rank_0 or self._takes_all_ranks) and self._interval is not None
 
     @property
     def goes_by_clock(self) -> bool:
@@ -54,11 +57,11 @@ class CheckpointSaver:
             return False
         return time.monotonic() - self._saved_at >= self._interval.seconds
 
-    def save(self, checkpoint: Callable[[], Checkpoint], *, wait: bool = False) -> None:
-        """Makes a checkpoint and has a thread write it.
+    def save(self, checkpoint: Callable[[], Checkpoint | None], *, wait: bool = False) -> None:
+        """Makes a checkpoint and has a thread of rank 0 write it.
 
         Args:
-            checkpoint: Copies the state of the training.
+            checkpoint: Copies the state of the training, for rank 0.
             wait: Whether to return only when the checkpoint is on the disk.
 
         Raises:
@@ -66,7 +69,10 @@ class CheckpointSaver:
         """
         self.finish()
         self._saved_at = time.monotonic()
-        self._writer = threading.Thread(target=self._write, args=(checkpoint(),), name="checkpoint-writer")
+        content = checkpoint()
+        if content is None:
+            return
+        self._writer = threading.Thread(target=self._write, args=(content,), name="checkpoint-writer")
         self._writer.start()
         if wait:
             self.finish()

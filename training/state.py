@@ -105,7 +105,8 @@ class TrainingState:
     def state_dict(self) -> dict[str, Any]:
         """Returns what the training itself needs to go on after this step, in the form of torch's own state_dicts.
 
-        "model" has the weights of the task's own module, whatever wraps it.
+        "model" has the weights of the task's own module, whatever wraps it. Where ranks hold parts of tensors, so does
+        this; `Backend.whole` makes the rest of them.
         """
         return {
             "model": self.backend.weights(self.model),
@@ -137,18 +138,39 @@ class TrainingState:
         """Restores one part after the other, each when the one before is in its place, to save memory."""
         self.backend.load_weights(self.model, weights())
         self.optimizer.state.clear()  # what comes takes its place
-        self.optimizer.load_state_dict(optimizer())
+        self.optimizer.load_state_dict(self._own_parts(optimizer()))
         self.backend.load_state_dict(backend)
         self.step, self.num_updates = step, num_updates
 
-    def checkpoint(self) -> Checkpoint:
-        """Copies what another run, on whatever backend and world size, needs to go on after this step."""
+    def _own_parts(self, optimizer: dict[str, Any]) -> dict[str, Any]:
+        """Returns a whole state_dict of the optimizer with what this rank holds of its tensors."""
+        numbers = [number for group in optimizer["param_groups"] for number in group["params"]]
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        by_number = dict(zip(numbers, parameters, strict=True))
+        state = {
+            number: {name: self._own_part(value, by_number[number]) for name, value in values.items()}
+            for number, values in optimizer["state"].items()
+        }
+        return {**optimizer, "state": state}
+
+    def _own_part(self, value: Any, parameter: torch.Tensor) -> Any:
+        is_of_elements = isinstance(value, torch.Tensor) and value.shape == parameter.shape
+        return self.backend.shard(value, parameter) if is_of_elements else value
+
+    def checkpoint(self) -> Checkpoint | None:
+        """Copies what another run, on whatever backend and world size, needs to go on after this step.
+
+        Where ranks hold parts of tensors, all of them must call it. Only rank 0 gets a checkpoint.
+        """
         state = self.state_dict()
         tensors, scalars, groups = flatten_optimizer(state["optimizer"])
         tensors = with_prefix("model", state["model"]) | with_prefix("optimizer", tensors)
         self._history = [torch.cat(self._history)]
         tensors["history"] = self._history[0]
         tensors |= with_prefix("buffer", self._hidden_buffers(state["model"]))
+        copies = {name: self._copied(tensor) for name, tensor in tensors.items()}
+        if self.backend.rank != 0:
+            return None
         return Checkpoint(
             CheckpointState(
                 config=self._config,
@@ -163,9 +185,15 @@ class TrainingState:
                 optimizer_groups=groups,
                 optimizer_scalars=scalars,
             ),
-            # A file can hold only contiguous tensors. They are copied, since training goes on.
-            {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()},
+            {name: copy for name, copy in copies.items() if copy is not None},
         )
+
+    def _copied(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Copies a tensor on rank 0, since training goes on; a file can hold only contiguous ones."""
+        whole = self.backend.whole(tensor.detach())
+        if self.backend.rank != 0:
+            return None
+        return whole.to("cpu", copy=True).contiguous()
 
     def _hidden_buffers(self, weights: dict[str, Any]) -> dict[str, torch.Tensor]:
         """Finds the buffers that are in no state_dict."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -92,10 +93,16 @@ def broadcast_bytes(backend: Backend, content: bytes, *, source: int) -> bytes:
     return bytes(received)
 
 
-def weights_digest(model: torch.nn.Module) -> str:
-    """Returns the SHA-256 of the names and bytes of all parameters and buffers, in hexadecimal digits."""
+def weights_digest(model: torch.nn.Module, whole: Callable[[torch.Tensor], torch.Tensor] = lambda part: part) -> str:
+    """Returns the SHA-256 of the names and bytes of all parameters and buffers, in hexadecimal digits.
+
+    Args:
+        model: The task's own module.
+        whole: Makes a whole tensor of a part, where ranks hold parts: see `Backend.whole`.
+    """
     digest = hashlib.sha256()
     for name, tensor in sorted([*model.named_parameters(), *model.named_buffers()], key=lambda item: item[0]):
         digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        content = whole(tensor.detach()).cpu().contiguous()
+        digest.update(content.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -23,7 +23,7 @@ from compare.numbers import format_size
 from compare.results import CollectiveSeries
 from launch.arguments import Parser, command_line
 from launch.display import console
-from launch.engines.registry import find_engine
+from launch.engines.registry import settle_engine
 from launch.errors import UsageError
 from launch.options import add_options, validated
 from launch.signals import Interrupted, signals_raised
@@ -122,20 +122,16 @@ def _settle(
         raise UsageError(
             f"--num-processes {num_processes}: {backend} needs a GPU for each rank, but this machine has {count_gpus()}"
         )
-    if start_method is not None and start_method not in capabilities.start_methods:
-        raise UsageError(
-            f"--start-method {start_method}: {backend} is started by {' or '.join(capabilities.start_methods)}; "
-            "choose that, or name only backends that it starts"
-        )
+    engine = settle_engine(backend, capabilities.start_methods, start_method, device=device)
     measurement = Measurement(
         backend=backend,
-        start_method=start_method or capabilities.start_methods[0],
+        start_method=engine.name,
         device=device,
         num_processes=num_processes,
         threads_per_rank=options.threads_per_rank or max(1, num_cpus() // num_processes),
         **shared,
     )
-    find_engine(measurement.start_method).check(ranks_of(measurement, Path()))
+    engine.check(ranks_of(measurement, Path()))
     return measurement
 
 

@@ -44,6 +44,7 @@ from training.rank import RankStart
 from training.rank_record import Place, rank_record
 from training.seeds import DROPOUT, WEIGHTS, random_seed
 from training.state import Trajectory
+from training.world import weights_digest
 
 
 class _Taken(NamedTuple):
@@ -189,7 +190,7 @@ class BareWork:
         num_updates = sum(not one.outcome.skipped for one in self._taken)
         # A race takes place on one node. What is in force is in the loop's text, and not read back from its library.
         place = Place(start.rank, start.rank, device, {})
-        record = rank_record(place, self._measurements, model, num_updates=num_updates)
+        record = rank_record(place, self._measurements, weights_sha256=weights_digest(model), num_updates=num_updates)
         losses = [float(sum(loss.double() for loss in one.outcome.losses)) for one in self._taken]
         store = FileStore(str(start.directory / LOGS_NAME / "shares"), self._config.num_processes)
         store.set(str(start.rank), _Share(record=record, losses=losses).model_dump_json())

@@ -9,6 +9,7 @@ from contract.checks.judging import (
     TIGHT,
     config_of,
     reference_of,
+    require_close,
     require_equal,
     require_gradients,
     require_same_bits,
@@ -141,12 +142,20 @@ def two_ranks_average_to_the_last_bit(evidence: Evidence) -> None:
     """On two ranks in float32, weights after each of 20 AdamW steps equal, bit for bit, those of averaging by hand.
 
     The sum of two numbers does not depend on their order, so there is one right answer, and every backend that gives
-    it equals every other. The check notices compression and a reduction in another precision.
+    it equals every other. The check notices compression and a reduction in another precision. Where each rank holds a
+    part of each weight, that is seen of the gradients of the first step: an optimizer may round the elements of a part
+    otherwise than those of the whole, so later weights agree to 1e-5.
     """
     simulation = simulation_of(evidence)
     for rank, (seen,) in enumerate(evidence.ranks):
+        is_sharded = seen["setup"]["shards_weights"]
+        if is_sharded:
+            what = "the bits of averaging the gradients of step 1 by hand"
+            require_same_bits(seen["steps"][0]["gradients"] or {}, simulation.gradients[0] or {}, what=what, rank=rank)
         require_equal(len(seen["steps"]), len(simulation.batches), what="optimizer steps:", rank=rank)
         for step, (observed, weights) in enumerate(zip(seen["steps"], simulation.weights, strict=True), start=1):
-            require_same_bits(
-                observed["weights"], weights, what=f"the bits of averaging by hand after step {step}", rank=rank
-            )
+            what = f"the {'weights' if is_sharded else 'bits'} of averaging by hand after step {step}"
+            if is_sharded:
+                require_close(observed["weights"], weights, ROUNDING, what=what, rank=rank)
+            else:
+                require_same_bits(observed["weights"], weights, what=what, rank=rank)

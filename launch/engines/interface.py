@@ -66,6 +66,7 @@ class Engine(ABC):
             them from the user's shell.
         takes_port: Whether it can be given the port on which ranks meet.
         spans_nodes: Whether each of several nodes can start its share of the ranks.
+        devices: The device types that the ranks may use.
     """
 
     name: ClassVar[str]
@@ -74,6 +75,7 @@ class Engine(ABC):
     variables: ClassVar[tuple[str, ...]] = ()
     takes_port: ClassVar[bool] = True
     spans_nodes: ClassVar[bool] = False
+    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
 
     def check(self, ranks: Ranks) -> None:
         """Refuses what the engine cannot start here, before any work is done.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing_extensions import override
 
 from launch.engines.interface import Engine, Ranks, launcher_module
-from launch.errors import UsageError
 
 
 class Spawn(Engine):
@@ -25,15 +24,11 @@ class Spawn(Engine):
 
 
 class Fork(Spawn):
-    """Each rank is a copy of one process, which imports most of what they need once for all."""
+    """Each rank is a copy of one process, which imports most of what they need once for all.
+
+    A copy of a process cannot use CUDA (https://docs.pytorch.org/docs/stable/notes/multiprocessing.html).
+    """
 
     name = "fork"
     launcher = "fork"
-
-    @override
-    def check(self, ranks: Ranks) -> None:
-        super().check(ranks)
-        if ranks.device == "cuda":
-            raise UsageError(
-                "--start-method fork: a copy of a process cannot use CUDA; choose another start method, or --device cpu"
-            )
+    devices = ("cpu",)

@@ -13,7 +13,7 @@ from tests.bad_input.place import Outcome, Place
 OPTION_CASES: dict[str, tuple[str, ...]] = {
     "momentum-without-sgd": ("ddp --momentum 0.9", "--momentum 0.9", "--optimizer sgd"),
     "trace-of-diagnosis": ("ddp --trace 3 --diagnose", "--trace 3", "--diagnose", "leave one of the two out"),
-    "backend-unknown": ("dpd", "'dpd'", "choose single, ddp, apex, horovod, accelerate"),
+    "backend-unknown": ("dpd", "'dpd'", "choose single, ddp, fsdp2, apex, horovod, accelerate, fabric"),
     "backend-empty": ("''", "there is no backend ''", "choose single"),
     "backend-forgotten": ("--num-processes 2", "'--num-processes'", "choose single"),
     "backend-module-missing": ("nowhere:Adapter", "'nowhere:Adapter'", "No module named 'nowhere'", "PYTHONPATH"),
@@ -46,9 +46,9 @@ OPTION_CASES: dict[str, tuple[str, ...]] = {
     "start-method-of-another": (
         "ddp --start-method horovodrun",
         "--start-method horovodrun",
-        "torchrun or fork or spawn",
+        "fork, torchrun or spawn",
     ),
-    "start-method-empty": ("ddp --start-method ''", "--start-method ", "torchrun or fork or spawn"),
+    "start-method-empty": ("ddp --start-method ''", "--start-method ", "fork, torchrun or spawn"),
     "start-method-single": ("single --start-method spawn", "--start-method spawn", "started by python"),
     "task-unknown": ("ddp --task summarise", "'summarise'", "choose text-classification, token-tagging"),
     "task-empty": ("ddp --task ''", "there is no task ''", "choose text-classification"),

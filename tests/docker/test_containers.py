@@ -26,6 +26,7 @@ CONFIG = Path("/run/lockstep-docker/config")
 COMPOSE_FILE = PROJECT_DIRECTORY / "docker" / "compose.yaml"
 RUN_SH = PROJECT_DIRECTORY / "launch" / "run.sh"
 BACKENDS = ("ddp", "accelerate", "horovod")
+IMAGES = (*BACKENDS, "fabric")
 # Two ranks wherever they are; a thread each, since that decides the order of sums. BERT where it is about
 # what a user runs, the small task where it is about nodes and failures.
 BERT = "--num-processes 2 --max-steps 20 --dropout 0.1 --micro-batch-size 8 --threads-per-rank 1"
@@ -98,7 +99,7 @@ def _assert_arrived(directory: Path, owner: int, wanted: dict[str, Any]) -> None
     assert {path.stat().st_uid for path in [directory, *directory.rglob("*")]} == {owner}
 
 
-@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("name", IMAGES)
 def test_images_are_small(images: dict[str, float], name: str) -> None:
     assert images[name] <= (1.67 if name == "horovod" else 1.49)
 
@@ -115,7 +116,7 @@ def test_a_service_trains_as_the_owner_of_its_results(compose: Compose, outside:
     _assert_arrived(compose.runs / "mine", CALLER, outside(compose.options))
 
 
-@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("name", IMAGES)
 def test_the_launcher_runs_an_image_with_the_same_options(
     images: dict[str, float], outside: Outside, tmp_path: Path, name: str
 ) -> None:

@@ -17,8 +17,8 @@ DOCKERFILES = sorted(DOCKER.glob("*/Dockerfile"))
 BACKENDS = [path.parent.name for path in DOCKERFILES]
 
 
-def test_each_backend_of_several_ranks_has_one() -> None:
-    assert BACKENDS == ["accelerate", "apex", "ddp", "horovod"]
+def test_each_backend_with_packages_of_its_own_has_one() -> None:
+    assert BACKENDS == ["accelerate", "apex", "ddp", "fabric", "horovod"]
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=BACKENDS)

@@ -5,17 +5,19 @@ then fail, in the words that it names: a check that fails for another reason, or
 Importing this package registers all mutants.
 """
 
-from tests.mutants import data, gradients, precision, randomness, setup, state, steps, unused, world
-from tests.mutants.mutant import MUTANTS, Mutant
+from tests.mutants import data, gradients, precision, randomness, setup, sharding, state, steps, unused, world
+from tests.mutants.mutant import MUTANTS, REPLICATED, Mutant
 
 __all__ = [
     "MUTANTS",
+    "REPLICATED",
     "Mutant",
     "data",
     "gradients",
     "precision",
     "randomness",
     "setup",
+    "sharding",
     "state",
     "steps",
     "unused",

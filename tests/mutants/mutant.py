@@ -9,6 +9,9 @@ from typing import Any
 
 from contract.cases import Case
 
+# The adapters that show that the contract catches faults where every rank holds all weights.
+REPLICATED = ("ddp", "horovod", "accelerate", "by_hand")
+
 Apply = Callable[[Any], AbstractContextManager[Any]]
 
 
@@ -24,6 +27,7 @@ class Mutant:
         apply: A context manager that applies the fault to an adapter.
         harmless_on: The adapters on which it is not a fault, each with the reason.
         stops: The adapters whose training it stops ("*": all), each with words of the error.
+        of: The adapters whose fault it is; None where it is one of every adapter under which ranks hold all weights.
     """
 
     name: str
@@ -33,11 +37,18 @@ class Mutant:
     apply: Apply
     harmless_on: dict[str, str]
     stops: dict[str, str]
+    of: tuple[str, ...] | None
 
     @property
     def mutated_case_name(self) -> str:
         """The name under which a group runs the case with the fault."""
         return f"{self.name}--{self.case.name}"
+
+    def is_fault_of(self, adapter: str) -> bool:
+        """Returns whether an adapter with this fault is broken."""
+        return (
+            (adapter in self.of) if self.of is not None else (adapter in REPLICATED and adapter not in self.harmless_on)
+        )
 
     def words_of(self, adapter: str) -> str:
         """Returns what the check says on this adapter, which may be that the fault stopped the training."""
@@ -57,6 +68,7 @@ def mutant(
     *,
     words: str | dict[str, str] = "",
     stops: dict[str, str] | None = None,
+    of: tuple[str, ...] | None = None,
     **harmless_on: str,
 ) -> Callable[[Apply], Apply]:
     """Registers a generator function as the mutant of its name; the keyword arguments left are `harmless_on`."""
@@ -64,7 +76,7 @@ def mutant(
     def register(apply: Apply) -> Apply:
         name = apply.__name__
         by_adapter = words if isinstance(words, dict) else {"*": words}
-        MUTANTS[name] = Mutant(name, check_id, case, by_adapter, contextmanager(apply), harmless_on, stops or {})
+        MUTANTS[name] = Mutant(name, check_id, case, by_adapter, contextmanager(apply), harmless_on, stops or {}, of)
         return apply
 
     return register

@@ -32,6 +32,7 @@ from training.plan import Plan
 from training.rank import RankStart
 from training.rank_record import Place, rank_record
 from training.seeds import WEIGHTS, random_seed
+from training.world import weights_digest
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -178,7 +179,7 @@ def _rank_record(job: PeerJob, rank: int) -> RankRecord:
     settings = {"transport": dist.get_backend() if dist.is_initialized() else "none"}
     # A race takes place on one node.
     place = Place(rank, rank, next(job.model.parameters()).device, settings)
-    return rank_record(place, measurements, job.model, num_updates=job.num_steps)
+    return rank_record(place, measurements, weights_sha256=weights_digest(job.model), num_updates=job.num_steps)
 
 
 def _record(job: PeerJob, task: Task, ranks: list[RankRecord]) -> RunRecord:

@@ -1,0 +1,107 @@
+"""Faults of backends under which each rank holds a part of each weight, on torch's FSDP2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from contract import cases
+from tests.mutants.changes import replaced
+from tests.mutants.mutant import mutant
+
+SHARDED = ("fsdp2",)
+
+
+@mutant("C07", cases.PLAIN[0], words="weight", of=SHARDED)
+def parts_of_different_models(backend: Any) -> Iterator[None]:
+    """Each rank contributes the rows of a model of its own."""
+    with mock.patch.object(dist, "broadcast"):
+        yield
+
+
+@mutant("C08", cases.PREPARED_OPTIMIZER, words="state", of=SHARDED)
+def state_of_the_unsharded_parameters_is_lost(backend: Any) -> Iterator[None]:
+    def setup(original: Any) -> Any:
+        def mutated(model: Any, optimizer: Any) -> Any:
+            optimizer.state.clear()
+            return original(model, optimizer)
+
+        return mutated
+
+    with replaced(backend, "setup", setup):
+        yield
+
+
+@mutant("C16", cases.PLAIN[0], words="saw a difference of 1, most in", of=SHARDED)
+def scattered_sums_are_not_divided(backend: Any) -> Iterator[None]:
+    def setup(original: Any) -> Any:
+        def mutated(model: Any, optimizer: Any) -> Any:
+            wrapped, wrapped_optimizer = original(model, optimizer)
+            wrapped.set_gradient_divide_factor(1.0)
+            return wrapped, wrapped_optimizer
+
+        return mutated
+
+    with replaced(backend, "setup", setup):
+        yield
+
+
+@mutant("C19", cases.PLAIN[0], words="norm", of=SHARDED)
+def norm_of_the_own_part(backend: Any) -> Iterator[None]:
+    with mock.patch.object(dist, "all_reduce"):
+        yield
+
+
+@mutant("C26", cases.PLAIN[1], words="no reduction before the last micro-batch of step 1, saw", of=SHARDED)
+def scattering_in_every_micro_step(backend: Any) -> Iterator[None]:
+    with mock.patch.object(backend, "no_sync", nullcontext):
+        yield
+
+
+@mutant("C25", cases.PLAIN[0], words="elements to be reduced in step 1, saw", of=SHARDED)
+def gradients_are_reduced_once_more(backend: Any) -> Iterator[None]:
+    """As a backend does that shards the optimizer alone, and averages whole gradients before."""
+
+    def step(original: Any) -> Any:
+        def mutated(max_grad_norm: float) -> Any:
+            whole = sum(parameter.numel() for parameter in backend.model.parameters())
+            dist.all_reduce(torch.zeros(whole, dtype=torch.float64))
+            return original(max_grad_norm)
+
+        return mutated
+
+    with replaced(backend, "step", step):
+        yield
+
+
+@mutant("C27", cases.PLAIN[0], words="elements of weights to be gathered in step 3, saw", of=SHARDED)
+def weights_are_gathered_again_and_again(backend: Any) -> Iterator[None]:
+    def backward(original: Any) -> Any:
+        def mutated(loss: torch.Tensor) -> None:
+            for parameter in [one for group in backend.optimizer.param_groups for one in group["params"]] * 4:
+                backend.whole(parameter)
+            original(loss)
+
+        return mutated
+
+    with replaced(backend, "backward", backward):
+        yield
+
+
+@mutant("C39", cases.STATE, words="of the training that was not interrupted, saw a difference of", of=SHARDED)
+def state_is_cut_elsewhere(backend: Any) -> Iterator[None]:
+    """Each rank continues with the optimizer state of another."""
+
+    def shard(original: Any) -> Any:
+        def mutated(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+            return original(whole.flip(0), like)
+
+        return mutated
+
+    with replaced(backend, "shard", shard):
+        yield
