@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from records.checkpoint import checkpoint_path, checkpoint_step, list_checkpoints, read_checkpoint, without_prefix
-from tests.launching import DISTRIBUTED, lockstep, require_backend, train
+from tests.launching import WHOLE, lockstep, require_backend, train
 from tests.normed import NormedSettings, NormedTask
 from training.agreement import checksum
 from training.plan import evaluation_batches
@@ -98,7 +98,7 @@ def test_buffers_that_change_are_those_of_rank_0(normed: Path) -> None:
     assert len({rank["weights_sha256"] for rank in record["ranks"]}) == 1
 
 
-@pytest.mark.parametrize("backend", DISTRIBUTED)
+@pytest.mark.parametrize("backend", WHOLE)
 def test_it_goes_on_under_any_backend_with_the_same_bits(tmp_path: Path, normed: Path, backend: str) -> None:
     """After a step without an evaluation; what no state_dict has is restored, too."""
     require_backend(backend)

@@ -11,9 +11,13 @@ import pytest
 from backends.registry import BACKENDS
 from launch.errors import UsageError
 from launch.resolve import check_compiler
-from tests.launching import DISTRIBUTED, lockstep, require_backend, train
+from tests.launching import lockstep, require_backend, train
 
 pytestmark = pytest.mark.slow
+
+COMPILING = [
+    name for name, row in BACKENDS.items() if row.capabilities.compiled_models and "cpu" in row.capabilities.precisions
+]
 
 # The second step is shorter than the first: the graph is made again, for any size.
 OPTIONS = ("--task", "token-tagging", "--max-steps", "2", "--logging-steps", "1")
@@ -34,7 +38,7 @@ def compiler_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["single", *DISTRIBUTED])
+@pytest.mark.parametrize("backend", COMPILING)
 def test_compiled_training_follows_the_plain_one(
     tmp_path: Path, compiler_cache: Path, plain: dict[str, Any], backend: str
 ) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from launch.engines.interface import Engine, Ranks
 from launch.job import Job, compose_job
 from tests.by_hand import ByHandBackend
 from tests.forked.client import forked_job, launched_job
-from tests.launching import DISTRIBUTED, require_backend, train
+from tests.launching import DISTRIBUTED, WHOLE, require_backend, train
 
 BY_HAND = "tests.by_hand:ByHandBackend"
 ADAPTERS = ("single", *DISTRIBUTED, BY_HAND)
@@ -34,11 +34,11 @@ JOB_CHECKS = [check.id for check in all_checks().values() if all(case.is_job for
 GROUP_CHECKS = [check_id for check_id in all_checks() if check_id not in JOB_CHECKS]
 
 
-def instances(check_ids: list[str]) -> list[Any]:
-    """Every case of these checks, for every adapter."""
+def instances(check_ids: list[str], adapters: Sequence[str] = ADAPTERS) -> list[Any]:
+    """Every case of these checks, for each adapter."""
     return [
         pytest.param(adapter, instance, id=f"{adapter.partition(':')[0]}-{instance}", marks=_marks(instance))
-        for adapter in ADAPTERS
+        for adapter in adapters
         for instance in Suite(adapter, Path(), ContractOptions(check=check_ids)).instances
     ]
 
@@ -102,7 +102,7 @@ def test_no_expected_failure_is_out_of_date(suites: Suites, adapter: str) -> Non
 def test_our_backends_end_with_the_same_bits(suites: Suites) -> None:
     """Those under which each rank computes whole tensors."""
     finals = []
-    for backend in (name for name in DISTRIBUTED if not find_backend(name).capabilities.shards_weights):
+    for backend in WHOLE:
         evidence = suites(backend).evidence(BITS, 2)
         assert isinstance(evidence, Evidence)
         assert len(evidence.ranks[0][0]["steps"]) == 20

@@ -11,8 +11,8 @@ from contract.check import State
 from contract.options import ContractOptions
 from contract.suite import Instance, Suite
 from tests.forked.client import interpreter
-from tests.launching import require_backend
-from tests.test_contract import JOB_CHECKS, instances
+from tests.launching import OF_EACH_ENGINE, require_backend
+from tests.test_contract import BY_HAND, JOB_CHECKS, instances
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,8 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Suite]:
 _FORKED = ("rank-raises", "rank-exits", "rank-hangs")
 
 
-@pytest.mark.parametrize(("adapter", "instance"), instances(JOB_CHECKS))
+# The rest is started in the same ways; tests/test_failures.py has a rank of each of them hang.
+@pytest.mark.parametrize(("adapter", "instance"), instances(JOB_CHECKS, ("single", *OF_EACH_ENGINE, BY_HAND)))
 def test_clause(
     suite: Callable[[str], Suite], monkeypatch: pytest.MonkeyPatch, adapter: str, instance: Instance
 ) -> None:

@@ -18,8 +18,8 @@ from launch.guardian import guarded
 from launch.job import Job
 from launch.supervisor import run_job
 from tests.launching import (
-    DISTRIBUTED,
     LOCKSTEP,
+    OF_EACH_ENGINE,
     ending_processes_with,
     processes_with,
     require_backend,
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.slow
 SECONDS = 10.0
 VICTIMS = ("launcher", "agent", "rank")
 OWN_LAUNCHERS = {"ddp": "fork", "accelerate": "accelerate launch", "horovod": "horovodrun"}
-MANNERS = [*((backend, "") for backend in DISTRIBUTED), ("ddp", "torchrun"), ("ddp", "spawn"), ("horovod", "mpirun")]
+MANNERS = [*((backend, "") for backend in OF_EACH_ENGINE), ("ddp", "torchrun"), ("ddp", "spawn"), ("horovod", "mpirun")]
 MANNERS += [("horovod", "horovod-node"), ("single", "python")]
 
 
@@ -72,10 +72,11 @@ def _agent(launcher: psutil.Process) -> psutil.Process:
 
 @pytest.mark.parametrize(("backend", "method"), MANNERS)
 def test_nothing_outlives_whoever_is_killed(tmp_path: Path, backend: str, method: str) -> None:
-    """Under every backend and start method: launcher, agent, and one of the ranks; a single one has only a launcher."""
+    """Under every start method: launcher, agent, and where it is a default also a rank; a single one is a launcher."""
     require_backend(backend)
     require_start_method(method)
-    for victim in VICTIMS if backend != "single" else ("launcher",):
+    victims = ("launcher",) if backend == "single" else VICTIMS[:2] if method else VICTIMS
+    for victim in victims:
         run = tmp_path / victim
         with ending_processes_with(run):
             job = _start(backend, method, run)

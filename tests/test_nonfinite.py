@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import DISTRIBUTED, lockstep, require_backend, train
+from tests.launching import DISTRIBUTED, WHOLE, lockstep, require_backend, train
 from training.plan import Plan
 
 # Sixteen samples a step, eight a rank, in two micro-steps of four.
@@ -62,7 +62,7 @@ def test_it_leaves_the_update_out(tmp_path: Path, backend: str, constant: tuple[
 
 def test_the_same_steps_everywhere(tmp_path: Path) -> None:
     weights = set()
-    for backend in DISTRIBUTED:
+    for backend in WHOLE:
         require_backend(backend)
         record = train(backend, tmp_path / backend, *TASK, "--on-nan", "skip", "--dtype", "float32")
         weights.add(record["ranks"][0]["weights_sha256"])

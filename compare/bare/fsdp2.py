@@ -6,14 +6,15 @@ import os
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from compare.bare.job import BareJob, Outcome
 from compare.bare.parts import make_optimizer, make_scheduler
 
 
-def train(job: BareJob) -> None:
-    """Takes all steps of the training."""
+def train(job: BareJob) -> dict[str, torch.Tensor]:
+    """Takes all steps of the training, and returns the whole weights."""
     settings, device = job.settings, torch.device(job.settings.device)
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -42,8 +43,8 @@ def train(job: BareJob) -> None:
         optimizer.zero_grad()
         scheduler.step()
         job.end_step(Outcome(losses, norm.full_tensor(), learning_rate, False))  # type: ignore[attr-defined]
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.unshard()
+    state = model.state_dict()
+    whole = {name: part.full_tensor() if isinstance(part, DTensor) else part for name, part in state.items()}
     dist.barrier()
     dist.destroy_process_group()
+    return whole

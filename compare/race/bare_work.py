@@ -12,7 +12,7 @@ import gc
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -88,12 +88,17 @@ class BareWork:
         config, directory = self._config, self._start.directory
         if self._start.rank == 0:
             prepare_notice(directory)
-        train: Callable[[BareJob], None] = import_module(f"compare.bare.{config.backend}").train
+        train: Callable[[BareJob], Mapping[str, torch.Tensor] | None] = import_module(
+            f"compare.bare.{config.backend}"
+        ).train
         torch.manual_seed(random_seed(config.seed, WEIGHTS))
         model = self._task.build_model()
         gc.freeze()  # as ranks of other runs do, see training/rank_work.py
         gc.enable()
-        train(BareJob(model, self._steps(), self._task.loss_sum, self._end_step, self._settings()))
+        whole = train(BareJob(model, self._steps(), self._task.loss_sum, self._end_step, self._settings()))
+        if whole is not None:
+            model = self._task.build_model()
+            model.load_state_dict(whole)
         self._start.heartbeat.enter("end")
         gc.collect()  # the wrappers of the loop
         shares = self._shares(model)
