@@ -33,6 +33,8 @@ class FabricBackend(Backend):
 
     def __init__(self, options: BackendOptions) -> None:
         super().__init__(options)
+        for name in [name for name in os.environ if name.startswith("LT_")]:
+            del os.environ[name]  # LT_PRECISION and the like would silently take the place of the arguments below
         num_local_ranks = int(os.environ["LOCAL_WORLD_SIZE"])
         self._scaler: torch.amp.GradScaler | None = None
         if options.precision == "fp16":

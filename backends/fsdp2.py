@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from typing_extensions import override
 
 from backends.fsdp2_settings import FSDP2Settings
-from backends.interface import StepResult
+from backends.interface import StepResult, UnsupportedError
 from backends.registry import BACKENDS
 from backends.torch_amp import TorchAmpBackend
 from backends.torch_group import TorchGroupBackend
@@ -37,13 +37,15 @@ class FSDP2Backend(TorchGroupBackend, TorchAmpBackend):
         for tensor in (*model.parameters(), *model.buffers()):  # fully_shard takes each rank's rows as they are
             dist.broadcast(tensor.detach(), src=0)
         names = {id(parameter): name for name, parameter in model.named_parameters()}
+        _require_parts(model)
         mesh = init_device_mesh(self.device.type, (self.world_size,))
         for layer in _layers(model):
             fully_shard(layer, mesh=mesh, reshard_after_forward=self._reshards)
         # The weights of the root are needed until the end of the forward pass, and first in the backward pass.
-        sharded = fully_shard(model, mesh=mesh, reshard_after_forward=False)
-        # gloo cannot average; the sum is divided afterwards.
-        sharded.set_force_sum_reduction_for_comms(dist.get_backend() == "gloo")
+        fully_shard(model, mesh=mesh, reshard_after_forward=False)
+        for module in _sharded_modules(model):
+            # gloo's average was a sum for a while (pytorch/pytorch#162338); a sum that is divided afterwards never was.
+            module.set_force_sum_reduction_for_comms(dist.get_backend() == "gloo")
         self._follow(optimizer, dict(model.named_parameters()), names)
         self.prepare_amp(model, optimizer)
         return model, optimizer
@@ -84,7 +86,7 @@ class FSDP2Backend(TorchGroupBackend, TorchAmpBackend):
 
     @override
     def shard(self, whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        if not isinstance(like, DTensor):
+        if not isinstance(like, DTensor) or isinstance(whole, DTensor):
             return whole
         # Without a source rank, each rank cuts its part out of what it has.
         return distribute_tensor(whole.to(self.device), like.device_mesh, like.placements, src_data_rank=None)
@@ -95,15 +97,16 @@ class FSDP2Backend(TorchGroupBackend, TorchAmpBackend):
         try:
             yield
         finally:
-            # No backward pass comes, after which the root's weights would be parts again.
-            cast(FSDPModule, model).reshard()
+            # No backward pass comes, after which weights that were kept whole would be parts again.
+            for module in _sharded_modules(model):
+                module.reshard()
 
     @override
     def effective_settings(self) -> dict[str, Any]:
         return {
             "transport": dist.get_backend(),
             "reshard_after_forward": self._reshards,
-            "sharded_layers": sum(isinstance(module, FSDPModule) for module in self.model.modules()) - 1,
+            "sharded_layers": len(_sharded_modules(self.model)) - 1,
         }
 
     @override
@@ -131,6 +134,34 @@ class FSDP2Backend(TorchGroupBackend, TorchAmpBackend):
 
 
 def _layers(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """Returns the modules that are gathered one after the other: those of lists, such as a transformer's layers."""
+    """Returns the modules that are gathered one after the other: those of lists, such as a transformer's layers.
+
+    Those inside others come first, as fully_shard asks for. A list in a list computes nothing itself.
+    """
     lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
-    return [layer for layers in lists for layer in layers if any(True for _ in layer.parameters())]
+    layers = [layer for layers in reversed(lists) for layer in layers]
+    return [layer for layer in layers if not isinstance(layer, _CONTAINERS) and any(True for _ in layer.parameters())]
+
+
+_CONTAINERS = (torch.nn.ModuleList, torch.nn.ModuleDict)
+
+
+def _sharded_modules(model: torch.nn.Module) -> list[FSDPModule]:
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+def _require_parts(model: torch.nn.Module) -> None:
+    """Refuses what fully_shard cannot cut.
+
+    Raises:
+        UnsupportedError: It names the parameter.
+    """
+    layers = {id(layer) for layer in _layers(model)}
+    prefixes = [f"{name}." for name, module in model.named_modules() if id(module) in layers]
+    owners: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        owner = max((prefix for prefix in prefixes if name.startswith(prefix)), key=len, default="")
+        if owners.setdefault(id(parameter), owner) != owner:
+            raise UnsupportedError(f"fsdp2 cannot shard {name}, which a layer shares with another module; use ddp")
+        if parameter.ndim == 0:
+            raise UnsupportedError(f"fsdp2 cannot shard {name}, a single number; give it a dimension, or use ddp")

@@ -278,7 +278,7 @@ class Backend(ABC):
     def whole(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns the whole of a tensor of which each rank holds a part; by default, ranks hold whole tensors.
 
-        - What all ranks get, if all ranks call it, is the tensor that a single process would have.
+        All ranks call it, and all get the tensor that a single process would have.
 
         Args:
             tensor: A parameter, its gradient, or a tensor of its optimizer state.
@@ -289,7 +289,7 @@ class Backend(ABC):
         """Returns the part of a whole tensor that this rank holds, without communication; by default, all of it.
 
         Args:
-            whole: A tensor of the whole shape of `like`.
+            whole: A tensor of the whole shape of `like`; what is this rank's part already is returned as it is.
             like: A parameter after `setup`.
         """
         return whole
@@ -308,7 +308,8 @@ class Backend(ABC):
         """Returns the tensors to be saved, by name; where training keeps a copy with more digits, that copy.
 
         - The names are those of the task's module, without a prefix.
-        - A rank may call it alone; where ranks hold parts, `whole` makes the rest of them.
+
+        A rank may call it alone. Where ranks hold parts, the tensors are parts, and `whole` makes the rest of them.
 
         Args:
             model: The module that `setup` returned.

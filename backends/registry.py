@@ -7,10 +7,12 @@ A backend of your own needs no row: name it as ``package.module:Class``.
 from __future__ import annotations
 
 import importlib
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -142,12 +144,19 @@ def _fabric() -> Capabilities:
     )
 
 
+def _fsdp2_missing() -> str | None:
+    version = metadata.version("torch")
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < (2, 8):
+        return f"fsdp2 needs torch 2.8 or newer, this is {version}; install a newer one, or use ddp"
+    return None
+
+
 def _fsdp2() -> Capabilities:
     return Capabilities(
         {"cpu": ("fp32", "bf16"), "cuda": ("fp32", "bf16")},
         start_methods=("fork", "torchrun", "spawn"),
         shards_weights=True,
-        # A parameter that no rank has used would get a gradient of zeros, and the optimizer would decay it.
+        # It reduces the gradients that exist, which must be those of the same parameters on all ranks.
         unused_parameters=False,
         compiled_models=False,
         reasons={"fp16": "each rank would see the overflows of its own part of the gradients only"},
@@ -202,6 +211,7 @@ BACKENDS = {
         "backends.fsdp2:FSDP2Backend",
         "torch fully_shard, sharded weights (ZeRO-3)",
         _fsdp2,
+        _fsdp2_missing,
         settings=FSDP2Settings,
         knobs=(("--no-reshard-after-forward",),),
         communicates_like="ddp",
@@ -257,7 +267,6 @@ BACKENDS = {
         settings=BucketSettings,
         packages=("lightning-fabric",),
         knobs=(_BUCKETS,),
-        variables=("LT_",),
         communicates_like="ddp",
     ),
 }

@@ -40,6 +40,8 @@ class _TorchTraffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if function.namespace in ("c10d", "_c10d_functional") and name not in _SEND_NOTHING:
             # The whole is the input of a reduce-scatter and the output of an all-gather.
             whole = max(_num_elements(argument) for argument in args[:2])
+            if function.namespace == "_c10d_functional" and name.startswith("all_gather"):
+                whole *= args[1]  # the number of ranks; the output is no argument
             self._count(name, whole)
         return function(*args, **(kwargs or {}))
 

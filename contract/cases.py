@@ -180,6 +180,11 @@ ADAMW_CLIPPED = Case("adamw-clipped", (Training({**_ADAMW, "max_grad_norm": 0.05
 FLOAT32 = Case("float32", (Training(settings=_FLOAT32, accumulation=2),))
 # Wide enough for a library to cut the gradients into several buckets.
 WIDE = Case("wide", (Training({"max_steps": 3}, {"hidden_size": 400}, accumulation=2),), world_sizes=_PAIR)
+# Layers in a list, which a library may cut and gather one by one; their rows divide evenly into no number of parts.
+LAYERED = Case(
+    "layers",
+    (Training(settings={"num_layers": 3, "hidden_size": 11}, accumulation=2, count_traffic=True),),
+)
 BITS = Case(
     "bits",
     (Training({**_ADAMW, "max_steps": 20, "num_train_epochs": 5}, settings=_FLOAT32, accumulation=2),),
@@ -268,7 +273,7 @@ FAULTS = tuple(
 
 ALL = (
     WORLD, COLLECTIVES, BARRIER, PREPARED_OPTIMIZER, *PLAIN, *LAYOUTS, MOMENTUM, *CLIPPED, ADAMW, ADAMW_CLIPPED,
-    FLOAT32, WIDE, BITS, SMALL_EVALUATION, ONE_BY_ONE_EVALUATION, DROPOUT, STATE, INFINITE_LOSS, *HALF, *OVERFLOWS,
-    CLIP_FP16, STATE_FP16, UNUSED, RARE, *UNANNOUNCED, SHUTDOWN, REFUSALS, HOSTILE, *FAULTS,
+    FLOAT32, WIDE, LAYERED, BITS, SMALL_EVALUATION, ONE_BY_ONE_EVALUATION, DROPOUT, STATE, INFINITE_LOSS, *HALF,
+    *OVERFLOWS, CLIP_FP16, STATE_FP16, UNUSED, RARE, *UNANNOUNCED, SHUTDOWN, REFUSALS, HOSTILE, *FAULTS,
 )  # fmt: skip
 BY_NAME = {case.name: case for case in ALL}

@@ -83,6 +83,7 @@ class SetupSeen:
         trainable_elements: How many elements of gradients a step has.
         padded_elements: As many, with the rows of each parameter filled up to a multiple of the world size.
         padded_weights: Likewise those of all weights.
+        held_weights: The elements of weights that this rank holds.
         shards_weights: Whether each rank holds only a part of each weight.
     """
 
@@ -97,6 +98,7 @@ class SetupSeen:
     trainable_elements: int
     padded_elements: int
     padded_weights: int
+    held_weights: int
     shards_weights: bool
 
 
@@ -247,6 +249,7 @@ class ObservedBackend:
             trainable_elements=sum(parameter.numel() for parameter in trainable),
             padded_elements=sum(_padded(parameter.shape, self._backend.world_size) for parameter in trainable),
             padded_weights=sum(_padded(weight.shape, self._backend.world_size) for weight in unwrapped.parameters()),
+            held_weights=sum(_own(weight).numel() for weight in unwrapped.parameters()),
             shards_weights=self._backend.capabilities.shards_weights,
         )
         return wrapped, wrapped_optimizer
@@ -313,6 +316,12 @@ class ObservedBackend:
             if parameter in optimizer.state
         ]
         return self.named(model.named_parameters()), groups, states
+
+
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns what this rank holds of a tensor, which may be spread over ranks."""
+    own: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return own
 
 
 def _padded(shape: torch.Size, world_size: int) -> int:

@@ -18,6 +18,8 @@ from backends.interface import BackendOptions
 DEFAULT_CPU_PROCESSES = 2
 # The variable in which launch/run.sh notes when the user called it.
 STARTED_AT_VARIABLE = "LOCKSTEP_STARTED_AT"
+# What an engine wants the user to know of how it has started the ranks.
+START_WARNING_VARIABLE = "LOCKSTEP_START_WARNING"
 
 # Upper bounds turn a typing error into a message instead of an overloaded machine.
 _MAX_PROCESSES = 1024

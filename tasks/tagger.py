@@ -21,15 +21,17 @@ class Tagger(nn.Module):
         dtype: The dtype of parameters and buffers.
         dropout: The probability with which a hidden unit is dropped.
         hidden_size: The width of embedding and hidden layer.
+        num_layers: The number of residual layers after the hidden one.
     """
 
-    def __init__(self, *, dtype: torch.dtype, dropout: float, hidden_size: int) -> None:
+    def __init__(self, *, dtype: torch.dtype, dropout: float, hidden_size: int, num_layers: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(NUM_TAGS, hidden_size)
         self.mixer = nn.Linear(2 * hidden_size, hidden_size)
         self.dropout = nn.Dropout(dropout)
         self.output = nn.Linear(hidden_size, NUM_TAGS)
         self.output.weight = self.embedding.weight
+        self.layers = nn.ModuleList(nn.Linear(hidden_size, hidden_size) for _ in range(num_layers))
         self.gain = nn.Parameter(0.5 + torch.rand(hidden_size), requires_grad=False)
         # Random buffers start out different on each rank; the second one is not part of the state_dict.
         self.register_buffer("marks", torch.randint(0, 1000, (3,)))
@@ -51,6 +53,8 @@ class Tagger(nn.Module):
         if is_first is not None:
             left = left.masked_fill(is_first[..., None], 0)
         hidden = self.dropout(torch.tanh(self.mixer(torch.cat([embedded, left], dim=-1))))
+        for layer in self.layers:
+            hidden = hidden + torch.tanh(layer(hidden))
         scores: torch.Tensor = self.output(hidden * self.gain)
         return scores
 

@@ -35,6 +35,7 @@ class TokenTaggingSettings(TaskSettings):
     dtype: Literal["float64", "float32"] = Field("float64", description="of the parameters")
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout probability of the hidden layer")
     hidden_size: int = Field(12, gt=0, le=4096, description="width of the hidden layer")
+    num_layers: int = Field(0, ge=0, le=100, description="residual layers after the hidden layer")
 
 
 class TokenTagging(Task):
@@ -84,7 +85,12 @@ class TokenTagging(Task):
         from tasks.tagger import Tagger
 
         settings = self.settings
-        return Tagger(dtype=getattr(torch, settings.dtype), dropout=settings.dropout, hidden_size=settings.hidden_size)
+        return Tagger(
+            dtype=getattr(torch, settings.dtype),
+            dropout=settings.dropout,
+            hidden_size=settings.hidden_size,
+            num_layers=settings.num_layers,
+        )
 
     def collate(self, split: Split, sample_ids: Sequence[int]) -> Batch:
         """Pads `tokens` with 0 and `tags` with NO_TARGET, int64 [B, L] each, L being the longest of the B sentences."""

@@ -153,7 +153,7 @@ def test_the_seed_decides(run_once: Runs) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", OF_EACH_ENGINE)
+@pytest.mark.parametrize("backend", [*OF_EACH_ENGINE, "fabric"])
 def test_hostile_environment_changes_nothing(tmp_path: Path, run_once: Runs, backend: str) -> None:
     """Variables and files that libraries obey, and a working directory with impostors of libraries."""
     usual = run_once(backend, *TWENTY_STEPS, "--precision", "fp32")
@@ -166,6 +166,8 @@ def test_hostile_environment_changes_nothing(tmp_path: Path, run_once: Runs, bac
         "HF_HOME": str(home),
         "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "8",
         "ACCELERATE_MIXED_PRECISION": "bf16",
+        "LT_PRECISION": "bf16-mixed",
+        "LT_STRATEGY": "ddp",
         "PYTHONWARNINGS": "error",
         "WORLD_SIZE": "5",
         "RANK": "3",

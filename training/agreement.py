@@ -1,10 +1,9 @@
 """Comparison of the weights of all ranks, and the tensors that all ranks take over from rank 0.
 
 Parameters must be the same bits on every rank, unless ranks hold different parts of them; if they are not, the run
-ends. Buffers that change in training, such as
-the running statistics of BatchNorm, differ between ranks, since each rank has seen other samples. Those of rank 0
-count: at each evaluation and checkpoint the other ranks take them over. A buffer that does not have the same shape on
-all ranks, such as a cache that grows, is left as it is on each of them.
+ends. Buffers that change in training, such as the running statistics of BatchNorm, differ between ranks, since each
+rank has seen other samples. Those of rank 0 count: at each evaluation and checkpoint the other ranks take them over. A
+buffer that does not have the same shape on all ranks, such as a cache that grows, is left as it is on each of them.
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ class Agreement:
             self._progress.write(Disagreed(disagreement=self.disagreement))
             if not may_be_last:
                 return
-        else:
+        elif parameters:
             self._agreed_step = step
         take_over(self._backend, [(parameters | buffers)[name] for name in difference.names])
 

@@ -150,8 +150,11 @@ class Diagnosis(Hooks):
     def _take_fingerprints(self) -> None:
         if self._fingerprints is None and not self._backend.capabilities.shards_weights:
             return
-        weights = self._backend.weights(self._state.model)
-        whole = {name: self._backend.whole(weight.detach()) for name, weight in weights.items()}
+        whole = {}
+        for name, weight in self._backend.weights(self._state.model).items():
+            tensor = self._backend.whole(weight.detach())
+            if self._fingerprints is not None:
+                whole[name] = tensor
         if self._fingerprints is not None:
             self._fingerprints.take(whole)
 

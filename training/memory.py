@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 
 import torch
@@ -22,7 +22,7 @@ class MemoryMeter(Hooks):
         config = trainer.config
         # The hooks slow a forward pass down, and a compiled model would be compiled again for them.
         self._counts_activations = (config.diagnose or config.trace > 0) and not config.torch_compile
-        self._activations: dict[int, int] = {}
+        self._activations: dict[int, torch.UntypedStorage] = {}
         self._activation_bytes = 0
         self._gradient_bytes: int | None = None
         self._hooks = ExitStack()
@@ -37,15 +37,18 @@ class MemoryMeter(Hooks):
         elif phase == "backward":
             self._hooks.close()
             held = _storages([*self._state.module.parameters(), *self._state.module.buffers()])
-            num_bytes = sum(size for address, size in self._activations.items() if address not in held)
+            # What was gathered for a layer alone is empty by now.
+            sizes = {address: storage.nbytes() for address, storage in self._activations.items()}
+            num_bytes = sum(size for address, size in sizes.items() if address not in held)
             self._activation_bytes = max(self._activation_bytes, num_bytes)
+            self._activations = {}
         elif phase == "update":
             parameters = [*self._state.module.parameters(), *_updated(self._state.optimizer)]
             self._gradient_bytes = held_bytes(one.grad for one in parameters if one.grad is not None)
 
     def _note(self, tensor: torch.Tensor) -> torch.Tensor:
         """Notes what autograd keeps, and keeps it as it is."""
-        self._activations |= _storages([tensor])
+        self._activations |= {storage.data_ptr(): storage for storage in _storages_of([tensor])}
         return tensor
 
     def record(self) -> MemoryRecord:
@@ -72,16 +75,16 @@ def held_bytes(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def _storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
-    """Returns the sizes of storages in bytes, by address; a sparse gradient has two, other layouts are left out."""
-    found = {}
+    """Returns the sizes of storages in bytes, by address."""
+    return {storage.data_ptr(): storage.nbytes() for storage in _storages_of(tensors)}
+
+
+def _storages_of(tensors: Iterable[torch.Tensor]) -> Iterator[torch.UntypedStorage]:
+    """Yields storages; a sparse gradient has two, other layouts are left out."""
     for tensor in tensors:
         own = tensor.to_local() if hasattr(tensor, "to_local") else tensor  # of a tensor that is spread over ranks
         parts = (own._indices(), own._values()) if own.layout is torch.sparse_coo else (own,)
-        for part in parts:
-            if part.layout is torch.strided:
-                storage = part.untyped_storage()
-                found[storage.data_ptr()] = storage.nbytes()
-    return found
+        yield from (part.untyped_storage() for part in parts if part.layout is torch.strided)
 
 
 def _updated(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import itertools
+import os
 import signal
 from collections.abc import Callable
 from typing import NamedTuple
@@ -15,7 +15,7 @@ import torch
 from backends.interface import Backend
 from backends.registry import load_backend
 from records.checkpoint import checkpoint_step
-from records.config import RunConfig
+from records.config import START_WARNING_VARIABLE, RunConfig
 from records.news import Resumed
 from records.notice import prepare_notice
 from records.progress import ProgressLog
@@ -39,7 +39,8 @@ from training.room import require_room
 from training.saving import CheckpointSaver
 from training.stopping import StopRequest
 from training.trace import Tracer
-from training.world import gather_facts, newest_of, prove_same_job, prove_world, weights_digest
+from training.whole import whole_model
+from training.world import gather_facts, newest_of, prove_same_job, prove_world
 
 MakeObserver = Callable[[Trainer, Measurements], Hooks]
 
@@ -74,6 +75,8 @@ class RankWork:
         rank = self._backend.rank
         self._progress = ProgressLog(directory, rank=rank, tracker=config.tracker)
         takes_all_ranks = self._backend.capabilities.shards_weights
+        if rank == 0 and START_WARNING_VARIABLE in os.environ:
+            self._progress.warn(os.environ[START_WARNING_VARIABLE])
         self._saver = CheckpointSaver(config, directory, self._progress, rank=rank, takes_all_ranks=takes_all_ranks)
         travels_with_loss = config.num_nodes > 1 or config.device == "cuda"
         self._stop_request = StopRequest(directory, rank=rank, travels_with_loss=travels_with_loss)
@@ -120,32 +123,20 @@ class RankWork:
         if rank == 0:
             # Should another rank die now, the engine ends this one, too. The model is saved before that.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        model, digest = whole_model(self._backend, self._task, trainer.state.module)
         return Results(
             config=self._config,
             task=self._task,
-            model=self._whole_model(trainer),
+            model=model,
             trajectory=trajectory,
             first_step_at=measurements.first_step_at,
-            ranks=self._gather_records(_rank_record(trainer, observed)),
+            ranks=self._gather_records(_rank_record(trainer, observed, digest)),
             resumption=resumption,
             failed_saves=self._saver.failed_steps,
             warnings=self._progress.warnings,
             disagreement=self._agreement.disagreement,
             differing_buffers=self._agreement.differing_buffers,
         )
-
-    def _whole_model(self, trainer: Trainer) -> torch.nn.Module:
-        """Returns the trained model; where ranks hold parts of its weights, rank 0 gets another with whole ones."""
-        backend, module = self._backend, trainer.state.module
-        if not backend.capabilities.shards_weights:
-            return module
-        whole = self._task.build_model() if backend.rank == 0 else None
-        places = dict(itertools.chain(whole.named_parameters(), whole.named_buffers())) if whole is not None else {}
-        for name, part in itertools.chain(module.named_parameters(), module.named_buffers()):
-            tensor = backend.whole(part.detach())
-            if name in places:
-                places[name].data.copy_(tensor)
-        return module if whole is None else whole
 
     def _observe(self, trainer: Trainer, measurements: Measurements, diagnosis: Diagnosis | None) -> _Observed:
         """Adds what begins where the training begins, or goes on from a checkpoint."""
@@ -263,11 +254,10 @@ def _leave(backend: Backend, *, must_succeed: bool) -> None:
             print(f"the group could not be left: {error}")
 
 
-def _rank_record(trainer: Trainer, observed: _Observed) -> RankRecord:
+def _rank_record(trainer: Trainer, observed: _Observed, digest: str) -> RankRecord:
     """Returns what this rank measured."""
     backend, state = trainer.backend, trainer.state
     place = Place(backend.rank, backend.local_rank, backend.device, backend.effective_settings())
-    digest = weights_digest(state.module, backend.whole)
     record = rank_record(place, observed.measurements, weights_sha256=digest, num_updates=state.num_updates)
     return record.model_copy(
         update={

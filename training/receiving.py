@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -39,8 +40,14 @@ class IncomingCheckpoint:
         self._digest = ContentDigest(text)
         self._waiting = list(self.facts)
 
-    def take(self, prefix: str) -> dict[str, torch.Tensor]:
+    def take(
+        self, prefix: str, keep: Callable[[str, torch.Tensor], torch.Tensor] = lambda name, tensor: tensor
+    ) -> dict[str, torch.Tensor]:
         """Receives the tensors whose names begin with `prefix`, which must be next in the order of names.
+
+        Args:
+            prefix: What the names begin with.
+            keep: Given the rest of a name and the tensor, returns what is to be kept of it.
 
         Returns:
             The tensors on the CPU, by the rest of their names, without the dot after the prefix.
@@ -48,7 +55,8 @@ class IncomingCheckpoint:
         taken: dict[str, torch.Tensor] = {}
         while self._waiting and self._waiting[0].startswith(prefix):
             name = self._waiting.pop(0)
-            taken[name.removeprefix(prefix).removeprefix(".")] = self._receive(name)
+            rest = name.removeprefix(prefix).removeprefix(".")
+            taken[rest] = keep(rest, self._receive(name))
         return taken
 
     def finish(self) -> None:

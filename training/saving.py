@@ -26,7 +26,7 @@ class CheckpointSaver:
     """
 
     def __init__(
-        self, config: RunConfig, directory: Path, progress: ProgressLog, *, rank: int, takes_all_ranks: bool
+        self, config: RunConfig, directory: Path, progress: ProgressLog, *, rank: int, takes_all_ranks: bool = False
     ) -> None:
         self._directory = directory
         self._progress = progress

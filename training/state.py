@@ -225,13 +225,25 @@ class TrainingState:
         """
         state = checkpoint.state
         groups = self.optimizer.state_dict()["param_groups"]
+        own = self.module.state_dict()
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+        def weight(name: str, whole: torch.Tensor) -> torch.Tensor:
+            return self.backend.shard(whole, own[name]) if name in own and own[name].shape == whole.shape else whole
+
+        def moment(key: str, whole: torch.Tensor) -> torch.Tensor:
+            parameter = parameters[int(key.partition(".")[0])]
+            return self.backend.shard(whole, parameter) if whole.shape == parameter.shape else whole
+
         try:
             hidden, history = checkpoint.take("buffer"), checkpoint.take("history")[""]
             self._restore(
                 state.step,
                 state.num_updates,
-                weights=lambda: checkpoint.take("model"),
-                optimizer=lambda: unflatten_optimizer(checkpoint.take("optimizer"), state.optimizer_scalars, groups),
+                weights=lambda: checkpoint.take("model", weight),
+                optimizer=lambda: unflatten_optimizer(
+                    checkpoint.take("optimizer", moment), state.optimizer_scalars, groups
+                ),
                 backend=state.backend,
             )
             buffers = dict(self.module.named_buffers())

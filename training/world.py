@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -93,16 +92,15 @@ def broadcast_bytes(backend: Backend, content: bytes, *, source: int) -> bytes:
     return bytes(received)
 
 
-def weights_digest(model: torch.nn.Module, whole: Callable[[torch.Tensor], torch.Tensor] = lambda part: part) -> str:
-    """Returns the SHA-256 of the names and bytes of all parameters and buffers, in hexadecimal digits.
-
-    Args:
-        model: The task's own module.
-        whole: Makes a whole tensor of a part, where ranks hold parts: see `Backend.whole`.
-    """
+def weights_digest(model: torch.nn.Module) -> str:
+    """Returns the SHA-256 of the names and bytes of all parameters and buffers, in hexadecimal digits."""
     digest = hashlib.sha256()
     for name, tensor in sorted([*model.named_parameters(), *model.named_buffers()], key=lambda item: item[0]):
-        digest.update(name.encode())
-        content = whole(tensor.detach()).cpu().contiguous()
-        digest.update(content.reshape(-1).view(torch.uint8).numpy().tobytes())
+        add_to_digest(digest, name, tensor.detach().cpu())
     return digest.hexdigest()
+
+
+def add_to_digest(digest: hashlib._Hash, name: str, tensor: torch.Tensor) -> None:
+    """Adds the name and the bytes of a tensor on the CPU."""
+    digest.update(name.encode())
+    digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())

@@ -6,7 +6,7 @@ import os
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from compare.bare.job import BareJob, Outcome
@@ -25,7 +25,8 @@ def train(job: BareJob) -> dict[str, torch.Tensor]:
     for layer in (layer for layers in lists for layer in layers):
         fully_shard(layer)
     sharded = fully_shard(model, reshard_after_forward=False)
-    sharded.set_force_sum_reduction_for_comms(device.type == "cpu")
+    for module in (module for module in model.modules() if isinstance(module, FSDPModule)):
+        module.set_force_sum_reduction_for_comms(device.type == "cpu")
     optimizer = make_optimizer(model, settings)
     scheduler = make_scheduler(optimizer, settings)
     world_size = dist.get_world_size()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from contract.cases import HALF, PLAIN
+from contract.cases import HALF, LAYERED, PLAIN
 from contract.check import SEVERAL, Evidence, NotSeen, Violation, check
 from contract.checks.judging import config_of, reference_of
 
@@ -33,7 +33,7 @@ def _gathers(operation: str) -> bool:
 
 @check(
     "C25",
-    [*PLAIN, *HALF],
+    [*PLAIN, LAYERED, *HALF],
     traps="A8 C2 P1 P5 P11",
     world_sizes=SEVERAL,
     promises=["Backend.step: Every gradient element is reduced exactly once"],
@@ -52,6 +52,9 @@ def every_gradient_is_reduced_once(evidence: Evidence) -> None:
         is_sharded = setup["shards_weights"]
         if is_sharded:
             most = setup["padded_elements"] + 1
+            part = setup["padded_weights"] // evidence.world_size
+            if setup["held_weights"] > part:
+                raise Violation(f"at most {part} elements of weights on each rank", str(setup["held_weights"]), rank)
         reduced = sum(
             size
             for where, operation, size in step["traffic"]
@@ -65,7 +68,7 @@ def every_gradient_is_reduced_once(evidence: Evidence) -> None:
 
 @check(
     "C26",
-    [case for case in (*PLAIN, *HALF) if case.trainings[0].accumulation > 1],
+    [case for case in (*PLAIN, LAYERED, *HALF) if case.trainings[0].accumulation > 1],
     traps="P1 A3 A4 A8",
     world_sizes=SEVERAL,
     promises=["Backend.no_sync: Inside, no gradient is reduced"],
@@ -87,7 +90,11 @@ def micro_batches_before_the_last_stay_local(evidence: Evidence) -> None:
 
 
 @check(
-    "C27", PLAIN, traps="H8 P2 P4", world_sizes=SEVERAL, promises=["interface: Between consecutive reports of the loss"]
+    "C27",
+    [*PLAIN, LAYERED],
+    traps="H8 P2 P4",
+    world_sizes=SEVERAL,
+    promises=["interface: Between consecutive reports of the loss"],
 )
 def nothing_else_is_communicated(evidence: Evidence) -> None:
     """Between consecutive reports of the loss, ranks exchange gradients and nothing else.
@@ -104,11 +111,7 @@ def nothing_else_is_communicated(evidence: Evidence) -> None:
         if number <= _STEPS_TO_SETTLE:
             continue
         setup = evidence.ranks[rank][0]["setup"]
-        gathered = sum(
-            size
-            for where, operation, size in step["traffic"]
-            if where.startswith(("forward", "backward")) and _gathers(operation)
-        )
+        gathered = sum(size for where, operation, size in step["traffic"] if where != "loop" and _gathers(operation))
         most = 2 * setup["padded_weights"] * len(step["micro_batches"]) if setup["shards_weights"] else 0
         if gathered > most:
             raise Violation(f"at most {most} elements of weights to be gathered in step {number}", str(gathered), rank)
@@ -120,6 +123,7 @@ def nothing_else_is_communicated(evidence: Evidence) -> None:
             if (where == "loop" and not (reports or evaluates))
             or (where != "loop" and operation in ("barrier", "broadcast"))
             or (where.startswith(("forward", "between")) and not (setup["shards_weights"] and _gathers(operation)))
+            or (where != "loop" and not ("reduce" in operation or _gathers(operation)))
         ]
         if others:
             raise Violation(f"only gradients to be communicated in step {number}", ", ".join(others)[:200], rank)

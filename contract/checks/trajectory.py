@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contract.cases import ADAMW, ADAMW_CLIPPED, BITS, CLIPPED, FLOAT32, LAYOUTS, MOMENTUM, PLAIN, WIDE
+from contract.cases import ADAMW, ADAMW_CLIPPED, BITS, CLIPPED, FLOAT32, LAYERED, LAYOUTS, MOMENTUM, PLAIN, WIDE
 from contract.check import Evidence, Violation, check
 from contract.checks.judging import (
     ROUNDING,
@@ -24,7 +24,7 @@ _ADAM = 1e-9
 
 @check(
     "C16",
-    [*PLAIN, *LAYOUTS, WIDE],
+    [*PLAIN, *LAYOUTS, WIDE, LAYERED],
     traps="O1 O2 O4 O5 G1 G2 G3 G4 G5 G11 G14 G19 A1 A2 A3 A4 A5 A6 A7 A9 A11 F4 H6",
     promises=["Backend.backward: The gradients of several calls add up", "Backend.step: The optimizer is given"],
 )
@@ -41,7 +41,7 @@ def gradients_are_those_of_one_process(evidence: Evidence) -> None:
 
 @check(
     "C17",
-    [*PLAIN, *LAYOUTS],
+    [*PLAIN, *LAYOUTS, LAYERED],
     traps="G17 H6",
     promises=["interface: N ranks compute the training", "Backend.step: Nothing but the optimizer changes weights"],
 )
@@ -70,7 +70,10 @@ def momentum_is_that_of_one_process(evidence: Evidence) -> None:
 
 
 @check(
-    "C19", [*PLAIN, *LAYOUTS, *CLIPPED], traps="C1 C5 C6", promises=["Backend.step: The norm that every rank returns"]
+    "C19",
+    [*PLAIN, *LAYOUTS, *CLIPPED, LAYERED],
+    traps="C1 C5 C6",
+    promises=["Backend.step: The norm that every rank returns"],
 )
 def reported_norm_is_that_of_the_global_gradient(evidence: Evidence) -> None:
     """`step` returns, on every rank, the norm of the averaged gradient over all parameter groups before clipping."""

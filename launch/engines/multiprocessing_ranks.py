@@ -24,6 +24,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.multiprocessing import start_processes  # type: ignore[attr-defined]
 
 from launch.engines.loopback import LOOPBACK
+from records.config import START_WARNING_VARIABLE
 
 
 def _run_rank(rank: int, num_processes: int, port: int, module: list[str]) -> None:
@@ -67,7 +68,8 @@ def main() -> None:
     arguments = parser.parse_args()
     start_method = arguments.start_method
     if start_method == "fork" and (refusal := _refusal_to_fork(arguments.module)) is not None:
-        print(f"the ranks are spawned instead of forked, since {refusal}", flush=True)
+        os.environ[START_WARNING_VARIABLE] = f"the ranks are spawned instead of forked, since {refusal}"
+        print(os.environ[START_WARNING_VARIABLE], flush=True)
         start_method = "spawn"
     with socket.create_server((LOOPBACK, arguments.master_port)) as listener:
         port = listener.getsockname()[1]

@@ -20,7 +20,12 @@ PACKAGE_CASES = {
         "horovodrun",
         "leave it out",
     ),
-    "horovod-start-method": ("horovod", "horovod --start-method torchrun", "torchrun", "horovodrun or mpirun"),
+    "horovod-start-method": (
+        "horovod",
+        "horovod --start-method torchrun",
+        "torchrun",
+        "horovodrun, mpirun or horovod-node",
+    ),
     "accelerate-missing": ("no-accelerate", "accelerate", "accelerate is not installed", "pip install 'accelerate"),
     "accelerate-fp16-on-cpu": ("accelerate", "accelerate --precision fp16", "--precision fp16", "choose fp32 or bf16"),
     "apex-missing": ("no-apex", "apex", "apex is not installed", "nvcr.io/nvidia/pytorch:25.04-py3"),

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from contract import cases
 from tests.mutants.changes import replaced
 from tests.mutants.mutant import mutant
+from training.state import TrainingState
 
 SHARDED = ("fsdp2",)
 
@@ -37,12 +38,12 @@ def state_of_the_unsharded_parameters_is_lost(backend: Any) -> Iterator[None]:
         yield
 
 
-@mutant("C16", cases.PLAIN[0], words="saw a difference of 1, most in", of=SHARDED)
-def scattered_sums_are_not_divided(backend: Any) -> Iterator[None]:
+@mutant("C16", cases.LAYERED, words="of the reference, saw a difference of", of=SHARDED)
+def sums_of_one_layer_are_not_divided(backend: Any) -> Iterator[None]:
     def setup(original: Any) -> Any:
         def mutated(model: Any, optimizer: Any) -> Any:
             wrapped, wrapped_optimizer = original(model, optimizer)
-            wrapped.set_gradient_divide_factor(1.0)
+            wrapped.layers[1].set_gradient_divide_factor(1.0)
             return wrapped, wrapped_optimizer
 
         return mutated
@@ -79,11 +80,11 @@ def gradients_are_reduced_once_more(backend: Any) -> Iterator[None]:
         yield
 
 
-@mutant("C27", cases.PLAIN[0], words="elements of weights to be gathered in step 3, saw", of=SHARDED)
+@mutant("C27", cases.LAYERED, words="elements of weights to be gathered in step 3, saw", of=SHARDED)
 def weights_are_gathered_again_and_again(backend: Any) -> Iterator[None]:
     def backward(original: Any) -> Any:
         def mutated(loss: torch.Tensor) -> None:
-            for parameter in [one for group in backend.optimizer.param_groups for one in group["params"]] * 4:
+            for parameter in [one for group in backend.optimizer.param_groups for one in group["params"]] * 2:
                 backend.whole(parameter)
             original(loss)
 
@@ -94,14 +95,20 @@ def weights_are_gathered_again_and_again(backend: Any) -> Iterator[None]:
 
 
 @mutant("C39", cases.STATE, words="of the training that was not interrupted, saw a difference of", of=SHARDED)
-def state_is_cut_elsewhere(backend: Any) -> Iterator[None]:
-    """Each rank continues with the optimizer state of another."""
+def moments_of_other_rows(backend: Any) -> Iterator[None]:
+    """Each rank goes on with the optimizer's state of rows that it does not hold."""
 
-    def shard(original: Any) -> Any:
-        def mutated(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-            return original(whole.flip(0), like)
+    def own_part(original: Any) -> Any:
+        return lambda state, value, parameter: original(state, value.flip(0), parameter)
 
-        return mutated
+    with replaced(TrainingState, "_own_part", own_part):
+        yield
 
-    with replaced(backend, "shard", shard):
+
+@mutant("C39", cases.STATE, words="of the training that was not interrupted, saw a difference of", of=SHARDED)
+def weights_of_other_rows(backend: Any) -> Iterator[None]:
+    def load_weights(original: Any) -> Any:
+        return lambda model, weights: original(model, {name: weight.flip(0) for name, weight in weights.items()})
+
+    with replaced(backend, "load_weights", load_weights):
         yield
