@@ -57,7 +57,9 @@ class RunOptions(BaseModel):
         None, description="ranks on all nodes together (default: one per GPU; 2 without a GPU)"
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where to compute")
-    start_method: str | None = Field(None, description="what starts the ranks (default: the backend's first engine)")
+    start_method: str | None = Field(
+        None, description="what starts the ranks (default: the backend's first engine that can start them there)"
+    )
     num_nodes: int = Field(
         1, ge=1, le=_MAX_PROCESSES, description="number of nodes; each runs this command with its own --node-rank"
     )

@@ -123,7 +123,7 @@ def nothing_else_is_communicated(evidence: Evidence) -> None:
             if (where == "loop" and not (reports or evaluates))
             or (where != "loop" and operation in ("barrier", "broadcast"))
             or (where.startswith(("forward", "between")) and not (setup["shards_weights"] and _gathers(operation)))
-            or (where != "loop" and not ("reduce" in operation or _gathers(operation)))
+            or (setup["shards_weights"] and where != "loop" and not ("reduce" in operation or _gathers(operation)))
         ]
         if others:
             raise Violation(f"only gradients to be communicated in step {number}", ", ".join(others)[:200], rank)
