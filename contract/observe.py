@@ -72,17 +72,17 @@ class SetupSeen:
     """The model and the optimizer before and after `setup`, on one rank.
 
     Attributes:
-        weights_before: Whole, by name; likewise what follows.
-        weights_after: See above.
-        buffers_after: See above.
-        groups_before: The defaults and the hyper-parameters of each group.
-        groups_after: Likewise.
-        state_before: The optimizer's state of each parameter that has any.
-        state_after: Likewise.
+        weights_before: The whole weights before `setup`, by name.
+        weights_after: The whole weights after it.
+        buffers_after: The whole buffers after it.
+        groups_before: The optimizer's defaults, then the hyper-parameters of each of its groups, before `setup`.
+        groups_after: The same after it.
+        state_before: The optimizer's whole state of each parameter that has any, before `setup`.
+        state_after: The same after it.
         is_task_module: Whether `unwrap` returns the module that was passed to `setup`.
         trainable_elements: How many elements of gradients a step has.
         padded_elements: As many, with the rows of each parameter filled up to a multiple of the world size.
-        padded_weights: Likewise those of all weights.
+        padded_weights: The elements of all weights, frozen ones included, with their rows filled up in the same way.
         held_weights: The elements of weights that this rank holds.
         shards_weights: Whether each rank holds only a part of each weight.
     """

@@ -72,11 +72,10 @@ def _agent(launcher: psutil.Process) -> psutil.Process:
 
 @pytest.mark.parametrize(("backend", "method"), MANNERS)
 def test_nothing_outlives_whoever_is_killed(tmp_path: Path, backend: str, method: str) -> None:
-    """Under every start method: launcher, agent, and where it is a default also a rank; a single one is a launcher."""
+    """Under every start method: launcher, agent, and one of the ranks; a single one has only a launcher."""
     require_backend(backend)
     require_start_method(method)
-    victims = ("launcher",) if backend == "single" else VICTIMS[:2] if method else VICTIMS
-    for victim in victims:
+    for victim in VICTIMS if backend != "single" else ("launcher",):
         run = tmp_path / victim
         with ending_processes_with(run):
             job = _start(backend, method, run)
