@@ -14,9 +14,9 @@ import pytest
 
 from compare.report.grouping import EntrantRuns
 from compare.report.machines import located
-from compare.report.parity import diagnosed_parity, losses_parity
 from compare.report.references import entrant_parity
 from compare.report.runs import RaceFacts, Run
+from parity.judge import diagnosed_parity, losses_parity
 from records.environment import describe_environment
 from records.record import RunRecord
 from tests.launching import run_config

@@ -19,10 +19,11 @@ from compare.race.entrants import make_plan, read_run_options, schedule_race
 from compare.race.options import RaceOptions
 from compare.race.plan import RacePlan
 from compare.race.report import write_report
-from compare.race.run import run_command, run_race
+from compare.race.run import run_race
 from compare.race.tuning import tuned_entrants
 from compare.report.baseline import GateOptions, read_baseline
 from compare.report.pages import require_packages
+from launch import own_command
 from launch.arguments import named_path
 from launch.display import console
 from launch.errors import refused_path
@@ -122,7 +123,7 @@ def _measure_collectives(plan: RacePlan, directory: RaceDirectory, terminal: Con
         if target.exists():
             continue
         terminal.print(f"measuring the collectives of {name}")
-        done = run_command(
+        done = own_command.run_command(
             ["allreduce", f"--backends={name}", f"--num-processes={worlds}", f"--output={target}", *device]
         )
         directory.note_collectives(name, None if done.returncode == 0 else done.stderr.strip()[-300:])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from compare.results import Parity
+from parity.verdict import Parity
 from records.record import DiagnosisRecord, RunRecord
 
 _FACTOR = 30.0
