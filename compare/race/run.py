@@ -10,6 +10,7 @@ from rich.console import Console
 from compare.race.directory import RaceDirectory
 from compare.race.heat import run_heat
 from compare.race.machine import ForeignLoad, look_for_idleness
+from compare.race.pace import Pace
 from compare.race.placement import variables_of
 from compare.race.plan import PlannedRun, RacePlan, heats_of
 from compare.race.progress import ProgressOfRace
@@ -25,8 +26,14 @@ _MAX_ATTEMPTS = 3
 _PEER_PROGRAM = ("compare.race.entrant", "compare.race.peers.rank", "-")
 
 
-def run_race(plan: RacePlan, directory: RaceDirectory, terminal: Console) -> None:
-    """Makes the runs that are not finished yet.
+def run_race(plan: RacePlan, directory: RaceDirectory, terminal: Console, *, seconds: float) -> None:
+    """Makes the runs that are not finished yet, and those of further blocks while there is time.
+
+    Args:
+        plan: The plan of the race.
+        directory: The directory of the race.
+        terminal: Shows how far it is.
+        seconds: The time for all of its runs.
 
     Raises:
         Interrupted: The user asked to stop. The run has been ended; finished runs are kept.
@@ -37,15 +44,17 @@ def run_race(plan: RacePlan, directory: RaceDirectory, terminal: Console) -> Non
     finished = [heat for heat in heats_of(runs) if any(directory.is_finished(run) for run in heat)]
     left = [run for run in runs if not any(run in heat for heat in finished)]
     peaks = directory.matmul_peaks(plan)
-    with ProgressOfRace(plan, left, terminal) as progress:
+    pace = Pace(plan, left, seconds)
+    with ProgressOfRace(pace, len(runs) - len(left), terminal) as progress:
         for heat in heats_of(left):
-            progress.begin(heat)
             if heat[0].purpose == "timed":
-                if _ends_early(plan, heat[0].block, directory):
-                    progress.skip(heat)
+                if heat not in pace.to_come() or _ends_early(plan, heat[0].block, directory):
+                    pace.skip(heat)
                     continue
+                progress.begin(heat)
                 reasons = run_heat(plan, heat, directory, peaks, progress)
             else:
+                progress.begin(heat)
                 (run,) = heat
                 peak = peaks.get(run.entrant.precision)
                 reasons = {run: _run_undisturbed(plan, run, directory, peak, progress)}
