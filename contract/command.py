@@ -124,7 +124,10 @@ def _task_prover(name: str, arguments: list[str], options: ContractOptions) -> _
         UsageError, TaskInputError: There is no such task, or it cannot use its options.
     """
     if options.check:
-        raise UsageError(f"--check {','.join(options.check)} names clauses, which are about other tasks than --task {name}; leave one of the two out")
+        raise UsageError(
+            f"--check {','.join(options.check)} names clauses, which are about other tasks than --task {name}; "
+            "leave one of the two out"
+        )
     task_class = load_task(name)
     parser = Parser("contract", operands="ADAPTER", argument_default=argparse.SUPPRESS)
     add_options(parser, {"task": task_class.Settings})
@@ -139,7 +142,11 @@ def _task_prover(name: str, arguments: list[str], options: ContractOptions) -> _
         task.prepare()
         proofs = prove_task(adapter, OwnTask(name, task), options, directory, console())
         if target is not None:
-            content = {"schema_version": 1, "adapter": adapter, "proofs": [{"state": one.state, **one.facts} for one in proofs]}
+            content = {
+                "schema_version": 1,
+                "adapter": adapter,
+                "proofs": [{"state": one.state, **one.facts} for one in proofs],
+            }
             write_atomically(target.absolute(), json.dumps(content, indent=1) + "\n")
         counts = Counter(proof.state for proof in proofs)
         console().print(f"{adapter}, {name}: " + ", ".join(f"{number} {state}" for state, number in counts.items()))

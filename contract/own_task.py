@@ -76,9 +76,7 @@ def world_sizes(row: BackendRow, options: ContractOptions) -> list[int]:
     return [size for size in options.num_processes or _WORLD_SIZES if most is None or size <= most]
 
 
-def prove_task(
-    adapter: str, own: OwnTask, options: ContractOptions, directory: Path, terminal: Console
-) -> list[Proof]:
+def prove_task(adapter: str, own: OwnTask, options: ContractOptions, directory: Path, terminal: Console) -> list[Proof]:
     """Proves a task under an adapter, and shows a row for each training.
 
     Args:
@@ -134,7 +132,9 @@ def _proofs(
                         "init_loss_scale": INIT_LOSS_SCALE,
                     }
                 )
-                place = f"{size} rank{'s' * (size > 1)}, {precision}, {accumulation} micro-step{'s' * (accumulation > 1)}"
+                place = (
+                    f"{size} rank{'s' * (size > 1)}, {precision}, {accumulation} micro-step{'s' * (accumulation > 1)}"
+                )
                 yield _prove(place, adapter, row, own, asked, trials)
 
 

@@ -346,6 +346,7 @@ def _lost_best(record: RunRecord, metric: str | None) -> int | None:
 
 
 def describe_world(config: RunConfig) -> str:
+    """Returns a run's ranks, precision and batch in words."""
     return (
         f"{config.num_processes} x {config.device}, {config.precision}, batch {config.global_batch_size} = "
         f"{_count(config.num_processes, 'rank')} x {_count(config.micro_batch_size, 'sample')} x "

@@ -23,7 +23,8 @@ def likely_causes(model: nn.Module) -> list[str]:
     if dropouts:
         found.append(
             f"{_counted(dropouts, 'layer')} {_verb(dropouts, 'drops', 'drop')} elements at random "
-            f"({_listed(dropouts)}), on each rank others; give the task an option called dropout, which a trial sets to 0"
+            f"({_listed(dropouts)}), on each rank others; give the task an option called dropout, which a trial can "
+            "set to 0"
         )
     return found
 

@@ -19,7 +19,7 @@ from launch.options import Options, add_options, read_options, validated
 from launch.resolve import Resolved, resolve
 from launch.signals import Interrupted, signals_raised
 from parity.report import as_facts, describe
-from parity.trial import NUM_STEPS, Outcome, Trial, TrialFailed, Trials, trial_of
+from parity.trial import NUM_STEPS, Trial, TrialFailed, Trials, trial_of
 from records.files import write_atomically
 
 

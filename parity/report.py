@@ -16,7 +16,13 @@ def describe(trial: Trial, outcome: Outcome, causes: list[str]) -> list[str]:
         outcome: What came of it.
         causes: What in the model explains a difference, a sentence each.
     """
-    return [_verdict(trial, outcome), outcome.parity.detail, *(f"a likely cause: {cause}" for cause in causes)]
+    lines = [_verdict(trial, outcome), outcome.parity.detail, *(f"a likely cause: {cause}" for cause in causes)]
+    if outcome.parity.verdict == "unknown" and trial.config.precision == "fp16":
+        lines.append(
+            "what overflows depends on how a batch is split; give a smaller --init-loss-scale than "
+            f"{trial.config.init_loss_scale:g}, such as 1024"
+        )
+    return lines
 
 
 def _verdict(trial: Trial, outcome: Outcome) -> str:

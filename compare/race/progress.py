@@ -14,7 +14,6 @@ from compare.race.plan import PlannedRun
 from launch.quantities import format_duration
 
 
-
 class ProgressOfRace:
     """What the race does now, and the remaining time; without a terminal, a line for each run."""
 

@@ -168,7 +168,10 @@ def fork_what_follows(path: str) -> None:
 
 
 def _run_forked(
-    arguments: list[str], variables: Mapping[str, str] = MappingProxyType({}), *, module: Sequence[str] = own_command.PROGRAM
+    arguments: list[str],
+    variables: Mapping[str, str] = MappingProxyType({}),
+    *,
+    module: Sequence[str] = own_command.PROGRAM,
 ) -> subprocess.CompletedProcess[str]:
     if tuple(module) != own_command.PROGRAM:  # a peer, whose library no process has loaded
         return _run_apart(arguments, variables, module=module)
