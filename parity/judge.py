@@ -217,7 +217,8 @@ def _stray_of_curve(name: str, excess: _Numbers) -> Parity | None:
     if not len(beyond):
         return None
     step = int(beyond[0]) + 1
-    detail = f"in step {step}, its {_in_words(name)} is {excess[beyond[0]]:.3g} times as far from the reference as rounding explains"
+    times = f"{excess[beyond[0]]:.3g} times"
+    detail = f"in step {step}, its {_in_words(name)} is {times} as far from the reference as rounding explains"
     return Parity(verdict="not comparable", detail=detail, first_step=step)
 
 
