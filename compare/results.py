@@ -14,6 +14,7 @@ from pydantic import Field
 
 from compare.steps import Breakdown, Wire
 from compare.strict import Strict as _Strict
+from parity.verdict import Parity
 
 RESULTS_NAME = "results.json"
 # What an entrant stands for: a backend; the same training in one process with all cores; what is possible at most,
@@ -57,15 +58,6 @@ class Group(_Strict):
     conditions: dict[str, Any] = Field(
         default={}, description="all options and facts about data and model that the runs have in common"
     )
-
-
-class Parity(_Strict):
-    """Whether an entrant computed what the reference computed."""
-
-    verdict: Literal["reference", "bitwise", "rounding", "not comparable", "unknown"]
-    detail: str = Field(description="one sentence: compared with what, how close, or where it differs")
-    first_step: int | None = Field(default=None, description="first step that differs, where one does")
-    parameter: str | None = Field(default=None, description="first parameter that differs in that step")
 
 
 class Entrant(_Strict):

@@ -14,9 +14,9 @@ import pytest
 
 from compare.report.grouping import EntrantRuns
 from compare.report.machines import located
-from compare.report.parity import diagnosed_parity, losses_parity
 from compare.report.references import entrant_parity
 from compare.report.runs import RaceFacts, Run
+from parity.judge import diagnosed_parity, losses_parity
 from records.environment import describe_environment
 from records.record import RunRecord
 from tests.launching import run_config
@@ -107,6 +107,16 @@ def test_noise_like_the_yardsticks_is_rounding() -> None:
         parity = diagnosed_parity(_record(_trajectory(1e-6, seed=seed)), REFERENCE, YARDSTICK)
         assert parity.verdict == "rounding", parity
         assert (parity.first_step, parity.parameter) == (1, "layer.weight")
+
+
+@pytest.mark.parametrize("excess", [1e-4, 1e-2])
+def test_a_yardstick_that_computes_something_else_excuses_nothing(excess: float) -> None:
+    """With BatchNorm, one process gets another loss from the same batch in other parts, by more than rounding."""
+    third = _record(_trajectory(1e-2, seed=1), losses=[1.0 + excess, *[1.0] * (NUM_STEPS - 1)])
+    parity = diagnosed_parity(_record(_trajectory(1e-2, seed=2)), REFERENCE, third)
+    assert parity.verdict == ("not comparable" if excess > 1e-3 else "rounding"), parity
+    if excess > 1e-3:
+        assert "in step 1, one process has a loss of 1.01 with micro-batches of 16, and of 1 with 16" in parity.detail
 
 
 def test_a_weight_that_strays_is_named_with_its_step() -> None:

@@ -31,7 +31,7 @@ from records.environment import num_cpus
 from records.throughput import NUM_WARMUP_STEPS
 
 # Until it is known who takes part: for checking the command lines of runs.
-_UNKNOWN = Schedule(repeats=1, timed_steps=10, seconds=0.0)
+_UNKNOWN = Schedule(repeats=1, most_repeats=1, timed_steps=10, seconds=0.0)
 
 # Options of a run that cannot be set in a race, with the reason or what to use instead.
 _BY_THE_RACE = "set it on the command line of the race itself"
@@ -111,7 +111,7 @@ def make_plan(options: RaceOptions, of_runs: RunOptionsOfRace) -> tuple[RacePlan
     for name in options.peers or ():
         find_peer(name)
     plan = RacePlan(
-        schema_version=6,
+        schema_version=7,
         options=options,
         schedule=_UNKNOWN,
         costs=None,

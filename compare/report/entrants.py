@@ -13,13 +13,12 @@ from compare.report.flops import model_flops_per_second, peak_flops_per_second
 from compare.report.grouping import EntrantRuns
 from compare.report.runs import Run
 from compare.report.statistics import mean_interval
-from compare.results import RANKED, Entrant, Parity
+from compare.results import RANKED, Entrant
 from compare.steps import Wire
+from parity.verdict import SAME, Parity
 from records.balance import imbalance, positions_per_token
 from records.record import RunRecord
 from records.throughput import NUM_WARMUP_STEPS, slowest_rank
-
-_IN_LOCKSTEP = ("reference", "bitwise", "rounding")
 
 
 def measure_entrant(runs: EntrantRuns, parity: Parity) -> Entrant:
@@ -41,7 +40,7 @@ def measure_entrant(runs: EntrantRuns, parity: Parity) -> Entrant:
         num_runs=len(timed),
         failures=runs.failures,
         parity=parity,
-        ranked=runs.role in RANKED and bool(measured) and parity.verdict in _IN_LOCKSTEP,
+        ranked=runs.role in RANKED and bool(measured) and parity.verdict in SAME,
         samples_per_second=mean_interval(rates) if rates else None,
         tokens_per_second=mean_interval(tokens) if tokens else None,
         samples_per_second_of_runs=rates,

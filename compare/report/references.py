@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from backends.registry import REFERENCE
 from compare.report.grouping import EntrantRuns, unsplit
-from compare.report.parity import diagnosed_parity, losses_parity
 from compare.report.runs import Run
-from compare.results import Parity
+from parity.judge import diagnosed_parity, losses_parity
+from parity.verdict import Parity
 
 
 def entrant_parity(entrant: EntrantRuns, group: list[EntrantRuns], completed: Sequence[Run]) -> Parity:

@@ -18,11 +18,11 @@ from compare.results import (
     Entrant,
     GroupResult,
     Interval,
-    Parity,
     Place,
     SeedRow,
 )
 from compare.steps import Breakdown
+from parity.verdict import Parity
 
 _MIB = 1 / 2**20
 _VERDICTS = {

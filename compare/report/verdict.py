@@ -24,12 +24,12 @@ from compare.results import (
     Standing,
 )
 from compare.steps import Breakdown
+from parity.verdict import SAME
 
 # Entrants that differ by no more are called equally fast, with the figure beside it.
 _AS_GOOD_AS_EQUAL = 0.05
 # What more time would show is said of a race so many times as long.
 _LONGER = 4
-_TRUSTED = ("reference", "bitwise", "rounding")
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def _same_computation(groups: Sequence[GroupResult]) -> Ground:
     held = [one for group in groups for one in group.entrants if one.num_runs and one.role in RANKED]
     verdicts = [one.parity.verdict for one in held]
     judged = [verdict for verdict in verdicts if verdict != "unknown"]
-    good = [verdict for verdict in judged if verdict in _TRUSTED]
+    good = [verdict for verdict in judged if verdict in SAME]
     question = "Same computation"
     if len(judged) < 2:
         return Ground(question, "was not checked", "open")

@@ -1,0 +1,21 @@
+"""What may be said of a training beside its reference."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+# The verdicts under which a training computes what the reference computes.
+SAME = ("reference", "bitwise", "rounding")
+
+
+class Parity(BaseModel):
+    """Whether a training computed what the reference computed."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    verdict: Literal["reference", "bitwise", "rounding", "not comparable", "unknown"]
+    detail: str = Field(description="one sentence: compared with what, how close, or where it differs")
+    first_step: int | None = Field(default=None, description="first step that differs, where one does")
+    parameter: str | None = Field(default=None, description="first parameter that differs in that step")
