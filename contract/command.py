@@ -100,7 +100,7 @@ def _explain(check_id: str, adapter: str | None) -> None:
 
 
 def _prove(adapter: str, directory: Path, options: ContractOptions, target: Path | None) -> tuple[Suite, bool]:
-    """Shows the result of each check as soon as it is judged; returns the suite, and whether any check failed."""
+    """Shows each check as soon as it is judged; returns the suite, and whether any check failed or never ran."""
     from contract.check import State
     from contract.report import Rows, write_json
     from contract.suite import Suite
@@ -124,7 +124,7 @@ def _prove(adapter: str, directory: Path, options: ContractOptions, target: Path
     verdicts = rows.verdicts()
     if target is not None:
         write_json(suite, verdicts, seconds, target)
-    return suite, any(verdict.state is State.FAILED for verdict in verdicts)
+    return suite, any(verdict.state in (State.FAILED, State.NOT_RUN) for verdict in verdicts)
 
 
 def _target(path: Path | None) -> Path | None:
