@@ -65,6 +65,7 @@ class Capabilities:
         compiled_models: Whether the backend supports models compiled with torch.compile.
         shards_weights: Whether each rank holds only a part of each weight, of its gradient and of its optimizer state,
             so that all ranks must take part where a whole tensor is needed, and in each forward pass.
+        float64: Whether gradients in float64 are averaged; the contract then judges them to the last digits.
         reasons: For a precision that is not supported, the reason, which the refusal quotes.
     """
 
@@ -75,6 +76,7 @@ class Capabilities:
     unused_parameters: bool = True
     compiled_models: bool = True
     shards_weights: bool = False
+    float64: bool = True
     reasons: Mapping[str, str] = field(default_factory=dict)
 
     def check(
@@ -113,6 +115,19 @@ class Capabilities:
                 f"--find-unused-parameters: {name} does not support it; "
                 "freeze unused parameters or choose another backend"
             )
+
+
+@dataclass(frozen=True)
+class KnownFailure:
+    """A clause of the contract that an adapter cannot keep because of a bug in the library.
+
+    Attributes:
+        reason: What goes wrong, in one line.
+        link: The address of a report or a description of the bug.
+    """
+
+    reason: str
+    link: str
 
 
 @dataclass(frozen=True)

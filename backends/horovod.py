@@ -27,6 +27,7 @@ from typing_extensions import override
 from backends.capabilities import UnsupportedError
 from backends.collectives import Prepare, Prepared
 from backends.interface import BackendOptions, StepResult
+from backends.memory_layout import make_contiguous
 from backends.registry import BACKENDS
 from backends.torch_amp import TorchAmpBackend, clip_gradients
 from backends.traffic import counted
@@ -73,6 +74,7 @@ class HorovodBackend(TorchAmpBackend):
                     f"parameter {name} is bfloat16, which Horovod cannot reduce; keep parameters in float32 "
                     "and use --precision bf16 for autocast"
                 )
+        make_contiguous(model)  # Horovod refuses other tensors, from inside the backward pass
         # Not state_dict(): it leaves out the non-persistent buffers. Not broadcast_optimizer_state():
         # on a fresh optimizer it takes a real step with zero gradients, which decays every weight.
         tensors = [*model.named_parameters(), *((name, _carried(buffer)) for name, buffer in model.named_buffers())]
@@ -123,7 +125,7 @@ class HorovodBackend(TorchAmpBackend):
         # negotiated again.
         name = f"lockstep.{op}.{tensor.dtype}.{tuple(tensor.shape)}"
         with self._deadline:
-            return cast(torch.Tensor, hvd.allreduce(tensor, name=name, op=_REDUCE_OPS[op]))
+            return cast(torch.Tensor, hvd.allreduce(tensor.contiguous(), name=name, op=_REDUCE_OPS[op]))
 
     @override
     def barrier(self) -> None:

@@ -37,7 +37,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from backends.capabilities import TORCH_SIGNS, BackendSettings, Capabilities, Signs, UnsupportedError
+from backends.capabilities import TORCH_SIGNS, BackendSettings, Capabilities, KnownFailure, Signs, UnsupportedError
 
 if TYPE_CHECKING:
     import torch
@@ -81,19 +81,6 @@ class BackendOptions:
     skip_nonfinite: bool = False
     is_traced: bool = False
     settings: BackendSettings = field(default_factory=BackendSettings)
-
-
-@dataclass(frozen=True)
-class KnownFailure:
-    """A clause of the contract that an adapter cannot keep because of a bug in the library.
-
-    Attributes:
-        reason: What goes wrong, in one line.
-        link: The address of a report or a description of the bug.
-    """
-
-    reason: str
-    link: str
 
 
 @dataclass(frozen=True)
@@ -180,6 +167,9 @@ class Backend(ABC):
 
         Returns:
             The module and the optimizer that the loop uses in place of the arguments.
+
+        Raises:
+            UnsupportedError: The library cannot train such a model; the message names a parameter and a remedy.
         """
 
     @abstractmethod
@@ -213,15 +203,18 @@ class Backend(ABC):
 
         - The optimizer is given, on every rank, the average over ranks of the gradients that have added up.
         - Gradients are averaged in their own dtype, without compression.
+        - Each element is averaged, whatever the size, the memory layout, the dtype or the range of its tensor.
         - Every gradient element is reduced exactly once in an optimizer step, here or in `backward`.
         - Clipping scales the averaged gradient, as one vector over all parameters, to a norm of `max_grad_norm`.
         - Under fp16, gradients are unscaled before their norm is computed and before they are clipped.
         - The norm that every rank returns is that of the averaged gradient of all parameters before clipping.
-        - Nothing but the optimizer changes weights, and nothing changes buffers.
+        - Nothing but the optimizer changes weights, and nothing but a rank's own forward passes changes buffers.
         - No gradient of this step is left over for the next one.
         - If the averaged gradient is not finite, every rank skips the update, reports this and keeps its weights:
           always under fp16, and in other precisions with `options.skip_nonfinite`.
+        - Without `options.skip_nonfinite`, an update that is not finite is taken in other precisions than fp16.
         - The loss scale of fp16 is `options.init_loss_scale` until a step is skipped, which halves it on every rank.
+        - The loss scale doubles after 2000 steps in a row that were not skipped, those before a checkpoint included.
         - With `options.find_unused_parameters`, a parameter that no rank has used keeps its bits, and the gradient
           of one that some rank has used is averaged over all ranks.
 
@@ -308,8 +301,9 @@ class Backend(ABC):
         """Returns the tensors to be saved, by name; where training keeps a copy with more digits, that copy.
 
         - The names are those of the task's module, without a prefix.
+        - A rank may call it alone: it does not communicate.
 
-        A rank may call it alone. Where ranks hold parts, the tensors are parts, and `whole` makes the rest of them.
+        Where ranks hold parts, the tensors are parts, and `whole` makes the rest of them.
 
         Args:
             model: The module that `setup` returned.
@@ -334,6 +328,7 @@ class Backend(ABC):
 
         - The state consists of tensors, numbers, strings, lists and dictionaries, and is equal on all ranks.
         - Under fp16, the state contains the loss scale in force.
+        - A rank may call it alone.
         - The single-process backend loads the state, and its training continues as this one does.
         """
 

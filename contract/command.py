@@ -156,7 +156,7 @@ def _task_prover(name: str, arguments: list[str], options: ContractOptions) -> _
 
 
 def _prove_clauses(adapter: str, directory: Path, options: ContractOptions, target: Path | None) -> int:
-    """Shows the result of each check as soon as it is judged; returns the exit code."""
+    """Shows each check as soon as it is judged; returns the exit code, which is 1 if any failed or never ran."""
     from contract.check import State
     from contract.report import Rows, write_json
     from contract.suite import Suite
@@ -180,6 +180,6 @@ def _prove_clauses(adapter: str, directory: Path, options: ContractOptions, targ
     verdicts = rows.verdicts()
     if target is not None:
         write_json(suite, verdicts, seconds, target)
-    if any(verdict.state is State.FAILED for verdict in verdicts):
+    if any(verdict.state in (State.FAILED, State.NOT_RUN) for verdict in verdicts):
         return 1
     return 0 if suite.unavailable_reason is None else _nothing_proven(adapter, suite.unavailable_reason)

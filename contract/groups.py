@@ -53,11 +53,12 @@ class GroupKey:
 
 @dataclass(frozen=True)
 class Breakdown:
-    """Why a case left no evidence: what happened, and on which rank, if that is known."""
+    """Why a case left no evidence: what happened, on which rank, if that is known, and whether the case ran at all."""
 
     rank: int | None
     message: str
     is_hang: bool = False
+    has_run: bool = True
 
 
 Outcome = list[Any] | Breakdown
@@ -142,7 +143,7 @@ def _not_run(num_starts: int, phase: str, breakdown: Breakdown | None, outcomes:
     else:
         where = "" if breakdown.rank is None else f"rank {breakdown.rank}: "
         why = f"the last start ended in {phase!r} with: {where}{breakdown.message}"
-    return Breakdown(None, f"not run: the group was started {num_starts} time{'s' * (num_starts > 1)}, and {why}")
+    return Breakdown(None, f"the group was started {num_starts} time{'s' * (num_starts > 1)}, and {why}", has_run=False)
 
 
 def _read(paths: list[Path]) -> Outcome:

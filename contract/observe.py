@@ -54,6 +54,7 @@ class StepSeen:
         grad_norm: The norm that the backend returned.
         skipped: Whether the backend said that it skipped the update.
         weights: The weights after the step, by name.
+        buffers: The buffers after the step, by name.
         traffic: For each collective, where it was called ("forward 0", "backward 0", "between", "step" or "loop"),
             its operation, and its number of elements.
     """
@@ -64,6 +65,7 @@ class StepSeen:
     grad_norm: float = float("nan")
     skipped: bool = False
     weights: Tensors = field(default_factory=dict)
+    buffers: Tensors = field(default_factory=dict)
     traffic: list[tuple[str, str, int]] = field(default_factory=list)
 
 
@@ -111,6 +113,7 @@ class TrainingSeen:
     losses: list[float | None] = field(default_factory=list)
     evaluations: list[dict[str, float | None]] = field(default_factory=list)
     evaluated: list[list[int]] = field(default_factory=list)
+    evaluation_dtypes: list[str] = field(default_factory=list)
     buffers: Tensors = field(default_factory=dict)
     settings: str = ""
     state: dict[str, Any] | None = None
@@ -126,9 +129,9 @@ class Watch:
         self.waiting: list[list[int]] = []
         self.evaluated: list[int] = []
 
-    def close_step(self, weights: Tensors) -> None:
-        """Closes the current step, which the loop has just completed and which made these weights."""
-        self.step.weights = weights
+    def close_step(self, weights: Tensors, buffers: Tensors) -> None:
+        """Closes the current step, which the loop has just completed and which made these weights and buffers."""
+        self.step.weights, self.step.buffers = weights, buffers
         self.seen.steps.append(self.step)
         self.step = StepSeen()
 
@@ -210,11 +213,15 @@ class ObservedTask:
         return self._task.metrics(rows)
 
     def _see_dropout(self, module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> None:
-        if module.training:
-            micro_batch = self._watch.step.micro_batches[-1]
-            # Dropout keeps the dtype of its input, which is the output of a linear layer.
-            micro_batch.layer_dtype = str(output.dtype)
-            micro_batch.mask = (output == 0).flatten()[:12].tolist()
+        # Dropout keeps the dtype of its input, which is the output of a linear layer.
+        dtype = str(output.dtype)
+        if not module.training:
+            if dtype not in self._watch.seen.evaluation_dtypes:
+                self._watch.seen.evaluation_dtypes.append(dtype)
+            return
+        micro_batch = self._watch.step.micro_batches[-1]
+        micro_batch.layer_dtype = dtype
+        micro_batch.mask = (output == 0).flatten()[:12].tolist()
 
 
 class ObservedBackend:

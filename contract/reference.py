@@ -86,7 +86,7 @@ def micro_batches(config: RunConfig, batch: list[int]) -> list[list[list[int]]]:
     if config.batching == "padded":
         pieces = _spread(batch, num_micro_steps * world_size)
         return [pieces[rank::world_size] for rank in range(world_size)]
-    lengths = _sentence_lengths(config.task_settings["num_train_samples"])
+    lengths = [len(tokens) for tokens in _sentences(config.task_settings["num_train_samples"])]
     by_length = sorted(batch, key=lambda sample: -lengths[sample])
     if config.batching == "packed":
         pieces = [[] for _ in range(num_micro_steps * world_size)]
@@ -100,12 +100,18 @@ def micro_batches(config: RunConfig, batch: list[int]) -> list[list[list[int]]]:
     ]
 
 
+def sum_of_tokens(config: RunConfig, samples: list[int]) -> int:
+    """Adds up the numbers of all tokens of some training sentences."""
+    sentences = _sentences(config.task_settings["num_train_samples"])
+    return sum(int(sentences[sample].sum()) for sample in samples)
+
+
 @functools.cache
-def _sentence_lengths(num_samples: int) -> list[int]:
-    """Counts the tokens of each training sentence of the token-tagging task, or of one made from it."""
+def _sentences(num_samples: int) -> list[torch.Tensor]:
+    """Returns the tokens of each training sentence of the token-tagging task, or of one made from it."""
     from tasks.tagger import sentences
 
-    return [len(tokens) for tokens, _ in sentences(num_samples, seed=1)]
+    return [tokens for tokens, _ in sentences(num_samples, seed=1)]
 
 
 def _spread(samples: list[int], num_pieces: int) -> list[list[int]]:

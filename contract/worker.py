@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from backends.interface import Backend, BackendOptions
 from backends.registry import load_backend
 from contract import scenes
-from contract.cases import BY_NAME, INIT_LOSS_SCALE, Case
+from contract.cases import BY_NAME, INIT_LOSS_SCALE, SKIPPING_PRECISIONS, Case
 from watch.rank_files import reporting
 
 SPECIFICATION_NAME = "group.json"
@@ -109,7 +109,7 @@ def main(arguments: list[str], run: RunCases = run_cases) -> None:
             device=specification.device,
             timeout_seconds=specification.timeout_seconds,
             init_loss_scale=INIT_LOSS_SCALE,
-            skip_nonfinite=True,
+            skip_nonfinite=specification.precision in SKIPPING_PRECISIONS,
             find_unused_parameters=specification.find_unused_parameters,
         )
         backend = adapter(options)
@@ -119,6 +119,7 @@ def main(arguments: list[str], run: RunCases = run_cases) -> None:
             rank=rank,
             directory=directory,
             single_states=specification.single_states,
+            float64=adapter.capabilities.float64,
         )
         run(backend, specification.cases, scenery, phases)
         phases.enter("shutdown")

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from contract.cases import HALF, LAYERED, PLAIN
+from contract.cases import ADAMW, ADAMW_CLIPPED, BITS, CLIPPED, HALF, LAYERED, MOMENTUM, PLAIN, UNCLIPPED
 from contract.check import SEVERAL, Evidence, NotSeen, Violation, check
-from contract.checks.judging import config_of, reference_of
+from contract.checks.judging import config_of
+from contract.reference import global_batches
 
+# With clipping and optimizer state, too, which ranks have in common and need not send, and over a hundred steps.
+_TRAFFIC = (*PLAIN, LAYERED, *CLIPPED, UNCLIPPED, MOMENTUM, ADAMW, ADAMW_CLIPPED, BITS)
 # DDP, for example, settles its buckets in the second step.
 _STEPS_TO_SETTLE = 2
 
@@ -33,7 +36,7 @@ def _gathers(operation: str) -> bool:
 
 @check(
     "C25",
-    [*PLAIN, LAYERED, *HALF],
+    [*_TRAFFIC, *HALF],
     traps="A8 C2 P1 P5 P11",
     world_sizes=SEVERAL,
     promises=["Backend.step: Every gradient element is reduced exactly once"],
@@ -42,7 +45,8 @@ def every_gradient_is_reduced_once(evidence: Evidence) -> None:
     """Every gradient element is reduced exactly once in an optimizer step, however many micro-batches it has.
 
     Elements are counted where they enter torch.distributed (from C++, too) or Horovod, and compared with the number of
-    trainable elements: a flag or a norm that is reduced along with them is one element too many. Where each rank holds
+    trainable elements: a flag or a norm that is reduced along with them is one element too many, and averaged optimizer
+    state is many. Where each rank holds
     a part of each weight, the rows of a gradient may be filled up so that all parts are equally large, the norm takes
     one element more, and gathering weights is no reduction.
     """
@@ -68,7 +72,7 @@ def every_gradient_is_reduced_once(evidence: Evidence) -> None:
 
 @check(
     "C26",
-    [case for case in (*PLAIN, LAYERED, *HALF) if case.trainings[0].accumulation > 1],
+    [case for case in (*_TRAFFIC, *HALF) if case.trainings[0].accumulation > 1],
     traps="P1 A3 A4 A8",
     world_sizes=SEVERAL,
     promises=["Backend.no_sync: Inside, no gradient is reduced"],
@@ -91,7 +95,7 @@ def micro_batches_before_the_last_stay_local(evidence: Evidence) -> None:
 
 @check(
     "C27",
-    [*PLAIN, LAYERED],
+    _TRAFFIC,
     traps="H8 P2 P4",
     world_sizes=SEVERAL,
     promises=["interface: Between consecutive reports of the loss"],
@@ -105,7 +109,7 @@ def nothing_else_is_communicated(evidence: Evidence) -> None:
     in each micro-batch: for its forward and for its backward pass.
     """
     config = config_of(evidence)
-    batches = reference_of(evidence).batches
+    batches = [batch for epoch in global_batches(config) for batch in epoch]
     epoch_ends = [number for number, batch in enumerate(batches, start=1) if len(batch) < config.global_batch_size]
     for rank, number, step in _steps(evidence):
         if number <= _STEPS_TO_SETTLE:

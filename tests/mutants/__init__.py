@@ -5,7 +5,7 @@ then fail, in the words that it names: a check that fails for another reason, or
 Importing this package registers all mutants.
 """
 
-from tests.mutants import data, gradients, precision, randomness, setup, sharding, state, steps, unused, world
+from tests.mutants import data, gradients, precision, randomness, setup, sharding, state, steps, tensors, unused, world
 from tests.mutants.mutant import MUTANTS, REPLICATED, Mutant
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "sharding",
     "state",
     "steps",
+    "tensors",
     "unused",
     "world",
 ]
