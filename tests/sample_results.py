@@ -16,14 +16,13 @@ from compare.results import (
     GroupResult,
     Idleness,
     Interval,
-    Parity,
     Place,
     Results,
     Scaling,
     ScalingPoint,
     SeedRow,
 )
-from compare.steps import Breakdown, Wire
+from compare.steps import Breakdown, Parity, Wire
 from tests.sample_peers import sample_peers
 from tests.sample_standings import HOSTILE, ONE_RANK, TWO_RANKS, sample_standings
 

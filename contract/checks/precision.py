@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from contract.cases import CLIP_FP16, HALF, INFINITE_LOSS, INIT_LOSS_SCALE, OVERFLOWS
+from contract.cases import CLIP_FP16, COMPRESSED_OVERFLOW, HALF, INFINITE_LOSS, INIT_LOSS_SCALE, OVERFLOWS
 from contract.check import Evidence, Violation, check
 from contract.checks.judging import (
     ROUNDING,
@@ -68,8 +68,8 @@ def layers_compute_in_the_precision_asked_for(evidence: Evidence) -> None:
 
 @check(
     "C30",
-    [*OVERFLOWS, INFINITE_LOSS],
-    traps="F2 F9 C8 H9 A13 F3",
+    [*OVERFLOWS, INFINITE_LOSS, COMPRESSED_OVERFLOW],
+    traps="F2 F9 C8 H9 A13 F3 B2",
     promises=["Backend.step: If the averaged gradient is not finite"],
 )
 def an_overflow_makes_all_ranks_skip(evidence: Evidence) -> None:
@@ -77,7 +77,8 @@ def an_overflow_makes_all_ranks_skip(evidence: Evidence) -> None:
 
     The loss is made infinite in the first micro-batch of the last rank or in the last micro-batch of the first rank. If
     each rank decided on its own gradients, the others would step to NaN. In fp32, which has no loss scale, the option
-    `skip_nonfinite` asks for the same.
+    `skip_nonfinite` asks for the same. In one case, gradients are finite where they are computed, and overflow when
+    they are compressed to fp16.
     """
     overflow = evidence.case.trainings[0].overflow
     assert overflow is not None
@@ -104,7 +105,12 @@ def an_overflow_halves_the_scale(evidence: Evidence) -> None:
                 require_equal(micro_batch["scale"], expected, what=f"a loss scale in step {number} of", rank=rank)
 
 
-@check("C32", [*OVERFLOWS, INFINITE_LOSS], traps="R4 F5", promises=["interface: The learning rate of a step"])
+@check(
+    "C32",
+    [*OVERFLOWS, INFINITE_LOSS, COMPRESSED_OVERFLOW],
+    traps="R4 F5",
+    promises=["interface: The learning rate of a step"],
+)
 def a_skipped_step_leaves_the_schedule_alone(evidence: Evidence) -> None:
     """A skipped step does not advance the learning rate, and the ranks continue in lockstep.
 
