@@ -65,7 +65,7 @@ def test_powersgd_repeats_itself_and_starts_afresh_from_a_checkpoint(tmp_path: P
 
 def test_a_run_goes_on_with_its_own_compression_alone(unbroken: UnbrokenRuns) -> None:
     whole = unbroken("ddp", *WIDE, "--grad-compression", "bf16")
-    for backend, option in (("ddp", ("--grad-compression", "none")), ("single", ())):
+    for backend, option in (("ddp", ("--grad-compression", "none")), ("single", ("--num-processes", "1"))):
         done = lockstep(backend, "--resume", checkpoint_path(whole, 3), *option)
         assert done.returncode == 2
         (line,) = done.stderr.splitlines()
@@ -91,7 +91,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for purpose in (("--diagnose",),) if name == "yardstick" else ((), ("--diagnose",)):
             made.append(directory / f"{name}{'-diagnosed' if purpose else ''}")
             train(backend, made[-1], *task, *ranks, *options, *purpose)
-    done = lockstep("report", *made, "--output-dir", directory / "report")
+    records = [one / "record.json" for one in made]
+    done = lockstep("report", *records, "--output-dir", directory / "report")
     assert done.returncode == 0, done.stderr
     return directory / "report"
 
