@@ -9,6 +9,8 @@ from typing import NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 PRECISIONS = ("fp32", "bf16", "fp16")
+# In which gradients may travel instead of their own dtype.
+COMPRESSIONS = ("fp16", "bf16", "powersgd")
 
 
 class UnsupportedError(ValueError):
@@ -37,12 +39,13 @@ class BackendSettings(BaseModel):
         """The precision that these options imply when the user does not choose one, or None."""
         return None
 
-    def check(self, *, precision: str, optimizer: str, place: Place) -> None:
+    def check(self, *, precision: str, optimizer: str, grad_compression: str, place: Place) -> None:
         """Refuses options that contradict those that all backends share.
 
         Args:
             precision: The precision of the run, one of `PRECISIONS`.
             optimizer: The name of the optimizer.
+            grad_compression: In what gradients travel, one of `COMPRESSIONS` or "none".
             place: Where ranks compute.
 
         Raises:
@@ -66,7 +69,9 @@ class Capabilities:
         shards_weights: Whether each rank holds only a part of each weight, of its gradient and of its optimizer state,
             so that all ranks must take part where a whole tensor is needed, and in each forward pass.
         float64: Whether gradients in float64 are averaged; the contract then judges them to the last digits.
-        reasons: For a precision that is not supported, the reason, which the refusal quotes.
+        compressions: In what gradients may travel, besides their own dtype.
+        reasons: For a precision that is not supported, the reason, which the refusal quotes; likewise for
+            "grad_compression", where there are no compressions.
     """
 
     precisions: Mapping[str, tuple[str, ...]]
@@ -77,10 +82,18 @@ class Capabilities:
     compiled_models: bool = True
     shards_weights: bool = False
     float64: bool = True
+    compressions: tuple[str, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
 
     def check(
-        self, *, name: str, device: str, precision: str, world_size: int = 1, find_unused_parameters: bool = False
+        self,
+        *,
+        name: str,
+        device: str,
+        precision: str,
+        world_size: int = 1,
+        find_unused_parameters: bool = False,
+        grad_compression: str = "none",
     ) -> None:
         """Refuses what the backend does not support.
 
@@ -90,6 +103,7 @@ class Capabilities:
             precision: The precision to compute in.
             world_size: The number of ranks.
             find_unused_parameters: Whether some parameters may get no gradient in a step.
+            grad_compression: In what gradients travel, or "none".
 
         Raises:
             UnsupportedError: One of these is not supported; the message names it and a remedy.
@@ -114,6 +128,12 @@ class Capabilities:
             raise UnsupportedError(
                 f"--find-unused-parameters: {name} does not support it; "
                 "freeze unused parameters or choose another backend"
+            )
+        if grad_compression not in ("none", *self.compressions):
+            why = f" ({self.reasons['grad_compression']})" if "grad_compression" in self.reasons else ""
+            raise UnsupportedError(
+                f"--grad-compression {grad_compression}: {name} cannot compress gradients so{why}; "
+                f"choose {' or '.join(('none', *self.compressions))}, or another backend"
             )
 
 

@@ -80,7 +80,12 @@ class HorovodBackend(TorchAmpBackend):
         tensors = [*model.named_parameters(), *((name, _carried(buffer)) for name, buffer in model.named_buffers())]
         with self._deadline:
             hvd.broadcast_parameters(tensors, root_rank=0)
-        wrapped = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), op=hvd.Average)
+        wrapped = hvd.DistributedOptimizer(
+            optimizer,
+            named_parameters=model.named_parameters(),
+            op=hvd.Average,
+            compression=getattr(hvd.Compression, self.options.grad_compression),
+        )
         # It is a new optimizer, made from the parameter groups alone.
         wrapped.defaults = optimizer.defaults
         wrapped.state.update(optimizer.state)
@@ -108,6 +113,11 @@ class HorovodBackend(TorchAmpBackend):
             skipped = self.update(grad_norm)
         self.optimizer.zero_grad()
         return StepResult(grad_norm, skipped)
+
+    def _compression_in_force(self) -> dict[str, str]:
+        if self.options.grad_compression == "none":
+            return {}
+        return {"grad_compression": "fp16" if self.optimizer._compression is hvd.Compression.fp16 else "none"}
 
     def _parameters_unused_everywhere(self) -> list[torch.nn.Parameter]:
         """Finds the parameters that have no gradient on any rank.
@@ -151,7 +161,7 @@ class HorovodBackend(TorchAmpBackend):
 
     @override
     @contextmanager
-    def count_traffic(self, count: Callable[[str, int], None]) -> Iterator[None]:
+    def count_traffic(self, count: Callable[[str, int, int], None]) -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(super().count_traffic(count))
             for name, operation in _OPERATIONS.items():
@@ -177,6 +187,7 @@ class HorovodBackend(TorchAmpBackend):
             "fusion_threshold_bytes": int(os.environ.get("HOROVOD_FUSION_THRESHOLD", str(128 * 1024 * 1024))),
             "cycle_time_ms": float(os.environ.get("HOROVOD_CYCLE_TIME", "1.0")),
             "find_unused_parameters": self.options.find_unused_parameters,
+            **self._compression_in_force(),
         }
 
     @override

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from compare.steps import Breakdown, Wire
+from compare.steps import Breakdown, HeldMemory, Wire
 from compare.strict import Strict as _Strict
 from parity.verdict import Parity
 
@@ -83,6 +83,8 @@ class Entrant(_Strict):
     settings: dict[str, str] = Field(description="in force, read back from the running processes")
     breakdown: Breakdown | None = None
     wire: Wire | None = None
+    excess: float | None = Field(default=None, description="bytes that it sends, over those that its gradients need")
+    memory: HeldMemory | None = None
 
 
 Claim = Literal["slower", "faster", "none", "too few"]
@@ -148,6 +150,9 @@ class Standing(_Strict):
     placings: list[Placing] = Field(description="the opponent first, then by the number of ranks and the speed")
     limits: list[Placing] = Field(
         default=[], description="the same work without communication: what is possible on this machine"
+    )
+    approximations: list[Placing] = Field(
+        default=[], description="entrants that compute an approximation on purpose, and are not ranked"
     )
 
     @property

@@ -38,11 +38,12 @@ def global_batch_size(world_size: int) -> int:
 
 @dataclass(frozen=True)
 class Overflow:
-    """Makes the loss of one micro-batch infinite on one rank, or on the last rank if there are fewer."""
+    """Multiplies the loss of one micro-batch on one rank, or on the last rank if there are fewer."""
 
     rank: int
     step: int
     micro_step: int
+    factor: float = float("inf")
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Training:
         settings: The settings of the task.
         accumulation: The number of micro-batches of each rank in a full step.
         task: The name of the task.
-        overflow: The micro-batch whose loss is made infinite, if any.
+        overflow: The micro-batch whose loss is made infinite, or so large that its gradients overflow, if any.
         count_traffic: Whether to count every collective.
         save_after: The step after which the state of the training is kept, if any.
         resume: The state to begin with: "own" is the one that the previous training of the case has kept, "reference"
@@ -144,6 +145,7 @@ class Case:
         world_sizes: The numbers of ranks that run it, unless the user asks for others.
         find_unused_parameters: Whether the adapter is told to expect unused parameters.
         may_be_refused: Whether `setup` may refuse its model, with an UnsupportedError.
+        grad_compression: In what the adapter is told to send gradients.
         is_job: Whether it is a process tree of its own instead of a scene in a group.
     """
 
@@ -154,6 +156,7 @@ class Case:
     world_sizes: tuple[int, ...] = (1, 2, 3)
     find_unused_parameters: bool = False
     may_be_refused: bool = False
+    grad_compression: str = "none"
     is_job: bool = False
 
     def sizes_among(self, asked: Sequence[int] | None) -> Sequence[int]:
@@ -304,6 +307,21 @@ GROWTH = Case(
     world_sizes=_PAIR,
 )
 
+# Gradients that travel in fewer bytes. Their matrices are large enough for PowerSGD to compress them.
+_COMPRESSED = Training(settings={"hidden_size": 40, "num_layers": 1}, accumulation=2, count_traffic=True)
+COMPRESSED_HALF = tuple(
+    Case(f"{compression}-gradients", (_COMPRESSED,), world_sizes=(2,), grad_compression=compression)
+    for compression in ("fp16", "bf16")
+)
+POWERSGD = Case("powersgd-gradients", (_COMPRESSED,), world_sizes=(2,), grad_compression="powersgd")
+# Gradients that are finite on the rank that computes them, and infinite as fp16.
+COMPRESSED_OVERFLOW = Case(
+    "fp16-gradients-overflow",
+    (replace(_DECAYING_CLIPPED, overflow=Overflow(1, 3, 0, factor=1e9)),),
+    world_sizes=(2,),
+    grad_compression="fp16",
+)
+
 _DECAYING = {"momentum": 0.9, "weight_decay": 0.5, "max_steps": 4}
 UNUSED = Case(
     "unused-parameter",
@@ -339,7 +357,7 @@ FAULTS = tuple(
 ALL = (
     WORLD, COLLECTIVES, BARRIER, PREPARED_OPTIMIZER, WEIGHTS_OF_RANK_0, *PLAIN, *LAYOUTS, MOMENTUM, *CLIPPED, UNCLIPPED,
     ADAMW, ADAMW_CLIPPED, FLOAT32, WIDE, MANY, VARIED, MIXED, LAYERED, BITS, SMALL_EVALUATION, ONE_BY_ONE_EVALUATION,
-    DROPOUT, STATE, STATE_VARIED, INFINITE_LOSS, *HALF, UNSKIPPED, *OVERFLOWS, CLIP_FP16, STATE_FP16, GROWTH, UNUSED,
-    RARE, *UNANNOUNCED, SHUTDOWN, REFUSALS, HOSTILE, *FAULTS,
+    DROPOUT, STATE, STATE_VARIED, INFINITE_LOSS, *HALF, UNSKIPPED, *OVERFLOWS, CLIP_FP16, STATE_FP16, GROWTH,
+    *COMPRESSED_HALF, COMPRESSED_OVERFLOW, POWERSGD, UNUSED, RARE, *UNANNOUNCED, SHUTDOWN, REFUSALS, HOSTILE, *FAULTS,
 )  # fmt: skip
 BY_NAME = {case.name: case for case in ALL}

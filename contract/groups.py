@@ -45,10 +45,13 @@ class GroupKey:
     world_size: int
     precision: str
     find_unused_parameters: bool
+    grad_compression: str = "none"
 
     def __str__(self) -> str:
         ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
-        return f"{ranks}, {self.precision}" + (", unused parameters" if self.find_unused_parameters else "")
+        unused = ", unused parameters" if self.find_unused_parameters else ""
+        compressed = f", {self.grad_compression} gradients" if self.grad_compression != "none" else ""
+        return f"{ranks}, {self.precision}{unused}{compressed}"
 
 
 @dataclass(frozen=True)
@@ -167,6 +170,7 @@ def _run_once(
         precision=key.precision,
         device=group.device,
         find_unused_parameters=key.find_unused_parameters,
+        grad_compression=key.grad_compression,
         timeout_seconds=timeout,
         cases=[name for name in case_names if name != SHUTDOWN.name],
         single_states=dict(group.single_states),

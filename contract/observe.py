@@ -56,7 +56,7 @@ class StepSeen:
         weights: The weights after the step, by name.
         buffers: The buffers after the step, by name.
         traffic: For each collective, where it was called ("forward 0", "backward 0", "between", "step" or "loop"),
-            its operation, and its number of elements.
+            its operation, its number of elements and their bytes.
     """
 
     micro_batches: list[MicroSeen] = field(default_factory=list)
@@ -66,7 +66,7 @@ class StepSeen:
     skipped: bool = False
     weights: Tensors = field(default_factory=dict)
     buffers: Tensors = field(default_factory=dict)
-    traffic: list[tuple[str, str, int]] = field(default_factory=list)
+    traffic: list[tuple[str, str, int, int]] = field(default_factory=list)
 
 
 @dataclass
@@ -150,9 +150,9 @@ class Watch:
         with backend.count_traffic(self._count) if enabled else nullcontext():
             yield
 
-    def _count(self, operation: str, num_elements: int) -> None:
+    def _count(self, operation: str, num_elements: int, num_bytes: int) -> None:
         if self.where:
-            self.step.traffic.append((self.where, operation, num_elements))
+            self.step.traffic.append((self.where, operation, num_elements, num_bytes))
 
 
 class ObservedTask:
@@ -194,7 +194,7 @@ class ObservedTask:
             self._watch.evaluated += samples
 
     def loss_sum(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-        """Notes the gradient that reaches the loss, and makes the loss infinite where the case says so."""
+        """Notes the gradient that reaches the loss, and multiplies the loss where the case says so."""
         watch = self._watch
         micro_step = len(watch.step.micro_batches)
         micro_batch = MicroSeen(watch.waiting.pop(0))
@@ -203,8 +203,12 @@ class ObservedTask:
         loss = self._task.loss_sum(model, batch)
         micro_batch.loss_dtype = str(loss.dtype)
         _on_gradient(loss, micro_batch, "coefficient")
-        here = Overflow(self._rank, len(watch.seen.steps) + 1, micro_step)
-        return loss * float("inf") if here == self._overflow else loss
+        factor = self._overflow_factor(micro_step)
+        return loss if factor is None else loss * factor
+
+    def _overflow_factor(self, micro_step: int) -> float | None:
+        here, there = (self._rank, len(self._watch.seen.steps) + 1, micro_step), self._overflow
+        return there.factor if there is not None and here == (there.rank, there.step, there.micro_step) else None
 
     def metrics(self, rows: torch.Tensor) -> dict[str, float | None]:
         """Notes the samples of the evaluation."""

@@ -242,6 +242,20 @@ def _decay(config: RunConfig, weight: torch.Tensor) -> float:
     return config.weight_decay if weight.ndim >= 2 else 0.0
 
 
+def gradients_of_ranks(weights: Tensors, config: RunConfig, batch: list[int]) -> list[Tensors]:
+    """Returns what each rank contributes to a step from given weights, in float64; their mean is the exact gradient."""
+    task, model = _task_and_model(config, weights)
+    parameters = _trainable(model.double())
+    factor = config.num_processes / task.num_targets("train", batch)
+    found = []
+    for share in micro_batches(config, batch):
+        losses = [task.loss_sum(model, task.collate("train", piece)) * factor for piece in share if piece]
+        gradients = torch.autograd.grad(torch.stack(losses).sum(), list(parameters.values())) if losses else ()
+        zeros = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
+        found.append(zeros | dict(zip(parameters, gradients, strict=False)))
+    return found
+
+
 def simulate(initial: Tensors, config: RunConfig, *, loss_scale: float = 1.0, casts_model: bool = False) -> Reference:
     """Computes every rank's micro-batches in this process, in the run's own precision, and averages by hand.
 

@@ -158,6 +158,7 @@ class Suite:
                 precision=case.precision,
                 world_size=world_size,
                 find_unused_parameters=case.find_unused_parameters,
+                grad_compression=case.grad_compression,
             )
         except UnsupportedError as error:
             if self._refuses(case, world_size):
@@ -173,6 +174,8 @@ class Suite:
             wanted = self.device
         elif limit is not None and world_size > limit:
             wanted = str(limit + 1)
+        elif case.grad_compression not in ("none", *self.row.capabilities.compressions):
+            wanted = f"--grad-compression {case.grad_compression}"
         elif case.find_unused_parameters and not self.row.capabilities.unused_parameters:
             wanted = "unused"
         else:
@@ -275,11 +278,12 @@ def _unjudged(breakdown: Breakdown, expected: str) -> Exception:
 
 
 def _key(case: Case, world_size: int) -> GroupKey:
-    return GroupKey(world_size, case.precision, case.find_unused_parameters)
+    return GroupKey(world_size, case.precision, case.find_unused_parameters, case.grad_compression)
 
 
 def _order(case: Case, world_size: int) -> tuple[Any, ...]:
-    return case.is_job, case.find_unused_parameters, PRECISIONS.index(case.precision), world_size, ALL.index(case)
+    group = (case.find_unused_parameters, case.grad_compression != "none", PRECISIONS.index(case.precision), world_size)
+    return case.is_job, *group, case.grad_compression, ALL.index(case)
 
 
 @dataclass(frozen=True)
@@ -349,7 +353,10 @@ def _gap(results: tuple[Result, ...], missing: State) -> str:
     left = [result.instance for result in results if result.state is missing]
     sizes = {instance.world_size for instance in left} - {instance.world_size for instance in passed}
     precisions = {instance.case.precision for instance in left} - {instance.case.precision for instance in passed}
-    gaps = [*sorted(precisions), *(_ranks(size) for size in sorted(sizes))] or sorted({one.case.name for one in left})
+    compressions = {one.case.grad_compression for one in left} - {one.case.grad_compression for one in passed}
+    compressed = (f"{compression} gradients" for compression in sorted(compressions))
+    gaps = [*sorted(precisions), *compressed, *(_ranks(size) for size in sorted(sizes))]
+    gaps = gaps or sorted({one.case.name for one in left})
     return f"{missing.value}: {', '.join(gaps)}" if left else ""
 
 

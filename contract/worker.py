@@ -32,6 +32,7 @@ class Specification(BaseModel):
         precision: For the backend's options.
         device: For the backend's options.
         find_unused_parameters: For the backend's options.
+        grad_compression: For the backend's options.
         timeout_seconds: For the backend's options.
         cases: The names of the cases to run.
         single_states: For each case that resumes from the single-process backend, the file of its state.
@@ -44,6 +45,7 @@ class Specification(BaseModel):
     precision: str
     device: str
     find_unused_parameters: bool
+    grad_compression: str
     timeout_seconds: float
     cases: list[str]
     single_states: dict[str, Path]
@@ -111,6 +113,7 @@ def main(arguments: list[str], run: RunCases = run_cases) -> None:
             init_loss_scale=INIT_LOSS_SCALE,
             skip_nonfinite=specification.precision in SKIPPING_PRECISIONS,
             find_unused_parameters=specification.find_unused_parameters,
+            grad_compression=specification.grad_compression,
         )
         backend = adapter(options)
         scenery = scenes.Scenery(

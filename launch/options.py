@@ -124,7 +124,12 @@ def read_options(backend: str, backend_settings: type[BackendSettings], argument
     chosen = validated(backend_settings, merged)
     implied = {"precision": chosen.implied_precision} if chosen.implied_precision else {}
     run = validated(RunOptions, {**implied, **merged})
-    chosen.check(precision=run.precision, optimizer=run.optimizer, place=_place(run))
+    chosen.check(
+        precision=run.precision,
+        optimizer=run.optimizer,
+        grad_compression=run.grad_compression,
+        place=_place(run),
+    )
     task_settings = validated(task_class.Settings, merged)
     if start is not None:
         check_same_trajectory(start, run, task_settings)

@@ -140,6 +140,7 @@ def _settle_world(backend: str, row: BackendRow, options: RunOptions) -> _World:
         precision=options.precision,
         world_size=num_processes,
         find_unused_parameters=options.find_unused_parameters,
+        grad_compression=options.grad_compression,
     )
     engine = settle_engine(
         backend, row.capabilities.start_methods, options.start_method, device=device, num_nodes=nodes.num_nodes

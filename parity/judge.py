@@ -101,6 +101,28 @@ def _in_words(name: str) -> str:
     return name.replace("_", " ").replace("grad", "gradient")
 
 
+def approximate_parity(run: RunRecord, reference: RunRecord) -> Parity:
+    """Says how far a run with compressed gradients, which computes an approximation, ends from the reference."""
+    how = f"gradients travel as {run.config.grad_compression}"
+    if run.ranks[0].diagnosis is None or reference.ranks[0].diagnosis is None:
+        detail = f"{how}; only diagnosis runs (--diagnose) tell how far it goes astray"
+        return Parity(verdict="approximate", detail=detail)
+    ours, theirs = _diagnosis(run), _diagnosis(reference)
+    if ours.parameters != theirs.parameters or ours.digests[0] != theirs.digests[0]:
+        detail = "it trains other parameters than the reference, or starts from other weights"
+        return Parity(verdict="not comparable", detail=detail, first_step=0)
+    mine, other = (np.array(one.sketches, dtype=np.float64) for one in (ours, theirs))
+    length = min(len(mine), len(other))
+    apart = float(np.linalg.norm(mine[length - 1] - other[length - 1]))
+    distance = apart / max(float(np.linalg.norm(other[length - 1] - other[0])), np.finfo(np.float64).tiny)
+    if not np.isfinite(distance):
+        return Parity(verdict="not comparable", detail=f"{how}, and its weights are not finite in the end")
+    step, name = _first_difference(ours, theirs)
+    off = f"its weights are off by {100 * distance:.2g} % of the way that training moved the reference's"
+    detail = f"{how}; after {length - 1} steps, {off}"
+    return Parity(verdict="approximate", detail=detail, first_step=step, parameter=name, distance=distance)
+
+
 def _steps_before_skips_differ(*records: RunRecord) -> int:
     skips = list(zip(*([step.skipped for step in record.steps] for record in records), strict=False))
     return next((index for index, skipped in enumerate(skips) if len(set(skipped)) > 1), len(skips))

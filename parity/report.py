@@ -32,6 +32,8 @@ def _verdict(trial: Trial, outcome: Outcome) -> str:
     if outcome.is_same:
         how = "bit for bit" if parity.verdict == "bitwise" else "up to rounding"
         return f"SAME: {who} trains what one process trains, {how}, in each of {trial.num_steps} steps"
+    if parity.verdict == "approximate":
+        return f"APPROXIMATE: {who} does not train what one process trains, since its gradients are compressed"
     if parity.verdict == "unknown":
         return f"UNKNOWN: it cannot be told whether {who} trains what one process trains"
     where = "" if parity.first_step is None else f", from step {parity.first_step} on"

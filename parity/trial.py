@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from backends.registry import REFERENCE
 from launch import own_command
 from launch.display import describe_world
-from parity.judge import diagnosed_parity
+from parity.judge import approximate_parity, diagnosed_parity
 from parity.verdict import SAME, Parity
 from records.config import RunConfig, RunOptions
 from records.names import RECORD_NAME
@@ -24,6 +24,7 @@ from training.plan import Plan
 # Options of a run that its reference does not have: how many ranks there are, and what starts them where.
 _OF_THE_RANKS = {
     *("num_processes", "micro_batch_size", "start_method", "threads_per_rank", "bind_ranks"),
+    "grad_compression",
     *("num_nodes", "node_rank", "master_addr", "master_port"),
 }
 # Options that change nothing of what is computed, or that ask for what a trial does not keep.
@@ -122,6 +123,8 @@ class Trials:
         options = {name: value for name, value in _options(trial).items() if name not in _OF_THE_RANKS}
         whole = config.global_batch_size
         reference = self._alone(options, whole)
+        if config.grad_compression != "none":
+            return Outcome(approximate_parity(run, reference), run.warnings)
         smaller = config.micro_batch_size if config.micro_batch_size < whole else whole // 2
         yardstick = self._alone(options, smaller) if smaller else None
         return Outcome(diagnosed_parity(run, reference, yardstick), run.warnings)

@@ -15,7 +15,12 @@ class Parity(BaseModel):
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    verdict: Literal["reference", "bitwise", "rounding", "not comparable", "unknown"]
+    verdict: Literal["reference", "bitwise", "rounding", "approximate", "not comparable", "unknown"]
     detail: str = Field(description="one sentence: compared with what, how close, or where it differs")
     first_step: int | None = Field(default=None, description="first step that differs, where one does")
     parameter: str | None = Field(default=None, description="first parameter that differs in that step")
+    distance: float | None = Field(
+        default=None,
+        description="of an approximation: how far its weights end from those of the reference, over how far training "
+        "has moved these; null where no diagnosis run tells",
+    )

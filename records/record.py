@@ -80,12 +80,19 @@ class DiagnosisRecord(_Strict):
     reductions: list[dict[str, int]] = Field(
         description="in each of the first steps, elements by operation, as they entered a communication library"
     )
+    reduced_bytes: list[dict[str, int]] = Field(
+        default=[], description="the bytes of these; empty in records that are older than this field"
+    )
     num_reductions: list[int] = Field(description="calls into a communication library in each of these steps")
     interface: str = Field(description="the network interface that carries what ranks send")
     sent_bytes: list[int] | None = Field(
         description="what this machine sent on it during each step, all its ranks together; null but on local rank 0"
     )
     gradient_bytes: int = Field(description="size of all gradients of the model")
+    gradient_elements: int = Field(default=0, description="number of their elements; 0 in older records")
+    sharded_bytes: int = Field(
+        default=0, description="size of all weights, where each rank holds a part of them; 0 where it holds all"
+    )
     parameters: list[str] = Field(description="names of all weights; on rank 0 only, like the two below")
     digests: list[list[str]] = Field(description="start of a SHA-256 of each weight, before and after each step")
     sketches: list[list[list[float | None]]] = Field(

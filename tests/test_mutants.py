@@ -44,22 +44,29 @@ def _supports(adapter: str, mutant: Mutant) -> bool:
             precision=case.precision,
             world_size=mutant.world_size,
             find_unused_parameters=case.find_unused_parameters,
+            grad_compression=case.grad_compression,
         )
     except UnsupportedError:
         return False
     return True
 
 
+def _group_and_name(item: tuple[str, Mutant]) -> tuple[str, str, str]:
+    name, mutant = item
+    return mutant.case.precision, mutant.case.grad_compression, name
+
+
 PAIRS = [
     pytest.param(adapter, name, id=f"{_short(adapter)}-{name}")
     for adapter in (*DISTRIBUTED, BY_HAND)
-    for name, mutant in sorted(MUTANTS.items(), key=lambda item: (item[1].case.precision, item[0]))
+    for name, mutant in sorted(MUTANTS.items(), key=_group_and_name)
     if mutant.is_fault_of(_short(adapter)) and _supports(adapter, mutant)
 ]
 
 
 def _key(mutant: Mutant) -> GroupKey:
-    return GroupKey(mutant.world_size, mutant.case.precision, mutant.case.find_unused_parameters)
+    case = mutant.case
+    return GroupKey(mutant.world_size, case.precision, case.find_unused_parameters, case.grad_compression)
 
 
 @pytest.fixture(scope="module")

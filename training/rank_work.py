@@ -191,6 +191,11 @@ class RankWork:
                     f"the data or the model is not that of the checkpoint: {name} is {data.get(name)!r}, was {value!r}"
                 )
         trainer.load_checkpoint(checkpoint)
+        if self._config.grad_compression == "powersgd" and backend.rank == 0:
+            self._progress.warn(
+                "a checkpoint has nothing of what PowerSGD has left out of gradients so far: it is lost, and the next "
+                "two steps are not compressed, so this run goes on otherwise than one that was not interrupted"
+            )
         resumption = Resumption(
             checkpoint=str(path or ""),
             step=state.step,

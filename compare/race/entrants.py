@@ -38,6 +38,7 @@ _BY_THE_RACE = "set it on the command line of the race itself"
 _DECIDED = {
     **dict.fromkeys(("num_processes", "precision", "global_batch_size", "output_dir"), _BY_THE_RACE),
     "micro_batch_size": "use --accumulation instead",
+    "grad_compression": "it leaves no exact entrant; give it to one: --entrant 'fp16=ddp:--grad-compression fp16'",
     "max_steps": "use --budget or --timed-steps instead",
     "overwrite": "a race resumes where it was interrupted; leave it out",
     "diagnose": "a race makes diagnosis runs itself; leave it out",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from backends.registry import REFERENCE
 from compare.report.grouping import EntrantRuns, unsplit
 from compare.report.runs import Run
-from parity.judge import diagnosed_parity, losses_parity
+from parity.judge import approximate_parity, diagnosed_parity, losses_parity
 from parity.verdict import Parity
 
 
@@ -31,6 +31,8 @@ def entrant_parity(entrant: EntrantRuns, group: list[EntrantRuns], completed: Se
         return Parity(verdict="unknown", detail="no diagnosis run of the reference completed")
     if own is reference:
         parity = Parity(verdict="reference", detail="the run that all others are compared with")
+    elif own.record.config.grad_compression != "none" and own.record.config.num_processes > 1:
+        parity = approximate_parity(own.record, reference.record)
     elif own.record.ranks[0].diagnosis and reference.record.ranks[0].diagnosis:
         yardstick = _yardstick(own, reference, candidates)
         parity = diagnosed_parity(own.record, reference.record, yardstick.record if yardstick else None)

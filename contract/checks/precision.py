@@ -6,6 +6,7 @@ import torch
 
 from contract.cases import (
     CLIP_FP16,
+    COMPRESSED_OVERFLOW,
     GROWTH,
     GROWTH_INTERVAL,
     HALF,
@@ -84,8 +85,8 @@ def layers_compute_in_the_precision_asked_for(evidence: Evidence) -> None:
 
 @check(
     "C30",
-    [*OVERFLOWS, INFINITE_LOSS],
-    traps="F2 F9 C8 H9 A13 F3",
+    [*OVERFLOWS, INFINITE_LOSS, COMPRESSED_OVERFLOW],
+    traps="F2 F9 C8 H9 A13 F3 B2",
     promises=["Backend.step: If the averaged gradient is not finite"],
 )
 def an_overflow_makes_all_ranks_skip(evidence: Evidence) -> None:
@@ -93,7 +94,8 @@ def an_overflow_makes_all_ranks_skip(evidence: Evidence) -> None:
 
     The loss is made infinite in the first micro-batch of the last rank or in the last micro-batch of the first rank. If
     each rank decided on its own gradients, the others would step to NaN. In fp32, which has no loss scale, the option
-    `skip_nonfinite` asks for the same.
+    `skip_nonfinite` asks for the same. In one case, gradients are finite where they are computed, and overflow when
+    they are compressed to fp16.
     """
     overflow = evidence.case.trainings[0].overflow
     assert overflow is not None
@@ -120,7 +122,12 @@ def an_overflow_halves_the_scale(evidence: Evidence) -> None:
                 require_equal(micro_batch["scale"], expected, what=f"a loss scale in step {number} of", rank=rank)
 
 
-@check("C32", [*OVERFLOWS, INFINITE_LOSS], traps="R4 F5", promises=["interface: The learning rate of a step"])
+@check(
+    "C32",
+    [*OVERFLOWS, INFINITE_LOSS, COMPRESSED_OVERFLOW],
+    traps="R4 F5",
+    promises=["interface: The learning rate of a step"],
+)
 def a_skipped_step_leaves_the_schedule_alone(evidence: Evidence) -> None:
     """A skipped step does not advance the learning rate, and the ranks continue in lockstep.
 

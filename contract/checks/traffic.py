@@ -18,7 +18,7 @@ _STEPS_TO_SETTLE = 2
 
 def _steps(evidence: Evidence) -> Iterator[tuple[int, int, dict[str, Any]]]:
     """Every (rank, step, observation)."""
-    places = {where for (seen,) in evidence.ranks for step in seen["steps"] for where, _, _ in step["traffic"]}
+    places = {where for (seen,) in evidence.ranks for step in seen["steps"] for where, *_ in step["traffic"]}
     if not places - {"loop"}:
         # That gradients are reduced at all is another clause.
         raise NotSeen(
@@ -61,7 +61,7 @@ def every_gradient_is_reduced_once(evidence: Evidence) -> None:
                 raise Violation(f"at most {part} elements of weights on each rank", str(setup["held_weights"]), rank)
         reduced = sum(
             size
-            for where, operation, size in step["traffic"]
+            for where, operation, size, _ in step["traffic"]
             if (where.startswith("backward") or where == "step")
             and ("reduce" in operation if is_sharded else operation != "broadcast")
         )
@@ -84,7 +84,7 @@ def micro_batches_before_the_last_stay_local(evidence: Evidence) -> None:
         gathers_weights = evidence.ranks[rank][0]["setup"]["shards_weights"]
         early = [
             f"{size} elements in {where}"
-            for where, operation, size in step["traffic"]
+            for where, operation, size, _ in step["traffic"]
             if where.startswith("backward")
             and int(where.split()[1]) < last
             and not (gathers_weights and _gathers(operation))
@@ -115,7 +115,7 @@ def nothing_else_is_communicated(evidence: Evidence) -> None:
         if number <= _STEPS_TO_SETTLE:
             continue
         setup = evidence.ranks[rank][0]["setup"]
-        gathered = sum(size for where, operation, size in step["traffic"] if where != "loop" and _gathers(operation))
+        gathered = sum(size for where, operation, size, _ in step["traffic"] if where != "loop" and _gathers(operation))
         most = 2 * setup["padded_weights"] * len(step["micro_batches"]) if setup["shards_weights"] else 0
         if gathered > most:
             raise Violation(f"at most {most} elements of weights to be gathered in step {number}", str(gathered), rank)
@@ -123,7 +123,7 @@ def nothing_else_is_communicated(evidence: Evidence) -> None:
         evaluates = number - 1 in epoch_ends
         others = [
             f"{operation} of {size} in {where}"
-            for where, operation, size in step["traffic"]
+            for where, operation, size, _ in step["traffic"]
             if (where == "loop" and not (reports or evaluates))
             or (where != "loop" and operation in ("barrier", "broadcast"))
             or (where.startswith(("forward", "between")) and not (setup["shards_weights"] and _gathers(operation)))

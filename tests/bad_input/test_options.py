@@ -13,6 +13,36 @@ from tests.bad_input.place import Outcome, Place
 OPTION_CASES: dict[str, tuple[str, ...]] = {
     "momentum-without-sgd": ("ddp --momentum 0.9", "--momentum 0.9", "--optimizer sgd"),
     "trace-of-diagnosis": ("ddp --trace 3 --diagnose", "--trace 3", "--diagnose", "leave one of the two out"),
+    "compression-choice": (
+        "ddp --grad-compression fp8",
+        "--grad-compression fp8",
+        "'none', 'fp16', 'bf16' or 'powersgd'",
+    ),
+    "compression-of-nothing": (
+        "single --grad-compression fp16",
+        "--grad-compression fp16",
+        "it sends none",
+        "choose none, or another backend",
+    ),
+    "compression-not-of-horovod": (
+        "horovod --grad-compression powersgd",
+        "--grad-compression powersgd",
+        "choose none or fp16, or another backend",
+    ),
+    "compression-not-of-fsdp2": ("fsdp2 --grad-compression bf16", "--grad-compression bf16", "adds micro-batches up"),
+    "compression-in-shared-memory": (
+        "ddp --transport shared-memory --grad-compression fp16",
+        "--transport shared-memory",
+        "--grad-compression fp16",
+        "leave one of the two out",
+    ),
+    "powersgd-in-fp16": ("ddp --grad-compression powersgd --precision fp16", "powersgd", "--precision fp16"),
+    "powersgd-that-skips": ("ddp --grad-compression powersgd --on-nan skip", "powersgd", "--on-nan skip"),
+    "powersgd-of-unused-parameters": (
+        "ddp --grad-compression powersgd --find-unused-parameters",
+        "powersgd",
+        "--find-unused-parameters",
+    ),
     "backend-unknown": ("dpd", "'dpd'", "choose single, ddp, fsdp2, apex, horovod, accelerate, fabric"),
     "backend-empty": ("''", "there is no backend ''", "choose single"),
     "backend-forgotten": ("--num-processes 2", "'--num-processes'", "choose single"),
