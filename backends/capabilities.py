@@ -65,6 +65,7 @@ class Capabilities:
         compiled_models: Whether the backend supports models compiled with torch.compile.
         shards_weights: Whether each rank holds only a part of each weight, of its gradient and of its optimizer state,
             so that all ranks must take part where a whole tensor is needed, and in each forward pass.
+        sync_batchnorm: Whether all ranks may reduce in the middle of forward and backward passes (--sync-batchnorm).
         reasons: For a precision that is not supported, the reason, which the refusal quotes.
     """
 
@@ -75,6 +76,7 @@ class Capabilities:
     unused_parameters: bool = True
     compiled_models: bool = True
     shards_weights: bool = False
+    sync_batchnorm: bool = True
     reasons: Mapping[str, str] = field(default_factory=dict)
 
     def check(

@@ -66,6 +66,7 @@ class Parity(_Strict):
     detail: str = Field(description="one sentence: compared with what, how close, or where it differs")
     first_step: int | None = Field(default=None, description="first step that differs, where one does")
     parameter: str | None = Field(default=None, description="first parameter that differs in that step")
+    cause: Literal["BatchNorm"] | None = Field(default=None, description="what makes it differ, where that is known")
 
 
 class Entrant(_Strict):

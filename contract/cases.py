@@ -239,6 +239,10 @@ STATE_FP16 = Case(
     world_sizes=_PAIR,
 )
 
+_NORMED = Training({"sync_batchnorm": True}, accumulation=2, task="contract.awkward_tasks:NormedTask")
+# The last step has one sample, so that a rank has none, then three, which two ranks cannot share evenly.
+BATCH_NORM = Case("batch-norm", (_NORMED, replace(_NORMED, settings={"num_train_samples": 35})), world_sizes=_SEVERAL)
+
 _DECAYING = {"momentum": 0.9, "weight_decay": 0.5, "max_steps": 4}
 UNUSED = Case(
     "unused-parameter",
@@ -274,6 +278,6 @@ FAULTS = tuple(
 ALL = (
     WORLD, COLLECTIVES, BARRIER, PREPARED_OPTIMIZER, *PLAIN, *LAYOUTS, MOMENTUM, *CLIPPED, ADAMW, ADAMW_CLIPPED,
     FLOAT32, WIDE, LAYERED, BITS, SMALL_EVALUATION, ONE_BY_ONE_EVALUATION, DROPOUT, STATE, INFINITE_LOSS, *HALF,
-    *OVERFLOWS, CLIP_FP16, STATE_FP16, UNUSED, RARE, *UNANNOUNCED, SHUTDOWN, REFUSALS, HOSTILE, *FAULTS,
+    *OVERFLOWS, CLIP_FP16, STATE_FP16, BATCH_NORM, UNUSED, RARE, *UNANNOUNCED, SHUTDOWN, REFUSALS, HOSTILE, *FAULTS,
 )  # fmt: skip
 BY_NAME = {case.name: case for case in ALL}

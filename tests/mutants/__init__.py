@@ -5,13 +5,26 @@ then fail, in the words that it names: a check that fails for another reason, or
 Importing this package registers all mutants.
 """
 
-from tests.mutants import data, gradients, precision, randomness, setup, sharding, state, steps, unused, world
+from tests.mutants import (
+    batch_norm,
+    data,
+    gradients,
+    precision,
+    randomness,
+    setup,
+    sharding,
+    state,
+    steps,
+    unused,
+    world,
+)
 from tests.mutants.mutant import MUTANTS, REPLICATED, Mutant
 
 __all__ = [
     "MUTANTS",
     "REPLICATED",
     "Mutant",
+    "batch_norm",
     "data",
     "gradients",
     "precision",
