@@ -239,9 +239,16 @@ STATE_FP16 = Case(
     world_sizes=_PAIR,
 )
 
-_NORMED = Training({"sync_batchnorm": True}, accumulation=2, task="contract.awkward_tasks:NormedTask")
-# The last step has one sample, so that a rank has none, then three, which two ranks cannot share evenly.
-BATCH_NORM = Case("batch-norm", (_NORMED, replace(_NORMED, settings={"num_train_samples": 35})), world_sizes=_SEVERAL)
+_NORMED = Training(
+    {"sync_batchnorm": True}, {"num_train_samples": 35}, accumulation=2, task="contract.awkward_tasks:NormedTask"
+)
+# The last step has three samples. Two ranks cannot share them evenly; where micro-batches have one sample, a rank has
+# none in the last micro-step.
+BATCH_NORM = Case(
+    "batch-norm",
+    (_NORMED, replace(_NORMED, options={"sync_batchnorm": True, "micro_batch_size": 1})),
+    world_sizes=_SEVERAL,
+)
 
 _DECAYING = {"momentum": 0.9, "weight_decay": 0.5, "max_steps": 4}
 UNUSED = Case(

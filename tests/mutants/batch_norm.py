@@ -38,7 +38,7 @@ def mean_of_the_ranks_means(backend: Any) -> Iterator[None]:
         yield
 
 
-@mutant("C58", cases.BATCH_NORM, words="weights after step 4 within 1e-12 of the reference, saw a difference of ")
+@mutant("C58", cases.BATCH_NORM, words="weights after step 3 within 1e-12 of the reference, saw a difference of ")
 def sample_without_weight_counts(backend: Any) -> Iterator[None]:
     """A rank that has no sample, and computes that of another, adds it to the statistics."""
     with mock.patch.object(
