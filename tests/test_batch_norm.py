@@ -74,8 +74,11 @@ def test_without_it_they_do_not_and_the_run_says_why(tmp_path: Path, alone: Path
     record = train("ddp", run, *_options(num_processes), *best, "--keep", "9")
     assert _distance(run, alone) > 1e-3
     (warning,) = record["warnings"]
-    assert f"{record['num_batch_norms']} layer(s) of BatchNorm take statistics of each rank's own samples" in warning
-    assert warning.endswith("with --sync-batchnorm of those of all ranks")
+    assert warning == (
+        f"{record['num_batch_norms']} layer(s) of BatchNorm take the statistics of each rank's own samples, so the "
+        f"result of {num_processes} ranks differs from single-process training; --sync-batchnorm takes those of all "
+        "ranks; the running statistics of rank 0 are used for evaluation and saved"
+    )
     assert record["differing_buffers"]
     again = tmp_path / "again"
     resumed = train("ddp", again, "--resume", checkpoint_path(run, 3))

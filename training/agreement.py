@@ -66,19 +66,21 @@ class Agreement:
         ]
         self._buffers_before = {}
         layers = batch_norms(model)
-        of_batch_norm = [name for name in changed if name.rpartition(".")[0] in layers]
-        remedy = ""
-        if self._sync_batchnorm:  # the same on all ranks
-            changed = [name for name in changed if name not in of_batch_norm]
-        elif of_batch_norm:
-            remedy = (
-                f"; {len(layers)} layer(s) of BatchNorm take statistics of each rank's own samples, "
-                "and with --sync-batchnorm of those of all ranks"
-            )
-        if changed:
+        others = [name for name in changed if name.rpartition(".")[0] not in layers]
+        differs = f"the result of {self._backend.world_size} ranks differs from single-process training"
+        alone = ""
+        if len(others) < len(changed) and not self._sync_batchnorm:
+            alone = f"{len(layers)} layer(s) of BatchNorm take the statistics of each rank's own samples"
+        if alone and not others:
             self._progress.warn(
-                f"{len(changed)} buffer(s) change in training ({_listed(changed)}): with such layers, "
-                f"the result of {self._backend.world_size} ranks differs from single-process training; "
+                f"{alone}, so {differs}; --sync-batchnorm takes those of all ranks; the running statistics of rank 0 "
+                "are used for evaluation and saved"
+            )
+        elif others:
+            named = changed if alone else others
+            remedy = f"; {alone}, and with --sync-batchnorm those of all ranks" if alone else ""
+            self._progress.warn(
+                f"{len(named)} buffer(s) change in training ({_listed(named)}): with such layers, {differs}; "
                 f"the buffers of rank 0 are used for evaluation and saved{remedy}"
             )
 
