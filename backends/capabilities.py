@@ -70,6 +70,7 @@ class Capabilities:
             so that all ranks must take part where a whole tensor is needed, and in each forward pass.
         float64: Whether gradients in float64 are averaged; the contract then judges them to the last digits.
         compressions: In what gradients may travel, besides their own dtype.
+        sync_batchnorm: Whether all ranks may reduce in the middle of forward and backward passes (--sync-batchnorm).
         reasons: For a precision that is not supported, the reason, which the refusal quotes; likewise for
             "grad_compression", where there are no compressions.
     """
@@ -83,6 +84,7 @@ class Capabilities:
     shards_weights: bool = False
     float64: bool = True
     compressions: tuple[str, ...] = ()
+    sync_batchnorm: bool = True
     reasons: Mapping[str, str] = field(default_factory=dict)
 
     def check(

@@ -250,6 +250,7 @@ class Backend(ABC):
         - The result is the sum, minimum or maximum over all ranks, element by element, and every rank gets it.
         - The result keeps the dtype (float32, float64, int32 or int64) and the shape of `tensor`, 0-d included.
         - The call does not change `tensor`, and a later call does not change the result.
+        - The call may be made in the middle of a forward or a backward pass, under `no_sync`, too.
 
         Args:
             tensor: A tensor on `device`, with the same shape and dtype on every rank.

@@ -192,6 +192,7 @@ def _apex() -> Capabilities:
         unused_parameters=False,
         # amp replaces functions of torch while the model runs, which a compiled graph would not see.
         compiled_models=False,
+        sync_batchnorm=False,  # never tried: it needs a GPU
         reasons={
             "bf16": "its reduction silently leaves bfloat16 gradients out",
             "grad_compression": "its DistributedDataParallel has no such option",

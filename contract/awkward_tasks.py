@@ -126,3 +126,24 @@ class MixedTask(TokenTagging):
         from contract.awkward_models import MixedTagger
 
         return MixedTagger
+
+
+class NormedTask(TokenTagging):
+    """Has BatchNorm over the first tokens of the sentences, two values of each, so that padding has no part in it."""
+
+    has_batch_norm = True
+
+    @override
+    def build_model(self) -> torch.nn.Module:
+        import torch
+
+        model = super().build_model()
+        model.add_module("norm", torch.nn.BatchNorm1d(self.settings.hidden_size // 2, dtype=torch.float64))
+        model.register_forward_hook(_use_norm)
+        return model
+
+
+def _use_norm(model: Any, arguments: tuple[torch.Tensor], scores: torch.Tensor) -> torch.Tensor:
+    first = model.embedding(arguments[0][:, 0]).unflatten(1, (-1, 2))
+    factor: torch.Tensor = 1 + model.norm(first).tanh().mean(dim=(1, 2))
+    return scores * factor[:, None, None]

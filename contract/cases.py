@@ -322,6 +322,17 @@ COMPRESSED_OVERFLOW = Case(
     grad_compression="fp16",
 )
 
+_NORMED = Training(
+    {"sync_batchnorm": True}, {"num_train_samples": 35}, accumulation=2, task="contract.awkward_tasks:NormedTask"
+)
+# The last step has three samples. Two ranks cannot share them evenly; where micro-batches have one sample, a rank has
+# none in the last micro-step.
+BATCH_NORM = Case(
+    "batch-norm",
+    (_NORMED, replace(_NORMED, options={"sync_batchnorm": True, "micro_batch_size": 1})),
+    world_sizes=_SEVERAL,
+)
+
 _DECAYING = {"momentum": 0.9, "weight_decay": 0.5, "max_steps": 4}
 UNUSED = Case(
     "unused-parameter",
@@ -359,5 +370,8 @@ ALL = (
     ADAMW, ADAMW_CLIPPED, FLOAT32, WIDE, MANY, VARIED, MIXED, LAYERED, BITS, SMALL_EVALUATION, ONE_BY_ONE_EVALUATION,
     DROPOUT, STATE, STATE_VARIED, INFINITE_LOSS, *HALF, UNSKIPPED, *OVERFLOWS, CLIP_FP16, STATE_FP16, GROWTH,
     *COMPRESSED_HALF, COMPRESSED_OVERFLOW, POWERSGD, UNUSED, RARE, *UNANNOUNCED, SHUTDOWN, REFUSALS, HOSTILE, *FAULTS,
+    WORLD, COLLECTIVES, BARRIER, PREPARED_OPTIMIZER, *PLAIN, *LAYOUTS, MOMENTUM, *CLIPPED, ADAMW, ADAMW_CLIPPED,
+    FLOAT32, WIDE, LAYERED, BITS, SMALL_EVALUATION, ONE_BY_ONE_EVALUATION, DROPOUT, STATE, INFINITE_LOSS, *HALF,
+    *OVERFLOWS, CLIP_FP16, STATE_FP16, BATCH_NORM, UNUSED, RARE, *UNANNOUNCED, SHUTDOWN, REFUSALS, HOSTILE, *FAULTS,
 )  # fmt: skip
 BY_NAME = {case.name: case for case in ALL}

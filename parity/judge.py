@@ -128,6 +128,30 @@ def _steps_before_skips_differ(*records: RunRecord) -> int:
     return next((index for index, skipped in enumerate(skips) if len(set(skipped)) > 1), len(skips))
 
 
+def normalised_otherwise(run: RunRecord, reference: RunRecord) -> Parity | None:
+    """Says that BatchNorm takes statistics of other samples in a run than in the reference; None if it does not.
+
+    This is no rounding, however close the results may come.
+    """
+    ours, theirs = (_samples_of_statistics(record) for record in (run, reference))
+    if ours is None or theirs is None or ours == theirs:
+        return None
+    detail = (
+        f"BatchNorm ({run.num_batch_norms} layers) takes its statistics from {ours} samples, and from {theirs} in the "
+        "reference"
+    )
+    if run.config.num_processes > 1 and not run.config.sync_batchnorm:
+        detail += ": those of each rank alone, where --sync-batchnorm takes them over all ranks"
+    return Parity(verdict="not comparable", detail=detail, cause="BatchNorm")
+
+
+def _samples_of_statistics(run: RunRecord) -> int | None:
+    """Returns from how many samples BatchNorm takes its statistics in a full step; None without BatchNorm."""
+    if not run.num_batch_norms:
+        return None
+    return run.config.micro_batch_size * (run.config.num_processes if run.config.sync_batchnorm else 1)
+
+
 def losses_parity(run: RunRecord, reference: RunRecord) -> Parity:
     """Judges a run of which only losses and final weights are known."""
     if (

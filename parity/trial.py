@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from backends.registry import REFERENCE
 from launch import own_command
 from launch.display import describe_world
-from parity.judge import approximate_parity, diagnosed_parity
+from parity.judge import approximate_parity, diagnosed_parity, normalised_otherwise
 from parity.verdict import SAME, Parity
 from records.config import RunConfig, RunOptions
 from records.names import RECORD_NAME
@@ -25,6 +25,7 @@ from training.plan import Plan
 _OF_THE_RANKS = {
     *("num_processes", "micro_batch_size", "start_method", "threads_per_rank", "bind_ranks"),
     "grad_compression",
+    "sync_batchnorm",
     *("num_nodes", "node_rank", "master_addr", "master_port"),
 }
 # Options that change nothing of what is computed, or that ask for what a trial does not keep.
@@ -122,7 +123,13 @@ class Trials:
         run = self._record(config.backend, {**_options(trial), **_set(config.backend_settings)}, describe_world(config))
         options = {name: value for name, value in _options(trial).items() if name not in _OF_THE_RANKS}
         whole = config.global_batch_size
+        if run.num_batch_norms and config.sync_batchnorm:
+            # BatchNorm computes something else from other micro-batches, so these are the only ones to compare with.
+            reference = self._alone(options, config.micro_batch_size * config.num_processes)
+            return Outcome(diagnosed_parity(run, reference, None), run.warnings)
         reference = self._alone(options, whole)
+        if (otherwise := normalised_otherwise(run, reference)) is not None:
+            return Outcome(otherwise, run.warnings)
         if config.grad_compression != "none":
             return Outcome(approximate_parity(run, reference), run.warnings)
         smaller = config.micro_batch_size if config.micro_batch_size < whole else whole // 2

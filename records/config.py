@@ -108,6 +108,7 @@ class RunOptions(BaseModel):
         description="what gradients travel as; fp16, bf16: in 2 bytes an element; powersgd: as matrices of rank 4. "
         "What is trained is then an approximation",
     )
+    sync_batchnorm: bool = Field(False, description="statistics of BatchNorm over all ranks, not over each alone")
     torch_compile: bool = Field(False, description="train a model compiled with torch.compile (Inductor)")
 
     optimizer: Literal["adamw", "sgd"] = Field("adamw", description="AdamW (decoupled decay) or SGD")
@@ -213,6 +214,15 @@ class RunOptions(BaseModel):
     def _no_diagnosis_of_compiled(self) -> RunOptions:
         if self.diagnose and self.torch_compile:
             raise ValueError("--diagnose cannot measure a compiled model; leave out --diagnose or --torch-compile")
+        return self
+
+    @model_validator(mode="after")
+    def _no_sync_batchnorm_of_compiled(self) -> RunOptions:
+        if self.sync_batchnorm and self.torch_compile:
+            raise ValueError(
+                "--sync-batchnorm communicates in the middle of the model, which --torch-compile cannot compile; "
+                "leave out one of the two"
+            )
         return self
 
     @model_validator(mode="after")

@@ -80,7 +80,7 @@ class RankWork:
         self._saver = CheckpointSaver(config, directory, self._progress, rank=rank, takes_all_ranks=takes_all_ranks)
         travels_with_loss = config.num_nodes > 1 or config.device == "cuda"
         self._stop_request = StopRequest(directory, rank=rank, travels_with_loss=travels_with_loss)
-        self._agreement = Agreement(self._backend, self._progress)
+        self._agreement = Agreement(self._backend, self._progress, sync_batchnorm=config.sync_batchnorm)
 
     def run(self) -> None:
         """Trains, leaves the other ranks, and has rank 0 save the model and write the record."""
@@ -136,6 +136,7 @@ class RankWork:
             warnings=self._progress.warnings,
             disagreement=self._agreement.disagreement,
             differing_buffers=self._agreement.differing_buffers,
+            num_batch_norms=trainer.num_batch_norms,
         )
 
     def _observe(self, trainer: Trainer, measurements: Measurements, diagnosis: Diagnosis | None) -> _Observed:

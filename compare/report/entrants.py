@@ -28,7 +28,7 @@ def measure_entrant(runs: EntrantRuns, parity: Parity) -> Entrant:
     measured = [run for run in runs.timed if run.timed_steps]
     records = [run.record for run in measured]
     rates = [_per_second(run, "samples") for run in measured]
-    tokens = [_per_second(run, "tokens") for run in measured]
+    tokens = [_per_second(run, "tokens") for run in measured if any(rank.tokens for rank in run.record.ranks)]
     steps = [slowest_rank(record).step_seconds[NUM_WARMUP_STEPS:] for record in records]
     pooled = [second for run in steps for second in run]
     cuda = [rank.peak_cuda_memory_bytes for record in timed for rank in record.ranks if rank.peak_cuda_memory_bytes]
@@ -98,11 +98,12 @@ def _settings(record: RunRecord, diagnosis: RunRecord | None) -> dict[str, str]:
         **{f"asked: {name}": value for name, value in config.backend_settings.items()},
         **rank.effective_settings,
         "batches": config.batching,
-        "positions computed for each token": "no token" if computed is None else f"{computed:.2f}",
         "the rank with most to compute, relative to the mean": "no step" if uneven is None else f"{uneven:.2f}",
         "memory allocator": record.environment.allocator or "unknown",
         "schedule steps of a run": rank.schedule_steps,
     }
+    if computed is not None:
+        settings["positions computed for each token"] = f"{computed:.2f}"
     if diagnosis:
         seen = diagnosis.ranks[0].diagnosis
         assert seen is not None

@@ -1,6 +1,7 @@
 """The clauses of the contract, by subject; importing this package registers them all."""
 
 from contract.checks import (
+    batch_norm,
     compression,
     data,
     jobs,
@@ -15,6 +16,7 @@ from contract.checks import (
 )
 
 __all__ = [
+    "batch_norm",
     "compression",
     "data",
     "jobs",

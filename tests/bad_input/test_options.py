@@ -80,7 +80,11 @@ OPTION_CASES: dict[str, tuple[str, ...]] = {
     ),
     "start-method-empty": ("ddp --start-method ''", "--start-method ", "fork, torchrun or spawn"),
     "start-method-single": ("single --start-method spawn", "--start-method spawn", "started by python"),
-    "task-unknown": ("ddp --task summarise", "'summarise'", "choose text-classification, token-tagging"),
+    "task-unknown": (
+        "ddp --task summarise",
+        "'summarise'",
+        "choose text-classification, token-tagging, image-classification",
+    ),
     "task-empty": ("ddp --task ''", "there is no task ''", "choose text-classification"),
     "task-module-missing": ("ddp --task nowhere:Task", "'nowhere:Task'", "PYTHONPATH"),
     "task-module-unnamed": ("ddp --task :Task", "':Task'", "cannot be imported"),

@@ -6,6 +6,7 @@ Importing this package registers all mutants.
 """
 
 from tests.mutants import (
+    batch_norm,
     compression,
     data,
     gradients,
@@ -25,6 +26,7 @@ __all__ = [
     "MUTANTS",
     "REPLICATED",
     "Mutant",
+    "batch_norm",
     "compression",
     "data",
     "gradients",
