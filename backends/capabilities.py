@@ -65,7 +65,9 @@ class Capabilities:
         compiled_models: Whether the backend supports models compiled with torch.compile.
         shards_weights: Whether each rank holds only a part of each weight, of its gradient and of its optimizer state,
             so that all ranks must take part where a whole tensor is needed, and in each forward pass.
-        reasons: For a precision that is not supported, the reason, which the refusal quotes.
+        cuts_batches: Whether the backend itself cuts each batch into shares along its first dimension, so that samples
+            must not follow one another in one row.
+        reasons: For a precision that is not supported, or for "num_processes", the reason, which the refusal quotes.
     """
 
     precisions: Mapping[str, tuple[str, ...]]
@@ -75,6 +77,7 @@ class Capabilities:
     unused_parameters: bool = True
     compiled_models: bool = True
     shards_weights: bool = False
+    cuts_batches: bool = False
     reasons: Mapping[str, str] = field(default_factory=dict)
 
     def check(
@@ -98,21 +101,23 @@ class Capabilities:
                 "choose one of these or another backend"
             )
         if precision not in self.precisions[device]:
-            why = f" ({self.reasons[precision]})" if precision in self.reasons else ""
             raise UnsupportedError(
-                f"--precision {precision}: {name} cannot compute in {precision} on {device}{why}; "
+                f"--precision {precision}: {name} cannot compute in {precision} on {device}{self._why(precision)}; "
                 f"choose {' or '.join(self.precisions[device])}"
             )
         if self.max_world_size is not None and world_size > self.max_world_size:
             raise UnsupportedError(
-                f"--num-processes {world_size}: {name} runs at most {self.max_world_size} process(es); "
-                "choose another backend for more"
+                f"--num-processes {world_size}: {name} runs at most {self.max_world_size} process(es)"
+                f"{self._why('num_processes')}; choose another backend for more"
             )
         if find_unused_parameters and not self.unused_parameters:
             raise UnsupportedError(
                 f"--find-unused-parameters: {name} does not support it; "
                 "freeze unused parameters or choose another backend"
             )
+
+    def _why(self, what: str) -> str:
+        return f" ({self.reasons[what]})" if what in self.reasons else ""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from tests.bad_input.place import Outcome, Place
 OPTION_CASES: dict[str, tuple[str, ...]] = {
     "momentum-without-sgd": ("ddp --momentum 0.9", "--momentum 0.9", "--optimizer sgd"),
     "trace-of-diagnosis": ("ddp --trace 3 --diagnose", "--trace 3", "--diagnose", "leave one of the two out"),
-    "backend-unknown": ("dpd", "'dpd'", "choose single, ddp, fsdp2, apex, horovod, accelerate, fabric"),
+    "backend-unknown": ("dpd", "'dpd'", "choose single, dp, ddp, fsdp2, apex, horovod, accelerate, fabric"),
     "backend-empty": ("''", "there is no backend ''", "choose single"),
     "backend-forgotten": ("--num-processes 2", "'--num-processes'", "choose single"),
     "backend-module-missing": ("nowhere:Adapter", "'nowhere:Adapter'", "No module named 'nowhere'", "PYTHONPATH"),
