@@ -1,4 +1,4 @@
-"""What a backend declares of itself: what it supports, its own options, the signs by which its ranks are watched."""
+"""What a backend declares of itself: what it supports, what it cannot keep, its own options, the signs of its ranks."""
 
 from __future__ import annotations
 
@@ -118,6 +118,19 @@ class Capabilities:
 
     def _why(self, what: str) -> str:
         return f" ({self.reasons[what]})" if what in self.reasons else ""
+
+
+@dataclass(frozen=True)
+class KnownFailure:
+    """A clause of the contract that an adapter cannot keep because of a bug in the library.
+
+    Attributes:
+        reason: What goes wrong, in one line.
+        link: The address of a report or a description of the bug.
+    """
+
+    reason: str
+    link: str
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,8 @@ class _Replicas(DataParallel[torch.nn.Module]):
         for number, device in enumerate(self.device_ids[1 : len(replicas)], start=1):
             generator = torch.cuda.default_generators[device]
             generator.manual_seed(generator.initial_seed() + number)
-        return super().parallel_apply([partial(self._compute, replica) for replica in replicas], inputs, kwargs)
+        computations: list[Any] = [partial(self._compute, replica) for replica in replicas]
+        return super().parallel_apply(computations, inputs, kwargs)
 
     def _compute(self, replica: torch.nn.Module, *inputs: Any, **kwargs: Any) -> Any:
         with self._autocast():

@@ -37,7 +37,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from backends.capabilities import TORCH_SIGNS, BackendSettings, Capabilities, Signs, UnsupportedError
+from backends.capabilities import TORCH_SIGNS, BackendSettings, Capabilities, KnownFailure, Signs, UnsupportedError
 
 if TYPE_CHECKING:
     import torch
@@ -81,19 +81,6 @@ class BackendOptions:
     skip_nonfinite: bool = False
     is_traced: bool = False
     settings: BackendSettings = field(default_factory=BackendSettings)
-
-
-@dataclass(frozen=True)
-class KnownFailure:
-    """A clause of the contract that an adapter cannot keep because of a bug in the library.
-
-    Attributes:
-        reason: What goes wrong, in one line.
-        link: The address of a report or a description of the bug.
-    """
-
-    reason: str
-    link: str
 
 
 @dataclass(frozen=True)
@@ -235,10 +222,8 @@ class Backend(ABC):
     def has_gradient(self, parameter: nn.Parameter) -> bool:
         """Returns whether a parameter has got a gradient since the last step; by default, whether it holds one.
 
-        A library may keep gradients elsewhere, or hold zeros for a parameter that nothing has used.
-
         Args:
-            parameter: One of the parameters that are trained, before `step`.
+            parameter: One of the parameters that are trained.
         """
         return parameter.grad is not None
 

@@ -8,7 +8,7 @@ import torch
 
 from contract.cases import INIT_LOSS_SCALE
 from contract.check import Evidence, Violation
-from contract.reference import Reference, compute_reference
+from contract.reference import Arithmetic, Reference, compute_reference
 from contract.simulator import key_of, simulate_as_a_rank
 from records.config import RunConfig
 
@@ -57,10 +57,13 @@ def simulation_of(evidence: Evidence) -> Reference:
     """Returns the case's first training computed by hand in its own precision, micro-batch by micro-batch."""
     if "simulation" not in evidence.memory:
         scale = INIT_LOSS_SCALE if evidence.case.precision == "fp16" else 1.0
-        given, prepared = (evidence.ranks[0][0]["setup"][f"weights_{when}"] for when in ("before", "after"))
+        setup = evidence.ranks[0][0]["setup"]
+        given, prepared = setup["weights_before"], setup["weights_after"]
         casts_model = any(prepared[name].dtype != given[name].dtype for name in given)
         evidence.memory["simulation"] = simulate_as_a_rank(
-            given if casts_model else prepared, config_of(evidence), loss_scale=scale, casts_model=casts_model
+            given if casts_model else prepared,
+            config_of(evidence),
+            Arithmetic(scale, casts_model, setup["num_shares"]),
         )
     simulation: Reference = evidence.memory["simulation"]
     return simulation
