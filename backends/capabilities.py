@@ -1,4 +1,4 @@
-"""What a backend declares of itself: what it supports, its own options, the signs by which its ranks are watched."""
+"""What a backend declares of itself: what it supports, what it cannot keep, its own options, the signs of its ranks."""
 
 from __future__ import annotations
 
@@ -71,8 +71,10 @@ class Capabilities:
         float64: Whether gradients in float64 are averaged; the contract then judges them to the last digits.
         compressions: In what gradients may travel, besides their own dtype.
         sync_batchnorm: Whether all ranks may reduce in the middle of forward and backward passes (--sync-batchnorm).
-        reasons: For a precision that is not supported, the reason, which the refusal quotes; likewise for
-            "grad_compression", where there are no compressions.
+        cuts_batches: Whether the backend itself cuts each batch into shares along its first dimension, so that samples
+            must not follow one another in one row.
+        reasons: The reason, which a refusal quotes: for a precision that is not supported, for "num_processes", or for
+            "grad_compression" where there are no compressions.
     """
 
     precisions: Mapping[str, tuple[str, ...]]
@@ -85,6 +87,7 @@ class Capabilities:
     float64: bool = True
     compressions: tuple[str, ...] = ()
     sync_batchnorm: bool = True
+    cuts_batches: bool = False
     reasons: Mapping[str, str] = field(default_factory=dict)
 
     def check(
@@ -116,15 +119,14 @@ class Capabilities:
                 "choose one of these or another backend"
             )
         if precision not in self.precisions[device]:
-            why = f" ({self.reasons[precision]})" if precision in self.reasons else ""
             raise UnsupportedError(
-                f"--precision {precision}: {name} cannot compute in {precision} on {device}{why}; "
+                f"--precision {precision}: {name} cannot compute in {precision} on {device}{self._why(precision)}; "
                 f"choose {' or '.join(self.precisions[device])}"
             )
         if self.max_world_size is not None and world_size > self.max_world_size:
             raise UnsupportedError(
-                f"--num-processes {world_size}: {name} runs at most {self.max_world_size} process(es); "
-                "choose another backend for more"
+                f"--num-processes {world_size}: {name} runs at most {self.max_world_size} process(es)"
+                f"{self._why('num_processes')}; choose another backend for more"
             )
         if find_unused_parameters and not self.unused_parameters:
             raise UnsupportedError(
@@ -132,11 +134,14 @@ class Capabilities:
                 "freeze unused parameters or choose another backend"
             )
         if grad_compression not in ("none", *self.compressions):
-            why = f" ({self.reasons['grad_compression']})" if "grad_compression" in self.reasons else ""
+            why = self._why("grad_compression")
             raise UnsupportedError(
                 f"--grad-compression {grad_compression}: {name} cannot compress gradients so{why}; "
                 f"choose {' or '.join(('none', *self.compressions))}, or another backend"
             )
+
+    def _why(self, what: str) -> str:
+        return f" ({self.reasons[what]})" if what in self.reasons else ""
 
 
 @dataclass(frozen=True)

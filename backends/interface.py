@@ -233,6 +233,14 @@ class Backend(ABC):
             The gradient norm, and whether the update was skipped.
         """
 
+    def has_gradient(self, parameter: nn.Parameter) -> bool:
+        """Returns whether a parameter has got a gradient since the last step; by default, whether it holds one.
+
+        Args:
+            parameter: One of the parameters that are trained.
+        """
+        return parameter.grad is not None
+
     def must_skip(self, grad_norm: torch.Tensor) -> bool:
         """Returns whether `options.skip_nonfinite` forbids an update with a gradient of this norm.
 
@@ -276,6 +284,11 @@ class Backend(ABC):
         Args:
             model: The module that `setup` returned.
         """
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices of its machine this process computes on; one, unless an adapter says otherwise."""
+        return 1
 
     def whole(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns the whole of a tensor of which each rank holds a part; by default, ranks hold whole tensors.

@@ -74,6 +74,14 @@ def _apex_missing() -> str | None:
     return None
 
 
+def _dp_missing() -> str | None:
+    num_gpus = count_gpus()
+    if num_gpus >= 2:
+        return None
+    visible = "1 GPU is" if num_gpus == 1 else "no GPU is"
+    return f"it divides batches among the GPUs of one process, and {visible} visible; use single, or ddp for more ranks"
+
+
 def _apex_remark() -> str | None:
     if find_spec("amp_C") is None:
         return "apex runs without its compiled kernels, correctly but slowly; build it with --cpp_ext --cuda_ext"
@@ -144,6 +152,18 @@ def _ddp() -> Capabilities:
         start_methods=("fork", "torchrun", "spawn"),
         ranks_may_share_gpu=True,
         compressions=COMPRESSIONS,
+    )
+
+
+def _dp() -> Capabilities:
+    return Capabilities(
+        {"cuda": PRECISIONS},
+        start_methods=("python",),
+        max_world_size=1,
+        # A copy of a compiled module would call the compiled code of the module that it was made of.
+        compiled_models=False,
+        cuts_batches=True,
+        reasons={"num_processes": "which uses all GPUs"},
     )
 
 
@@ -222,6 +242,12 @@ _BUCKETS = tuple(f"--bucket-cap-mb={mebibytes}" for mebibytes in (1, 5, 100))
 
 BACKENDS = {
     "single": BackendRow("backends.single:SingleBackend", "one process, the reference", _single),
+    "dp": BackendRow(
+        "backends.dp:DPBackend",
+        "torch DataParallel, several GPUs in one process",
+        _dp,
+        _dp_missing,
+    ),
     "ddp": BackendRow(
         "backends.ddp:DDPBackend",
         "torch DistributedDataParallel",

@@ -87,6 +87,7 @@ class SetupSeen:
         padded_weights: The elements of all weights, frozen ones included, with their rows filled up in the same way.
         held_weights: The elements of weights that this rank holds.
         shards_weights: Whether each rank holds only a part of each weight.
+        num_shares: Into how many shares the backend cuts each micro-batch.
     """
 
     weights_before: Tensors
@@ -102,6 +103,7 @@ class SetupSeen:
     padded_weights: int
     held_weights: int
     shards_weights: bool
+    num_shares: int
 
 
 @dataclass
@@ -262,6 +264,7 @@ class ObservedBackend:
             padded_weights=sum(_padded(weight.shape, self._backend.world_size) for weight in unwrapped.parameters()),
             held_weights=sum(_own(weight).numel() for weight in unwrapped.parameters()),
             shards_weights=self._backend.capabilities.shards_weights,
+            num_shares=self._backend.num_devices if self._backend.capabilities.cuts_batches else 1,
         )
         return wrapped, wrapped_optimizer
 

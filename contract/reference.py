@@ -15,7 +15,8 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -242,6 +243,21 @@ def _decay(config: RunConfig, weight: torch.Tensor) -> float:
     return config.weight_decay if weight.ndim >= 2 else 0.0
 
 
+class Arithmetic(NamedTuple):
+    """How a backend computes in its precision.
+
+    Attributes:
+        loss_scale: The loss scale.
+        casts_model: Whether the precision is that of a model that is cast as a whole, returns float32, and gets new
+            weights from float32 ones after every step. Otherwise it is that of torch.autocast.
+        num_shares: Into how many shares each micro-batch is cut, whose gradients are added up.
+    """
+
+    loss_scale: float = 1.0
+    casts_model: bool = False
+    num_shares: int = 1
+
+
 def gradients_of_ranks(weights: Tensors, config: RunConfig, batch: list[int]) -> list[Tensors]:
     """Returns what each rank contributes to a step from given weights, in float64; their mean is the exact gradient."""
     task, model = _task_and_model(config, weights)
@@ -256,30 +272,28 @@ def gradients_of_ranks(weights: Tensors, config: RunConfig, batch: list[int]) ->
     return found
 
 
-def simulate(initial: Tensors, config: RunConfig, *, loss_scale: float = 1.0, casts_model: bool = False) -> Reference:
+def simulate(initial: Tensors, config: RunConfig, arithmetic: Arithmetic) -> Reference:
     """Computes every rank's micro-batches in this process, in the run's own precision, and averages by hand.
 
     Args:
         initial: The weights to begin with.
         config: The configuration of the run.
-        loss_scale: The loss scale.
-        casts_model: Whether the precision is that of a model that is cast as a whole, returns float32, and gets new
-            weights from float32 ones after every step. Otherwise it is that of torch.autocast.
+        arithmetic: How the backend computes.
 
     Returns:
         The training. The sum over ranks is in the dtype of the gradients.
     """
     task, model = _task_and_model(config, initial)
     model = model.to(config.device)
-    working = _cast(model, config) if casts_model else model
+    working = _cast(model, config) if arithmetic.casts_model else model
     parameters = _trainable(model)
     optimizer = _optimizer(config, parameters)
     reference = Reference()
     batches = [batch for epoch in global_batches(config) for batch in epoch]
     for step, batch in enumerate(batches):
-        totals = _summed_gradients(task, working, config, batch, loss_scale, autocasts=not casts_model)
+        totals = _summed_gradients(task, working, config, batch, arithmetic)
         for name, parameter in parameters.items():
-            parameter.grad = (totals[name] / config.num_processes).to(parameter.dtype) / loss_scale
+            parameter.grad = (totals[name] / config.num_processes).to(parameter.dtype) / arithmetic.loss_scale
         norm = torch.nn.utils.clip_grad_norm_(parameters.values(), config.max_grad_norm or math.inf)
         reference.grad_norms.append(float(norm))
         for group in optimizer.param_groups:
@@ -287,7 +301,7 @@ def simulate(initial: Tensors, config: RunConfig, *, loss_scale: float = 1.0, ca
         reference.gradients.append({name: p.grad.cpu().clone() for name, p in parameters.items() if p.grad is not None})
         optimizer.step()
         optimizer.zero_grad()
-        if casts_model:
+        if arithmetic.casts_model:
             working.load_state_dict(model.state_dict())
         reference.batches.append(batch)
         reference.weights.append({name: p.detach().cpu().clone() for name, p in model.named_parameters()})
@@ -325,21 +339,27 @@ def _optimizer(config: RunConfig, parameters: Mapping[str, torch.nn.Parameter]) 
 
 
 def _summed_gradients(
-    task: Task, model: torch.nn.Module, config: RunConfig, batch: list[int], loss_scale: float, *, autocasts: bool
+    task: Task, model: torch.nn.Module, config: RunConfig, batch: list[int], arithmetic: Arithmetic
 ) -> Tensors:
     """Returns the sum over ranks of the scaled gradients of one global batch, and leaves none in the model."""
     parameters = _trainable(model)
-    dtype = _HALF_DTYPES.get(config.precision)
+    dtype = None if arithmetic.casts_model else _HALF_DTYPES.get(config.precision)
     num_targets = task.num_targets("train", batch)
     totals = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
     for share in micro_batches(config, batch):
-        for piece in filter(None, share):
-            with torch.autocast(config.device, dtype=dtype, enabled=autocasts and dtype is not None):
-                samples = task.collate("train", piece).to(torch.device(config.device))
-                loss = task.loss_sum(model, samples) * (1.0 / num_targets)
-            (loss * config.num_processes * loss_scale).backward()  # type: ignore[no-untyped-call]
+        for piece in chain.from_iterable(_shares(samples, arithmetic.num_shares) for samples in share):
+            with torch.autocast(config.device, dtype=dtype, enabled=dtype is not None):
+                inputs = task.collate("train", piece).to(torch.device(config.device))
+                loss = task.loss_sum(model, inputs) * (1.0 / num_targets)
+            (loss * config.num_processes * arithmetic.loss_scale).backward()  # type: ignore[no-untyped-call]
         for name, parameter in parameters.items():
             if parameter.grad is not None:
                 totals[name] += parameter.grad
                 parameter.grad = None
     return totals
+
+
+def _shares(samples: list[int], num_shares: int) -> list[list[int]]:
+    """Cuts a micro-batch as torch.chunk cuts a tensor: all shares but the last are equally large, and none is empty."""
+    size = max(1, math.ceil(len(samples) / num_shares))
+    return [samples[begin : begin + size] for begin in range(0, len(samples), size)]

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import torch
 
 from backends.capabilities import Signs
-from contract.reference import Reference, Tensors, simulate
+from contract.reference import Arithmetic, Reference, Tensors, simulate
 from launch.engines.interface import PROJECT_DIRECTORY, Ranks
 from launch.engines.python import Python
 from launch.job import compose_job
@@ -30,20 +30,19 @@ from records.config import RunConfig
 _SIMULATIONS: dict[str, Reference] = {}
 
 
-def simulate_as_a_rank(initial: Tensors, config: RunConfig, *, loss_scale: float, casts_model: bool) -> Reference:
+def simulate_as_a_rank(initial: Tensors, config: RunConfig, arithmetic: Arithmetic) -> Reference:
     """Calls `contract.reference.simulate` with the threads and the environment of a rank.
 
     Raises:
         RuntimeError: The simulation failed.
     """
-    options = {"loss_scale": loss_scale, "casts_model": casts_model}
-    key = key_of(initial, config, options)
+    key = key_of(initial, config, arithmetic._asdict())
     if key not in _SIMULATIONS:
         process = _process(config.device)
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            pickle.dump((initial, config, options), process.stdin)
+            pickle.dump((initial, config, arithmetic), process.stdin)
             process.stdin.flush()
             answer = pickle.load(process.stdout)
         except (EOFError, OSError, pickle.UnpicklingError) as error:
@@ -84,12 +83,12 @@ def _serve(requests: BinaryIO, answers: BinaryIO) -> None:
     torch.set_num_threads(1)
     while True:
         try:
-            initial, config, options = pickle.load(requests)
+            initial, config, arithmetic = pickle.load(requests)
         except EOFError:
             return
         answer: Reference | str
         try:
-            answer = simulate(initial, config, **options)
+            answer = simulate(initial, config, arithmetic)
         except Exception as error:  # the other process reports it
             answer = f"{type(error).__name__}: {error}"
         pickle.dump(answer, answers)

@@ -102,7 +102,7 @@ def resolve(
         "threads_per_rank": ranks.num_threads,
         "allocator": allocator.name,
         "micro_batch_size": micro_batch_size,
-        "batching": settle_batching(options, task),
+        "batching": settle_batching(options, task, cuts_batches=row.capabilities.cuts_batches),
         "learning_rate": options.learning_rate or task.default_learning_rate,
         "output_dir": output_dir,
         "launch_command": command_line(sys.argv[1:], without="--output-dir"),
@@ -207,11 +207,16 @@ def _check_task(task: Task, options: RunOptions, num_processes: int) -> None:
     _check_metric(options.metric_for_best_model, task.metric_names)
 
 
-def settle_batching(options: RunOptions, task: Task) -> Batching:
-    """Returns how samples are laid out: as asked, or the best that the task and its model can do.
+def settle_batching(options: RunOptions, task: Task, *, cuts_batches: bool = False) -> Batching:
+    """Returns how samples are laid out: as asked, or the best that the task, its model and the backend can do.
+
+    Args:
+        options: The options of the run.
+        task: The task, prepared.
+        cuts_batches: Whether the backend cuts each batch along its first dimension.
 
     Raises:
-        UsageError: The task, or its model, cannot do what is asked.
+        UsageError: One of them cannot do what is asked.
     """
     stranger, has_costs = _stranger_to_packing(task), task.costs("train") is not None
     refusal = "the task has no such batches"
@@ -219,6 +224,8 @@ def settle_batching(options: RunOptions, task: Task) -> Batching:
         refusal = f"{stranger} changes the task that has such batches, and has no collate_packed of its own"
     elif isinstance(task, PackedData):
         refusal = task.packing_refusal() or ""
+    if cuts_batches:
+        refusal = refusal or "the backend cuts batches into shares, and a row of samples cannot be cut"
     if options.torch_compile:
         refusal = refusal or "--torch-compile would compile the model again for each batch"
     if options.batching == "packed" and refusal:

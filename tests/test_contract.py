@@ -29,7 +29,8 @@ from tests.forked.client import forked_job, launched_job
 from tests.launching import DISTRIBUTED, WHOLE, require_backend, train
 
 BY_HAND = "tests.by_hand:ByHandBackend"
-ADAPTERS = ("single", *DISTRIBUTED, BY_HAND)
+DP_ON_CPU = "tests.dp_on_cpu:DPOnCpu"
+ADAPTERS = ("single", DP_ON_CPU, *DISTRIBUTED, BY_HAND)
 JOB_CHECKS = [check.id for check in all_checks().values() if all(case.is_job for case in check.cases)]
 GROUP_CHECKS = [check_id for check_id in all_checks() if check_id not in JOB_CHECKS]
 

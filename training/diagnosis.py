@@ -229,7 +229,7 @@ class _Alone:
         passes = [self._pass(micro_step) for micro_step in micro_steps]
         began = _now(self._device)
         if not self._config.find_unused_parameters:
-            require_gradients(dict(self._model.named_parameters()))
+            require_gradients(self._backend, dict(self._model.named_parameters()))
         self._backend.step(self._config.max_grad_norm)
         self.seconds["forward"].append(sum(forward for forward, _ in passes))
         self.seconds["backward"].append(sum(backward for _, backward in passes))

@@ -98,5 +98,5 @@ def gpus_of_node(backend: Backend, *, num_local_ranks: int) -> list[str]:
     """
     if backend.device.type != "cuda":
         return []
-    used = min(num_local_ranks, torch.cuda.device_count())
+    used = min(num_local_ranks * backend.num_devices, torch.cuda.device_count())
     return [f"GPU-{torch.cuda.get_device_properties(index).uuid}" for index in range(used)]

@@ -156,7 +156,7 @@ class Trainer:
                 backend.backward(loss * self._world_size_or_nan(loss))
             losses.append(loss.detach())
         if not config.find_unused_parameters:
-            require_gradients(self._parameters)
+            require_gradients(backend, self._parameters)
         observers.on_phase("update", state.step)
         result = backend.step(config.max_grad_norm)
         state.num_updates += not result.skipped
@@ -292,13 +292,17 @@ class Trainer:
         return self.state.evaluated_step < self.state.step and (ends_epoch or self._is_last_step)
 
 
-def require_gradients(parameters: Mapping[str, torch.nn.Parameter]) -> None:
+def require_gradients(backend: Backend, parameters: Mapping[str, torch.nn.Parameter]) -> None:
     """Makes sure that every trainable parameter got a gradient, since backends treat one without differently.
+
+    Args:
+        backend: The backend that computed the gradients.
+        parameters: The parameters by name.
 
     Raises:
         ValueError: It names the parameters that got none.
     """
-    missing = [name for name, parameter in parameters.items() if parameter.grad is None and parameter.requires_grad]
+    missing = [name for name, one in parameters.items() if one.requires_grad and not backend.has_gradient(one)]
     if missing:
         raise ValueError(
             f"{len(missing)} parameter(s) got no gradient: {', '.join(missing[:5])}; backends treat such "

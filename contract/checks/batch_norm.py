@@ -12,7 +12,7 @@ from contract.checks.judging import (
     require_equal,
     require_same_bits,
 )
-from contract.reference import simulate
+from contract.reference import Arithmetic, simulate
 
 
 @check(
@@ -33,7 +33,7 @@ def batch_norm_is_that_of_one_process(evidence: Evidence) -> None:
         config = config_of(evidence, number)
         together = config.micro_batch_size * config.num_processes
         alone = {"num_processes": 1, "micro_batch_size": together, "sync_batchnorm": False}
-        expected = simulate(initial_weights(evidence, number), config.model_copy(update=alone)).weights
+        expected = simulate(initial_weights(evidence, number), config.model_copy(update=alone), Arithmetic()).weights
         for rank, seen in enumerate(evidence.ranks):
             steps = seen[number]["steps"]
             require_equal(len(steps), len(expected), what="optimizer steps:", rank=rank)

@@ -8,7 +8,7 @@ import torch
 
 from contract.cases import INIT_LOSS_SCALE
 from contract.check import Evidence, Violation
-from contract.reference import Reference, compute_reference
+from contract.reference import Arithmetic, Reference, compute_reference
 from contract.simulator import key_of, simulate_as_a_rank
 from records.config import RunConfig
 
@@ -66,10 +66,12 @@ def simulation_of(evidence: Evidence) -> Reference:
     """Returns the case's first training computed by hand in its own precision, micro-batch by micro-batch."""
     if "simulation" not in evidence.memory:
         scale = INIT_LOSS_SCALE if evidence.case.precision == "fp16" else 1.0
-        given, prepared = (evidence.ranks[0][0]["setup"][f"weights_{when}"] for when in ("before", "after"))
+        setup = evidence.ranks[0][0]["setup"]
         is_cast = casts_model(evidence)
         evidence.memory["simulation"] = simulate_as_a_rank(
-            given if is_cast else prepared, config_of(evidence), loss_scale=scale, casts_model=is_cast
+            setup["weights_before"] if is_cast else setup["weights_after"],
+            config_of(evidence),
+            Arithmetic(scale, is_cast, setup["num_shares"]),
         )
     simulation: Reference = evidence.memory["simulation"]
     return simulation

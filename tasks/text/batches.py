@@ -44,19 +44,20 @@ def padded_batch(texts: Texts, *, pad_token_id: int) -> Batch:
 
     Returns:
         A batch of `input_ids` [B, L], `attention_mask` [B, L], which is 1 for a token and 0 for padding, `labels` [B],
-        `places` [B, L], which tell each token of each sample from every other, and `first_places` [B], where among
-        them, flattened, each sample begins; all int64.
+        `places` [B, L], which tell each token of each sample from every other, and `first_places` [B], those of the
+        first tokens; all int64.
     """
     tokens = [torch.from_numpy(ids.astype(np.int64)) for ids in texts.tokens]
     lengths = torch.tensor([len(ids) for ids in tokens])
     input_ids = pad_sequence(tokens, batch_first=True, padding_value=pad_token_id)
-    num_texts, longest = input_ids.shape
+    longest = input_ids.shape[1]
+    first_places = torch.tensor(texts.sample_ids) * _PLACES_OF_A_SAMPLE
     tensors = {
         "input_ids": input_ids,
         "attention_mask": (torch.arange(longest) < lengths[:, None]).long(),
         "labels": torch.from_numpy(texts.labels),
-        "places": torch.tensor(texts.sample_ids)[:, None] * _PLACES_OF_A_SAMPLE + torch.arange(longest),
-        "first_places": torch.arange(num_texts) * longest,
+        "places": first_places[:, None] + torch.arange(longest),
+        "first_places": first_places,
     }
     return Batch(tensors, int(lengths.sum()), input_ids.numel(), longest)
 
@@ -81,13 +82,14 @@ def packed_batch(texts: Texts, *, pad_token_id: int, first_position: int) -> Bat
     input_ids[0, :total] = np.concatenate(texts.tokens)
     positions, places = np.zeros((2, 1, length), dtype=np.int64)
     positions[0, :total] = np.arange(total) - np.repeat(bounds[:-1], lengths)
-    places[0, :total] = np.repeat(np.array(texts.sample_ids), lengths) * _PLACES_OF_A_SAMPLE + positions[0, :total]
+    first_places = np.array(texts.sample_ids) * _PLACES_OF_A_SAMPLE
+    places[0, :total] = np.repeat(first_places, lengths) + positions[0, :total]
     tensors = {
         "input_ids": torch.from_numpy(input_ids),
         "position_ids": torch.from_numpy(positions + first_position),
         "places": torch.from_numpy(places),
         "labels": torch.from_numpy(texts.labels),
-        "first_places": torch.from_numpy(bounds[:-1]),
+        "first_places": torch.from_numpy(first_places),
         "cu_seq_lens_q": torch.from_numpy(bounds),
     }
     return Batch(tensors, total, length, int(lengths.max()))

@@ -29,8 +29,11 @@ _NUMBERS = 4
 _BITS = 16
 
 
-class Draws:
+class Draws(nn.Module):
     """What the masks of a forward pass are drawn from; `begin` is called before it.
+
+    It is a part of its model, though it computes nothing, so that a copy of the model draws masks of its own: also one
+    that computes in another thread.
 
     Attributes:
         num_layers: How many layers draw from it.
@@ -45,25 +48,17 @@ class Draws:
     samples: torch.Tensor
     calls: dict[int, int]
 
-    def before_forward(
-        self, model: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Takes the arguments of `begin` from those of the model: a pre-hook of it."""
-        own = {name: value for name, value in options.items() if name not in DRAWN_FROM}
-        if model.training and self.num_layers:
-            self.begin(*(options[name] for name in DRAWN_FROM))
-        return arguments, own
-
     def begin(self, places: torch.Tensor, first: torch.Tensor, seed: torch.Tensor) -> None:
         """Notes which samples are computed next.
 
         Args:
             places: For each position of the batch, a number that only this token of this sample has, int64.
-            first: Which of them, flattened, are the first tokens of the samples, int64 [B].
-            seed: The seed of the step, int64 without dimensions.
+            first: Those of the first tokens of the samples, int64 [B].
+            seed: The seed of the step for each row, int64 [B, 1] or [1, 1].
         """
-        self.tokens = _hashed(places * _GOLDEN + _hashed(seed))
-        self.samples = self.tokens.flatten()[first]
+        seed = _hashed(seed)
+        self.tokens = _hashed(places * _GOLDEN + seed)
+        self.samples = _hashed(first * _GOLDEN + seed.flatten())
         self.calls = {}
 
 
@@ -153,8 +148,8 @@ class SampleDropout(nn.Module):
         return mask.div_(1 - self.p)
 
 
-def draw_by_sample(model: PreTrainedModel) -> Draws:
-    """Replaces every dropout of a model; returns what their masks are drawn from."""
+def draw_by_sample(model: PreTrainedModel) -> None:
+    """Replaces every dropout of a model, which is then given what their masks are drawn from: `DRAWN_FROM`."""
     draws, encoder = Draws(), set(model.base_model.modules())
     for name, module in list(model.named_modules()):
         if isinstance(module, nn.Dropout) and module.p:
@@ -162,7 +157,19 @@ def draw_by_sample(model: PreTrainedModel) -> Draws:
             own = SampleDropout(module.p, draws.num_layers, draws, counts_calls=module not in encoder)
             setattr(model.get_submodule(parent), attribute, own)
             draws.num_layers += 1
-    return draws
+    model.draws = draws
+    model.register_forward_pre_hook(_begin_draws, with_kwargs=True)
+
+
+def _begin_draws(
+    model: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Takes the arguments of `Draws.begin` from those of the model: a pre-hook of it."""
+    own = {name: value for name, value in options.items() if name not in DRAWN_FROM}
+    draws = model.draws
+    if model.training and isinstance(draws, Draws) and draws.num_layers:
+        draws.begin(*(options[name] for name in DRAWN_FROM))
+    return arguments, own
 
 
 def _of_heads(keys: torch.Tensor, num_heads: int) -> torch.Tensor:

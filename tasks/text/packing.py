@@ -84,11 +84,14 @@ def take_rows(model: PreTrainedModel) -> None:
     first = _FirstTokens()
     last.register_forward_pre_hook(first.before_layer, with_kwargs=True)
     last.get_submodule(after_attention).register_forward_pre_hook(first.after_attention)
-    model.register_forward_pre_hook(draw_by_sample(model).before_forward, with_kwargs=True)
+    draw_by_sample(model)
 
 
 def row_options(batch: Batch, *, is_training: bool) -> dict[str, Any]:
-    """Returns the arguments that a model takes after `take_rows`, beside those of `MODEL_INPUTS`."""
+    """Returns the arguments that a model takes after `take_rows`, beside those of `MODEL_INPUTS`.
+
+    Their tensors can be cut along the first dimension, as those of a padded batch can.
+    """
     import torch
 
     from tasks.text.dropout import DRAWN_FROM
@@ -97,9 +100,10 @@ def row_options(batch: Batch, *, is_training: bool) -> dict[str, Any]:
     if "cu_seq_lens_q" in tensors:
         options["max_length_q"] = batch.longest
     if is_training:
+        places = tensors["places"]
         # A fill does not wait for a GPU, a copy would.
-        seed = torch.full((), batch.seed, device=tensors["places"].device)
-        options |= dict(zip(DRAWN_FROM, (tensors["places"], tensors["first_places"], seed), strict=True))
+        seed = torch.full((len(places), 1), batch.seed, device=places.device)
+        options |= dict(zip(DRAWN_FROM, (places, tensors["first_places"], seed), strict=True))
     return options
 
 

@@ -32,6 +32,7 @@ PACKAGE_CASES = {
     "apex-of-pypi": ("pyramid-apex", "apex", "PyPI's Pyramid toolkit", "pip uninstall apex", "25.04"),
     "apex-too-new": ("new-apex", "apex", "no amp or parallel", "25.04"),
     "apex-without-gpu": ("apex", "apex", "needs a CUDA GPU", "use ddp"),
+    "dp-without-gpus": ("own", "dp", "dp cannot run here", "no GPU is visible", "use single, or ddp"),
     "own-backend-broken": ("own", "broken_syntax:Adapter", "'broken_syntax:Adapter'", "invalid syntax"),
     "own-backend-raises": ("own", "raising:Adapter", "'raising:Adapter'", "no licence found"),
     "own-backend-undeclared": ("own", "own_backend:Undeclared", "'own_backend:Undeclared'", "declares capabilities"),

@@ -1,0 +1,54 @@
+"""torch.nn.DataParallel (https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.parallel import DataParallel
+
+from compare.bare.job import BareJob, Outcome, Settings
+from compare.bare.parts import make_optimizer, make_scheduler
+
+
+class _InAutocast(torch.nn.Module):
+    """Computes in the precision of the job in each thread, which does not know that of the thread that started it."""
+
+    def __init__(self, model: torch.nn.Module, settings: Settings) -> None:
+        super().__init__()
+        self.model, self.settings = model, settings
+
+    def forward(self, *arguments: Any, **options: Any) -> Any:
+        with _autocast(self.settings):
+            return self.model(*arguments, **options)
+
+
+def _autocast(settings: Settings) -> torch.autocast:
+    return torch.autocast(settings.device, settings.dtype, enabled=settings.dtype is not None)
+
+
+def train(job: BareJob) -> None:
+    """Takes all steps of the training."""
+    settings, device = job.settings, torch.device(job.settings.device)
+    model = DataParallel(_InAutocast(job.model.to(device), settings)).train()
+    optimizer = make_optimizer(model, settings)
+    scheduler = make_scheduler(optimizer, settings)
+    scaler = torch.amp.GradScaler(
+        device.type, init_scale=settings.init_loss_scale, enabled=settings.precision == "fp16"
+    )
+    for step in job.steps:
+        losses = []
+        for batch, weight in step.micro_batches:
+            with _autocast(settings):
+                loss = job.loss_sum(model, batch.to(device)) * weight / step.num_targets
+            scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            losses.append(loss.detach())
+        scaler.unscale_(optimizer)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
+        scale, learning_rate = scaler.get_scale(), float(scheduler.get_last_lr()[0])
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        if not (skipped := scaler.get_scale() < scale):
+            scheduler.step()
+        job.end_step(Outcome(losses, norm, learning_rate, skipped))
