@@ -210,7 +210,11 @@ ADAMW_CLIPPED = Case("adamw-clipped", (_counted({**_ADAMW, "max_grad_norm": 0.05
 FLOAT32 = Case("float32", (Training(settings=_FLOAT32, accumulation=2),))
 # Large enough for a library to cut the gradients into several buckets, or to send a large one in pieces: one of its
 # tensors has two million elements, in more than a thousand rows.
-WIDE = Case("wide", (Training({"max_steps": 2}, {"hidden_size": 1031}, accumulation=2),), world_sizes=_PAIR)
+WIDE = Case(
+    "wide",
+    (Training({"max_steps": 2, "learning_rate": 0.001}, {"hidden_size": 1031}, accumulation=2),),
+    world_sizes=_PAIR,
+)
 # So many that a library may put them into several groups.
 MANY = Case("many-tensors", (Training({"max_steps": 2}, {"num_layers": 70, "hidden_size": 3}),), world_sizes=_PAIR)
 # Tensors of other kinds: some are not contiguous, have small gradients in some rows, change in a forward pass.

@@ -39,8 +39,8 @@ from contract.reference import sum_of_tokens
 
 # Adam divides by the root of a mean of squares, which enlarges differences where gradients nearly vanish.
 _ADAM = 1e-9
-# Of each row by itself. In float64, sums cancel by a factor of 1e10 before this is too strict.
-_ROW, _ROW_IN_FLOAT32 = 1e-6, 1e-3
+# Of each row by itself, in which sums may cancel: by a factor of 1e10 in float64, and of 1e5 in float32.
+_ROW, _ROW_IN_FLOAT32 = 1e-6, 1e-2
 
 
 @check(

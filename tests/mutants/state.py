@@ -111,3 +111,18 @@ def buffers_not_restored(backend: Any) -> Iterator[None]:
 
     with replaced(backend, "load_weights", mutated):
         yield
+
+
+@mutant("C39", cases.STATE, words="of the training that was not interrupted, saw a difference of")
+def moments_in_another_layout(backend: Any) -> Iterator[None]:
+    """A fused optimizer then takes other elements of them for those of the parameter."""
+
+    def own_part(original: Any) -> Any:
+        def turned(state: Any, value: Any, parameter: Any) -> Any:
+            own = original(state, value, parameter)
+            return own.t().contiguous().t() if getattr(own, "ndim", 0) == 2 else own
+
+        return turned
+
+    with replaced(TrainingState, "_own_part", own_part):
+        yield
