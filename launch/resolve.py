@@ -162,6 +162,11 @@ def _settle_world(backend: str, row: BackendRow, options: RunOptions) -> _World:
         find_unused_parameters=options.find_unused_parameters,
         grad_compression=options.grad_compression,
     )
+    if options.grad_compression != "none" and num_processes == 1:
+        raise UnsupportedError(
+            f"--grad-compression {options.grad_compression}: one rank sends no gradients; "
+            "leave the option out, or use more ranks"
+        )
     engine = settle_engine(
         backend, row.capabilities.start_methods, options.start_method, device=device, num_nodes=nodes.num_nodes
     )

@@ -239,7 +239,7 @@ def test_who_sends_too_much_is_named_though_it_computes_the_same(tmp_path: Path)
     _entrant(results, "ddp").excess = 1.02
     results.verdict = describe_verdict(results)
     assert not any("what its gradients need" in sentence for sentence in results.verdict)
-    assert Ground("Bytes sent", "about what gradients need, by every entrant", "good") in grounds_of(results)
+    assert not any(ground.question == "Bytes sent" for ground in grounds_of(results))
     _entrant(results, "horovod").excess = 3.54
     _entrant(results, "accelerate").excess = 2.0
     results.verdict = describe_verdict(results)

@@ -24,7 +24,7 @@ _HEADINGS = (
 )
 _BREAKDOWN_HEADINGS = (
     *("conditions", "backend", "data (ms)", *PARTS[1:], "sum", "sum against timed steps"),
-    "sent by a rank / needed at least (MiB)",
+    "sent by a rank / ring bound (MiB)",
 )
 _STATES = {"good": "✓", "bad": "✗", "open": "?"}
 

@@ -66,7 +66,9 @@ def look_of(results: Results) -> Styles:
 def _parity(groups: list[GroupResult]) -> list[Block]:
     if not any(result.entrants for result in groups):
         return []
-    text = "Only entrants that compute the same as the reference are ranked; an approximation on purpose is marked ≈."
+    text = "Only entrants that compute the same as the reference are ranked."
+    if any(entrant.parity.verdict == "approximate" for result in groups for entrant in result.entrants):
+        text += " Those that compute an approximation on purpose are shown beside them, marked ≈."
     return [Text(text), report_tables.parity_table(groups)]
 
 

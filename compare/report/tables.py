@@ -161,7 +161,7 @@ def measurement_table(result: GroupResult) -> Table:
 def wire_table(result: GroupResult) -> Table:
     """Returns the table of what the ranks sent."""
     columns = ["backend", "interface", "sent by a rank in a step (MiB)", "all gradients (MiB)"]
-    columns += ["needed at least (MiB)", "sent / needed", "reductions in a step"]
+    columns += ["lower bound of a ring (MiB)", "sent / bound", "reductions in a step"]
     rows = [
         Row(
             [

@@ -128,13 +128,11 @@ def _same_computation(groups: Sequence[GroupResult]) -> Ground:
 
 
 def _what_is_sent(groups: Sequence[GroupResult]) -> list[Ground]:
-    """Says whether entrants send more than their gradients need; nothing where nobody has counted."""
-    counted = [one for group in groups for one in group.entrants if one.role in RANKED and one.excess is not None]
-    if not counted:
+    """Names who sends most, if that is several times what its gradients need."""
+    counted = [one for group in groups for one in group.entrants if one.role in RANKED]
+    most = max(counted, key=lambda one: one.excess or 0.0, default=None)
+    if most is None or (most.excess or 0.0) < _WASTEFUL:
         return []
-    most = max(counted, key=lambda one: one.excess or 0)
-    if (most.excess or 0) < _WASTEFUL:
-        return [Ground("Bytes sent", "about what gradients need, by every entrant", "good")]
     return [Ground("Bytes sent", f"{most.name} sends {number(most.excess, 2)} times what its gradients need", "bad")]
 
 

@@ -24,6 +24,11 @@ OPTION_CASES: dict[str, tuple[str, ...]] = {
         "it sends none",
         "choose none, or another backend",
     ),
+    "compression-of-one-rank": (
+        "ddp --num-processes 1 --grad-compression fp16",
+        "--grad-compression fp16",
+        "one rank sends no gradients",
+    ),
     "compression-not-of-horovod": (
         "horovod --grad-compression powersgd",
         "--grad-compression powersgd",
