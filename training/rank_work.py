@@ -72,6 +72,8 @@ class RankWork:
         self._clock = start.clock
         torch.set_num_threads(config.threads_per_rank)
         self._task, self._backend = _join(config)
+        if config.sync_batchnorm:
+            self._heartbeat.own_phases = ("data",)  # ranks wait for each other in the forward pass, too
         rank = self._backend.rank
         self._progress = ProgressLog(directory, rank=rank, tracker=config.tracker)
         takes_all_ranks = self._backend.capabilities.shards_weights
