@@ -76,6 +76,7 @@ class SetupSeen:
     Attributes:
         weights_before: The whole weights before `setup`, by name.
         weights_after: The whole weights after it.
+        buffers_before: The whole buffers before it.
         buffers_after: The whole buffers after it.
         groups_before: The optimizer's defaults, then the hyper-parameters of each of its groups, before `setup`.
         groups_after: The same after it.
@@ -91,6 +92,7 @@ class SetupSeen:
 
     weights_before: Tensors
     weights_after: Tensors
+    buffers_before: Tensors
     buffers_after: Tensors
     groups_before: list[dict[str, Any]]
     groups_after: list[dict[str, Any]]
@@ -134,6 +136,10 @@ class Watch:
         self.step.weights, self.step.buffers = weights, buffers
         self.seen.steps.append(self.step)
         self.step = StepSeen()
+
+    def forget_step(self) -> None:
+        """Forgets the step that has just been taken, which does not count."""
+        self.step, self.waiting = StepSeen(), []
 
     @contextmanager
     def looking(self) -> Iterator[None]:
@@ -203,8 +209,13 @@ class ObservedTask:
         loss = self._task.loss_sum(model, batch)
         micro_batch.loss_dtype = str(loss.dtype)
         _on_gradient(loss, micro_batch, "coefficient")
-        here = Overflow(self._rank, len(watch.seen.steps) + 1, micro_step)
-        return loss * float("inf") if here == self._overflow else loss
+        overflow = self._overflow
+        if overflow is None or (self._rank, len(watch.seen.steps) + 1, micro_step) != overflow.place:
+            return loss
+        if not overflow.of_gradient:
+            return loss * float("inf")
+        element = next(parameter for parameter in model.parameters() if parameter.requires_grad).flatten()[0]
+        return loss + (element - element.detach()).sqrt()  # 0, with an infinite derivative
 
     def metrics(self, rows: torch.Tensor) -> dict[str, float | None]:
         """Notes the samples of the evaluation."""
@@ -236,6 +247,7 @@ class ObservedBackend:
     def setup(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:
         """Describes model and optimizer before and after `setup`."""
         self.model, before = model, self._describe(model, optimizer)
+        buffers_before = self.named(model.named_buffers())
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         # By position in the optimizer: a backend may replace parameters by master weights.
         self.names = [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
@@ -247,6 +259,7 @@ class ObservedBackend:
         self._watch.seen.setup = SetupSeen(
             weights_before=before[0],
             weights_after=after[0],
+            buffers_before=buffers_before,
             buffers_after=self.named(unwrapped.named_buffers()),
             groups_before=before[1],
             groups_after=after[1],
