@@ -26,7 +26,7 @@ def setup_changes_nothing(evidence: Evidence) -> None:
     for kind in ("weights", "buffers"):
         before, after = (setups[0][f"{kind}_{when}"] for when in ("before", "after"))
         # Where the model as a whole is cast, digits are lost that a copy of the weights keeps.
-        kept = {name for name in before if evidence.case not in HALF or after[name].dtype == before[name].dtype}
+        kept = [name for name in before if evidence.case not in HALF or after[name].dtype == before[name].dtype]
         what = f"the {kind} that rank 0 had before setup"
         require_same_bits(*({name: of[name] for name in kept} for of in (after, before)), what=what, rank=0)
     for rank, setup in enumerate(setups):
