@@ -162,7 +162,7 @@ class Backend(ABC):
     def setup(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
         """Prepares a training.
 
-        - No weight of rank 0 changes, and no hyper-parameter of the optimizer, its defaults included.
+        - No weight or buffer of rank 0 changes, and no hyper-parameter of the optimizer, its defaults included.
         - No optimizer state is dropped, changed or added.
         - Afterwards, all ranks have the parameters and buffers of rank 0, buffers outside the state_dict included.
 

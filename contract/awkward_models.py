@@ -20,7 +20,9 @@ class VariedTagger(Tagger):
     - `words` has more than a thousand rows. A batch uses a few of them.
     - `turned` and `patches.weight` are not contiguous, and neither are their gradients.
     - The gradient of each row of `faint` is a thousandth of that of the row before.
+    - `single` has one element.
     - `total` and `trend` change in each forward pass of the training, as running statistics do.
+    - What an evaluation leaves behind for later forward passes, as caches of positions do, is used in the training.
     """
 
     def __init__(self, *, dtype: torch.dtype, dropout: float, hidden_size: int, num_layers: int) -> None:
@@ -29,6 +31,8 @@ class VariedTagger(Tagger):
         self.turned = nn.Parameter(torch.rand(_WORD_SIZE, NUM_TAGS).t())
         self.patches = nn.Conv2d(2, NUM_TAGS - len(_FACTORS), 2).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.faint = nn.Parameter(torch.rand(len(_FACTORS), _WORD_SIZE))
+        self.single = nn.Parameter(torch.rand(1))
+        self._factors: torch.Tensor | None = None
         self.total: torch.Tensor
         self.trend: torch.Tensor
         self.register_buffer("total", torch.zeros((), dtype=torch.int64))
@@ -45,8 +49,10 @@ class VariedTagger(Tagger):
         places = torch.arange(tokens.shape[1], device=tokens.device)
         words = self.words((167 * tokens + 331 * places) % _NUM_WORDS)
         patches = self.patches(words.reshape(-1, 2, 2, 2)).reshape(*tokens.shape, -1)
-        faint = words @ (self.faint * self.faint.new_tensor(_FACTORS)[:, None]).t()
-        more = words @ self.turned.t() + torch.cat([patches, faint], dim=-1)
+        if self._factors is None or not self.training:
+            self._factors = words.new_tensor(_FACTORS)[:, None]
+        faint = words @ (self.faint * self._factors).t()
+        more = words @ self.turned.t() + torch.cat([patches, faint], dim=-1) * self.single
         scores: torch.Tensor = super().forward(tokens, is_first) + more
         return scores
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from backends.capabilities import PRECISIONS
 from records.config import RunConfig
 
 NUM_VALIDATION_SAMPLES = 23
@@ -38,12 +39,21 @@ def global_batch_size(world_size: int) -> int:
 
 @dataclass(frozen=True)
 class Overflow:
-    """Multiplies the loss of one micro-batch on one rank, or on the last rank if there are fewer."""
+    """Multiplies the loss of one micro-batch on one rank, or on the last rank if there are fewer.
+
+    With `of_gradient`, the loss stays as it is, and one element of its gradient is infinite.
+    """
 
     rank: int
     step: int
     micro_step: int
     factor: float = float("inf")
+    of_gradient: bool = False
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """The rank, the step and the micro-step."""
+        return self.rank, self.step, self.micro_step
 
 
 @dataclass(frozen=True)
@@ -188,7 +198,10 @@ WORLD = Case("world", scene="world", world_sizes=_FOUR)
 COLLECTIVES = Case("collectives", scene="collectives", world_sizes=_FOUR)
 BARRIER = Case("barrier", scene="barrier", world_sizes=_SEVERAL)
 PREPARED_OPTIMIZER = Case("prepared-optimizer", scene="prepared_optimizer", world_sizes=_PAIR)
-WEIGHTS_OF_RANK_0 = Case("weights-of-rank-0", scene="weights_of_rank_0", world_sizes=_SEVERAL)
+WEIGHTS_OF_RANK_0 = tuple(
+    Case(f"weights-of-rank-0-{precision}", scene="weights_of_rank_0", precision=precision, world_sizes=(2,))
+    for precision in PRECISIONS
+)
 SHUTDOWN = Case("shutdown", scene="shutdown", world_sizes=_FOUR)
 
 # Neither an adaptive optimizer nor clipping: both hide a gradient that is wrong by a constant factor.
@@ -218,9 +231,10 @@ WIDE = Case(
 # So many that a library may put them into several groups.
 MANY = Case("many-tensors", (Training({"max_steps": 2}, {"num_layers": 70, "hidden_size": 3}),), world_sizes=_PAIR)
 # Tensors of other kinds: some are not contiguous, have small gradients in some rows, change in a forward pass.
+# Six steps: an evaluation lies among them.
 VARIED = Case(
     "varied",
-    (Training({"max_steps": 4}, accumulation=2, task="contract.awkward_tasks:VariedTask"),),
+    (Training({"max_steps": 6}, accumulation=2, task="contract.awkward_tasks:VariedTask"),),
     may_be_refused=True,
 )
 MIXED = Case(
@@ -246,7 +260,7 @@ SMALL_EVALUATION = Case("small-evaluation", (Training({"max_steps": 2}, {"num_va
 ONE_BY_ONE_EVALUATION = Case(
     "evaluation-one-by-one", (Training({"max_steps": 2, "eval_batch_size": 1}, {"num_validation_samples": 7}),)
 )
-_DROPOUT = Training({"max_steps": 4}, {**_FLOAT32, "dropout": 0.5}, accumulation=2)
+_DROPOUT = Training({"max_steps": 4}, {**_FLOAT32, "dropout": 0.5}, accumulation=4)
 DROPOUT = Case("dropout", (_DROPOUT, _DROPOUT), world_sizes=_PAIR)
 
 _STATEFUL = Training({**_ADAMW, "max_grad_norm": 1.0}, accumulation=2)
@@ -285,7 +299,14 @@ OVERFLOWS = tuple(
     for overflow in (Overflow(1, 3, 0), Overflow(0, 3, 1))
 )
 # The same without a loss scale, so that no scaler skips the step.
-INFINITE_LOSS = Case("infinite-loss", (replace(_DECAYING_CLIPPED, overflow=Overflow(1, 3, 0)),), world_sizes=_PAIR)
+# With momentum, which must survive the step, and in float64.
+_DECAYING_MOMENTUM = _counted({**_DECAYING_CLIPPED.options, "momentum": 0.9})
+INFINITE_LOSS = Case("infinite-loss", (replace(_DECAYING_MOMENTUM, overflow=Overflow(1, 3, 0)),), world_sizes=_PAIR)
+INFINITE_GRADIENT = Case(
+    "infinite-gradient",
+    (replace(_DECAYING_MOMENTUM, overflow=Overflow(1, 3, 0, of_gradient=True)),),
+    world_sizes=_PAIR,
+)
 # In a group whose ranks are not told to skip such an update.
 UNSKIPPED = Case(
     "infinite-loss-that-counts",
@@ -296,6 +317,12 @@ UNSKIPPED = Case(
 _FP16 = Training(settings=_FLOAT32, accumulation=2)
 CLIP_FP16 = Case(
     "clip-just-above-the-norm", (_FP16, replace(_FP16, clip_just_above=True)), precision="fp16", world_sizes=_PAIR
+)
+STATE_BF16 = Case(
+    "state-bf16",
+    _saved_and_resumed(Training(_ADAMW, _FLOAT32, accumulation=2))[:2],
+    precision="bf16",
+    world_sizes=_PAIR,
 )
 STATE_FP16 = Case(
     "state-fp16",
@@ -370,12 +397,10 @@ FAULTS = tuple(
 )
 
 ALL = (
-    WORLD, COLLECTIVES, BARRIER, PREPARED_OPTIMIZER, WEIGHTS_OF_RANK_0, *PLAIN, *LAYOUTS, MOMENTUM, *CLIPPED, UNCLIPPED,
-    ADAMW, ADAMW_CLIPPED, FLOAT32, WIDE, MANY, VARIED, MIXED, LAYERED, BITS, SMALL_EVALUATION, ONE_BY_ONE_EVALUATION,
-    DROPOUT, STATE, STATE_VARIED, INFINITE_LOSS, *HALF, UNSKIPPED, *OVERFLOWS, CLIP_FP16, STATE_FP16, GROWTH,
-    *COMPRESSED_HALF, COMPRESSED_OVERFLOW, POWERSGD, UNUSED, RARE, *UNANNOUNCED, SHUTDOWN, REFUSALS, HOSTILE, *FAULTS,
-    WORLD, COLLECTIVES, BARRIER, PREPARED_OPTIMIZER, *PLAIN, *LAYOUTS, MOMENTUM, *CLIPPED, ADAMW, ADAMW_CLIPPED,
-    FLOAT32, WIDE, LAYERED, BITS, SMALL_EVALUATION, ONE_BY_ONE_EVALUATION, DROPOUT, STATE, INFINITE_LOSS, *HALF,
-    *OVERFLOWS, CLIP_FP16, STATE_FP16, BATCH_NORM, UNUSED, RARE, *UNANNOUNCED, SHUTDOWN, REFUSALS, HOSTILE, *FAULTS,
+    WORLD, COLLECTIVES, BARRIER, PREPARED_OPTIMIZER, *WEIGHTS_OF_RANK_0, *PLAIN, *LAYOUTS, MOMENTUM, *CLIPPED,
+    UNCLIPPED, ADAMW, ADAMW_CLIPPED, FLOAT32, WIDE, MANY, VARIED, MIXED, LAYERED, BITS, SMALL_EVALUATION,
+    ONE_BY_ONE_EVALUATION, DROPOUT, STATE, STATE_VARIED, INFINITE_LOSS, INFINITE_GRADIENT, STATE_BF16, *HALF, UNSKIPPED,
+    *OVERFLOWS, CLIP_FP16, STATE_FP16, GROWTH, BATCH_NORM, *COMPRESSED_HALF, COMPRESSED_OVERFLOW, POWERSGD,
+    UNUSED, RARE, *UNANNOUNCED, SHUTDOWN, REFUSALS, HOSTILE, *FAULTS,
 )  # fmt: skip
 BY_NAME = {case.name: case for case in ALL}

@@ -76,6 +76,7 @@ class SetupSeen:
     Attributes:
         weights_before: The whole weights before `setup`, by name.
         weights_after: The whole weights after it.
+        buffers_before: The whole buffers before it.
         buffers_after: The whole buffers after it.
         groups_before: The optimizer's defaults, then the hyper-parameters of each of its groups, before `setup`.
         groups_after: The same after it.
@@ -92,6 +93,7 @@ class SetupSeen:
 
     weights_before: Tensors
     weights_after: Tensors
+    buffers_before: Tensors
     buffers_after: Tensors
     groups_before: list[dict[str, Any]]
     groups_after: list[dict[str, Any]]
@@ -136,6 +138,10 @@ class Watch:
         self.step.weights, self.step.buffers = weights, buffers
         self.seen.steps.append(self.step)
         self.step = StepSeen()
+
+    def forget_step(self) -> None:
+        """Forgets the step that has just been taken, which does not count."""
+        self.step, self.waiting = StepSeen(), []
 
     @contextmanager
     def looking(self) -> Iterator[None]:
@@ -205,12 +211,13 @@ class ObservedTask:
         loss = self._task.loss_sum(model, batch)
         micro_batch.loss_dtype = str(loss.dtype)
         _on_gradient(loss, micro_batch, "coefficient")
-        factor = self._overflow_factor(micro_step)
-        return loss if factor is None else loss * factor
-
-    def _overflow_factor(self, micro_step: int) -> float | None:
-        here, there = (self._rank, len(self._watch.seen.steps) + 1, micro_step), self._overflow
-        return there.factor if there is not None and here == (there.rank, there.step, there.micro_step) else None
+        overflow = self._overflow
+        if overflow is None or (self._rank, len(watch.seen.steps) + 1, micro_step) != overflow.place:
+            return loss
+        if not overflow.of_gradient:
+            return loss * overflow.factor
+        element = next(parameter for parameter in model.parameters() if parameter.requires_grad).flatten()[0]
+        return loss + (element - element.detach()).sqrt()  # 0, with an infinite derivative
 
     def metrics(self, rows: torch.Tensor) -> dict[str, float | None]:
         """Notes the samples of the evaluation."""
@@ -242,6 +249,7 @@ class ObservedBackend:
     def setup(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:
         """Describes model and optimizer before and after `setup`."""
         self.model, before = model, self._describe(model, optimizer)
+        buffers_before = self.named(model.named_buffers())
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         # By position in the optimizer: a backend may replace parameters by master weights.
         self.names = [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
@@ -253,6 +261,7 @@ class ObservedBackend:
         self._watch.seen.setup = SetupSeen(
             weights_before=before[0],
             weights_after=after[0],
+            buffers_before=buffers_before,
             buffers_after=self.named(unwrapped.named_buffers()),
             groups_before=before[1],
             groups_after=after[1],

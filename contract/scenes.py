@@ -85,7 +85,8 @@ def collectives(backend: Backend, case: Case, scenery: Scenery) -> dict[str, Any
     many = torch.arange(300_000, dtype=torch.float64, device=backend.device).reshape(300, 1000)
     first = backend.all_reduce(many + backend.rank)
     kept = first.clone()
-    backend.all_reduce(many)
+    for _ in range(4):
+        backend.all_reduce(many)
     offset = backend.world_size * (backend.world_size - 1) / 2
     return {
         "results": results,
@@ -193,6 +194,8 @@ def train_once(
     trainer = Trainer(config, observed_task, cast(Backend, observed_backend))
     trainer.observe(_StepEnds(watch, observed_backend, trainer.state, training.save_after))
     if state is not None:
+        trainer.rehearse()  # as a run does that goes on from a checkpoint
+        watch.forget_step()
         # An optimizer changes the tensors that it is given.
         trainer.state.load_state_dict(copy.deepcopy(dict(state)))
     with watch.counting(backend, training.count_traffic):

@@ -99,7 +99,7 @@ def test_explain() -> None:
     assert done.returncode == 0
     assert done.stdout.startswith(f"C07  {all_checks()['C07'].clause[:40]}")
     assert "G7 " in done.stdout
-    assert "\n  Backend.setup: No weight of rank 0 changes" in done.stdout
+    assert "\n  Backend.setup: No weight or buffer of rank 0" in done.stdout
 
 
 @pytest.mark.parametrize(

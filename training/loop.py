@@ -219,10 +219,10 @@ class Trainer:
         if step > self.num_steps or history is None or history.shape[:1] != (step,):
             raise ValueError(f"the checkpoint is of step {step}, which does not fit a run of {self.num_steps}")
         self.state.require_fitting_optimizer(checkpoint)
-        self._rehearse()
+        self.rehearse()
         self.state.load_checkpoint(checkpoint)
 
-    def _rehearse(self) -> None:
+    def rehearse(self) -> None:
         """Takes a step that is overwritten afterwards, so that libraries have settled what their first step settles.
 
         DDP rebuilds its buckets after the first backward pass, and at more than two ranks the place of a gradient in

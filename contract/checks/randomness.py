@@ -21,7 +21,7 @@ def dropout_differs_between_ranks(evidence: Evidence) -> None:
     for rank, mask in enumerate(masks):
         if not any(any(units) for units in mask):
             raise Violation("dropout to set units to 0", "no such unit", rank)
-        # Twelve units coincide by chance once in 4096 pairs; seven micro-batches have 21.
+        # Twelve units coincide by chance once in 4096 pairs; thirteen micro-batches have 78.
         if len(set(mask)) < len(mask) - 1:
             raise Violation(
                 "a different mask in every micro-batch",

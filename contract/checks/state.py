@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from contract.alone import continue_alone
-from contract.cases import INIT_LOSS_SCALE, STATE, STATE_FP16, STATE_VARIED, WEIGHTS_OF_RANK_0
+from contract.cases import INIT_LOSS_SCALE, STATE, STATE_BF16, STATE_FP16, STATE_VARIED, WEIGHTS_OF_RANK_0
 from contract.check import SEVERAL, Evidence, Violation, check
 from contract.checks.judging import bound, require, require_close, require_equal, require_repeated, require_same_bits
 
@@ -24,7 +24,7 @@ def _saved_after(evidence: Evidence) -> int:
 
 @check(
     "C39",
-    _STATES,
+    (*_STATES, STATE_BF16),
     traps="G13 R4 K1 K2 K5 K7 K14",
     promises=["Backend.load_state_dict: With the weights and the optimizer's state"],
 )
@@ -36,7 +36,7 @@ def training_resumes_where_it_was_saved(evidence: Evidence) -> None:
     more, weights need to agree to 1e-5 only, since ranks may be summed in another order.
     """
     saved_after = _saved_after(evidence)
-    for rank, (whole, resumed, _) in enumerate(evidence.ranks):
+    for rank, (whole, resumed, *_) in enumerate(evidence.ranks):
         rest = whole["steps"][saved_after:]
         require_equal(len(resumed["steps"]), len(rest), what="steps left after resuming:", rank=rank)
         for number, (one, other) in enumerate(zip(rest, resumed["steps"], strict=True), start=saved_after + 1):
@@ -152,7 +152,7 @@ def _numbers(value: Any) -> list[float]:
 
 @check(
     "C47",
-    [WEIGHTS_OF_RANK_0],
+    WEIGHTS_OF_RANK_0,
     traps="K12",
     world_sizes=SEVERAL,
     promises=["Backend.weights: A rank may call it alone", "Backend.state_dict: A rank may call it alone"],

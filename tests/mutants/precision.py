@@ -181,3 +181,10 @@ def norm_in_half_precision(backend: Any) -> Iterator[None]:
 
     with replaced(backend, "step", mutated):
         yield
+
+
+@mutant("C30", cases.INFINITE_GRADIENT, words="skipped steps [3], saw [4, 5, 6, 7, 8]")
+def infinite_gradient_applied(backend: Any) -> Iterator[None]:
+    """What is looked for is NaN alone."""
+    with mock.patch.object(backend, "must_skip", lambda grad_norm: bool(grad_norm.isnan())):
+        yield

@@ -99,3 +99,24 @@ def wrapper_not_unwrapped(backend: Any) -> Iterator[None]:
 def settings_differ(backend: Any) -> Iterator[None]:
     with replaced(backend, "effective_settings", lambda original: lambda: original() | {"bucket_bytes": backend.rank}):
         yield
+
+
+@mutant("C07", next(case for case in cases.HALF if case.name == "fp16-adamw-2"), words="'eps': 1e-08")
+def larger_epsilon_in_half_precision(backend: Any) -> Iterator[None]:
+    def before(model: Any, optimizer: Any) -> None:
+        for group in optimizer.param_groups:
+            group["eps"] = 1e-4
+
+    with around_setup(backend, before, lambda *_: None):
+        yield
+
+
+@mutant("C07", cases.HALF[0], words="the buffers that rank 0 had before setup, saw a difference of ")
+def buffers_rounded_in_half_precision(backend: Any) -> Iterator[None]:
+    def before(model: Any, optimizer: Any) -> None:
+        for buffer in model.buffers():
+            if buffer.is_floating_point():
+                buffer.copy_(buffer.bfloat16())
+
+    with around_setup(backend, before, lambda *_: None):
+        yield

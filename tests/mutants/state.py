@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import torch
+
 from contract import cases
 from tests.mutants.changes import replaced
 from tests.mutants.mutant import mutant
@@ -81,7 +83,9 @@ def state_of_the_rank(backend: Any) -> Iterator[None]:
         yield
 
 
-@mutant("C47", cases.WEIGHTS_OF_RANK_0, words="rank 0: expected `weights` and `state_dict` to return on rank 0 alone")
+@mutant(
+    "C47", cases.WEIGHTS_OF_RANK_0[0], words="rank 0: expected `weights` and `state_dict` to return on rank 0 alone"
+)
 def ranks_wait_for_each_other_before_saving(backend: Any) -> Iterator[None]:
     def mutated(original: Any) -> Any:
         def weights(model: Any) -> Any:
@@ -125,4 +129,44 @@ def moments_in_another_layout(backend: Any) -> Iterator[None]:
         return turned
 
     with replaced(TrainingState, "_own_part", own_part):
+        yield
+
+
+@mutant(
+    "C47", cases.WEIGHTS_OF_RANK_0[2], words="rank 0: expected `weights` and `state_dict` to return on rank 0 alone"
+)
+def loss_scale_agreed_before_saving(backend: Any) -> Iterator[None]:
+    def mutated(original: Any) -> Any:
+        def state_dict() -> Any:
+            state = original()
+            scale = backend.all_reduce(torch.tensor(state["scale"]), "min")
+            return state | {"scale": float(scale)}
+
+        return state_dict
+
+    with replaced(backend, "state_dict", mutated):
+        yield
+
+
+@mutant("C39", cases.STATE_BF16, words="weights after step 4 of the training that was not interrupted")
+def weights_saved_in_half_precision(backend: Any) -> Iterator[None]:
+    def mutated(original: Any) -> Any:
+        return lambda model: {
+            name: weight.bfloat16() if weight.is_floating_point() else weight
+            for name, weight in original(model).items()
+        }
+
+    with replaced(backend, "weights", mutated):
+        yield
+
+
+@mutant("C39", cases.STATE_FP16, words="loss scales in step 4: [512.0], saw [1024.0]")
+def scale_loaded_for_the_first_backward_only(backend: Any) -> Iterator[None]:
+    """The scaler makes its tensors of these numbers in its first backward pass, which lies before."""
+
+    def load_state_dict(state: Any) -> None:
+        backend.scaler._init_scale = state["scale"]
+        backend.scaler._init_growth_tracker = state["_growth_tracker"]
+
+    with mock.patch.object(backend, "load_state_dict", load_state_dict):
         yield

@@ -195,3 +195,18 @@ def clipping_that_scales_up(backend: Any) -> Iterator[None]:
 
     with when_reduced(backend, act):
         yield
+
+
+@mutant("C18", cases.INFINITE_LOSS, words="weights after step 4 within 1e-12 of the reference, saw a difference of ")
+def momentum_lost_with_a_skipped_step(backend: Any) -> Iterator[None]:
+    def mutated(original: Any) -> Any:
+        def step(max_grad_norm: float) -> StepResult:
+            result = original(max_grad_norm)
+            if result.skipped:
+                backend.optimizer.state.clear()
+            return result
+
+        return step
+
+    with replaced(backend, "step", mutated):
+        yield

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from contract import cases
-from tests.mutants.changes import around_step, hooked_gradients, left_local, when_reduced
+from tests.mutants.changes import around_step, hooked_gradients, left_local, replaced, when_reduced
 from tests.mutants.mutant import mutant
 
 
@@ -95,4 +95,22 @@ def running_buffers_averaged(backend: Any) -> Iterator[None]:
 def tensors_after_the_hundredth_not_reduced(backend: Any) -> Iterator[None]:
     numbers = itertools.count()
     with left_local(backend, lambda parameter: next(numbers) >= 100):
+        yield
+
+
+@mutant("C45", cases.VARIED, words="row 0 of single, within 1e-06 of the reference, saw a difference of 1 (2 times")
+def single_elements_summed(backend: Any) -> Iterator[None]:
+    def act(parameters: list[torch.Tensor]) -> None:
+        for parameter in parameters:
+            if parameter.numel() == 1:
+                parameter.grad.mul_(backend.world_size)
+
+    with when_reduced(backend, act):
+        yield
+
+
+@mutant("C16", cases.VARIED, stops={"*": "Inference tensors cannot be saved for backward"})
+def evaluation_in_inference_mode(backend: Any) -> Iterator[None]:
+    """What a module keeps of it cannot be used in training."""
+    with replaced(backend, "evaluation", lambda original: lambda model: torch.inference_mode()):
         yield

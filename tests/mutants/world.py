@@ -49,3 +49,21 @@ def digits_lost(backend: Any) -> Iterator[None]:
         lambda original: lambda tensor, op="sum": original(tensor.float(), op).to(tensor.dtype),
     ):
         yield
+
+
+@mutant("C02", cases.COLLECTIVES, words="a result that a later reduction leaves unchanged, saw a changed result")
+def results_in_two_buffers(backend: Any) -> Iterator[None]:
+    """The second reduction after one overwrites its result."""
+    results: dict[Any, list[Any]] = {}
+
+    def mutated(original: Any) -> Any:
+        def all_reduce(tensor: Any, op: str = "sum") -> Any:
+            reduced = original(tensor, op)
+            mine = results.setdefault((tensor.shape, tensor.dtype), [])
+            mine.append(mine.pop(0).copy_(reduced) if len(mine) == 2 else reduced)
+            return mine[-1]
+
+        return all_reduce
+
+    with replaced(backend, "all_reduce", mutated):
+        yield
