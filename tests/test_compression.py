@@ -63,6 +63,24 @@ def test_powersgd_repeats_itself_and_starts_afresh_from_a_checkpoint(tmp_path: P
     assert ours[-1]["loss"] != theirs[-1]["loss"]
 
 
+def test_powersgd_finishes_one_bucket_before_the_next(tmp_path: Path) -> None:
+    """Otherwise ranks soon reduce different matrices together: gloo aborts, or both wait."""
+    options = ("--model", "bert-tiny", "--max-seq-length", "16", "--max-steps", "6", "--no-evaluate", "--timeout", "30")
+    compressed = ("--grad-compression", "powersgd", "--bucket-cap-mb", "1")
+    record = train("ddp", tmp_path / "run", *options, *compressed, "--num-processes", "2", "--save-every", "never")
+    assert len({rank["weights_sha256"] for rank in record["ranks"]}) == 1
+
+
+def test_fp16_may_overflow_twice(tmp_path: Path) -> None:
+    """A scaled gradient that overflows when it is compressed makes all ranks skip, until the scale is small enough."""
+    options = (*WIDE, "--precision", "fp16", "--init-loss-scale", "262144")
+    record = train("ddp", tmp_path / "run", *RUN, *options, "--grad-compression", "fp16")
+    skipped = [step["skipped"] for step in record["steps"]]
+    assert skipped[0]
+    assert not skipped[-1]
+    assert len({rank["weights_sha256"] for rank in record["ranks"]}) == 1
+
+
 def test_a_run_goes_on_with_its_own_compression_alone(unbroken: UnbrokenRuns) -> None:
     whole = unbroken("ddp", *WIDE, "--grad-compression", "bf16")
     for backend, option in (("ddp", ("--grad-compression", "none")), ("single", ("--num-processes", "1"))):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 
 import torch
@@ -25,6 +26,7 @@ class SharedMemoryDDP(DDPBackend):
     """DDP with --transport shared-memory, under a name that the contract can be asked for."""
 
     name = "ddp through shared memory"
+    capabilities = dataclasses.replace(DDPBackend.capabilities, compressions=())
     _shares_memory = True
 
 
