@@ -17,7 +17,7 @@ training as a whole keeps these:
 - Every metric of an evaluation is, on every rank, the one that a single process computes from all samples.
 - The loss that is logged for a step is, on every rank, the mean over all targets of the global batch.
 - The learning rate of a step depends on the number of updates before it; a skipped step is not an update.
-- Between consecutive reports of the loss, ranks exchange gradients and nothing else.
+- Between consecutive reports of the loss, ranks exchange gradients and nothing else, `sync_batchnorm` aside.
 - Dropout masks differ between ranks, between steps and between micro-batches.
 - A training that is repeated draws the same random numbers and ends with the same weights.
 - Unless `find_unused_parameters` is set, a parameter that gets no gradient ends the training with an error

@@ -26,8 +26,8 @@ def batch_norm_is_that_of_one_process(evidence: Evidence) -> None:
     """With `sync_batchnorm`, every rank has the weights of one process with torch's BatchNorm, to 1e-12 in float64.
 
     The process computes the samples of all ranks in a micro-step together, with as many micro-steps. In the last step
-    of an epoch, ranks have unequal numbers of samples, or one of them has none and computes one of
-    another, which must not count. All ranks must end with the same bits in the running statistics.
+    of an epoch, ranks have unequal numbers of samples, or one of them has none and computes one of another, which must
+    not count. All ranks must end with the same bits in the running statistics.
     """
     for number in range(len(evidence.case.trainings)):
         config = config_of(evidence, number)

@@ -77,8 +77,8 @@ class ImageClassification(Classification):
 
     @property
     def default_learning_rate(self) -> float:
-        """That of Adam's authors is 1e-3; a small network with BatchNorm learns faster with more."""
-        return 3e-3
+        """That of Adam's authors (https://arxiv.org/abs/1412.6980), and more for the tiny network."""
+        return 3e-3 if self.settings.model == "resnet-tiny" else 1e-3
 
     def build_model(self) -> PreTrainedModel:
         """Builds a preset."""
