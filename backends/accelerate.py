@@ -27,6 +27,7 @@ from typing_extensions import override
 
 from backends.bucket_settings import BucketSettings, bucket_arguments
 from backends.capabilities import UnsupportedError
+from backends.compression import compress_gradients, compression_of
 from backends.interface import Backend, BackendOptions, StepResult
 from backends.registry import BACKENDS
 from backends.torch_group import all_reduce_in_group, transport_for
@@ -84,6 +85,10 @@ class AccelerateBackend(Backend):
         for buffer in model.buffers():
             buffer.copy_(broadcast(buffer, from_process=0))
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
+        if dist.is_initialized():
+            # Not by the hooks of DistributedDataParallelKwargs: DDP refuses that for bf16 on a CPU, and that for
+            # PowerSGD does not finish one bucket before the next.
+            compress_gradients(self.model, self.options)
         return self.model, self.optimizer
 
     @override
@@ -146,6 +151,7 @@ class AccelerateBackend(Backend):
             settings["bucket_bytes"] = self.model.bucket_bytes_cap
             settings["gradient_as_bucket_view"] = self.model.gradient_as_bucket_view
             settings["find_unused_parameters"] = self.model.find_unused_parameters
+            settings |= compression_of(self.model, self.options)
         return settings
 
     @override

@@ -27,7 +27,7 @@ class ApexSettings(BackendSettings):
         return None if self.opt_level is None else _PRECISIONS[self.opt_level]
 
     @override
-    def check(self, *, precision: str, optimizer: str, place: Place) -> None:
+    def check(self, *, precision: str, optimizer: str, grad_compression: str, place: Place) -> None:
         if self.implied_precision not in (None, precision):
             raise UnsupportedError(
                 f"--opt-level {self.opt_level} computes in {self.implied_precision}, not in {precision}; "

@@ -9,6 +9,8 @@ from typing import NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 PRECISIONS = ("fp32", "bf16", "fp16")
+# In which gradients may travel instead of their own dtype.
+COMPRESSIONS = ("fp16", "bf16", "powersgd")
 
 
 class UnsupportedError(ValueError):
@@ -37,12 +39,13 @@ class BackendSettings(BaseModel):
         """The precision that these options imply when the user does not choose one, or None."""
         return None
 
-    def check(self, *, precision: str, optimizer: str, place: Place) -> None:
+    def check(self, *, precision: str, optimizer: str, grad_compression: str, place: Place) -> None:
         """Refuses options that contradict those that all backends share.
 
         Args:
             precision: The precision of the run, one of `PRECISIONS`.
             optimizer: The name of the optimizer.
+            grad_compression: In what gradients travel, one of `COMPRESSIONS` or "none".
             place: Where ranks compute.
 
         Raises:
@@ -65,9 +68,13 @@ class Capabilities:
         compiled_models: Whether the backend supports models compiled with torch.compile.
         shards_weights: Whether each rank holds only a part of each weight, of its gradient and of its optimizer state,
             so that all ranks must take part where a whole tensor is needed, and in each forward pass.
+        float64: Whether gradients in float64 are averaged; the contract then judges them to the last digits.
+        compressions: In what gradients may travel, besides their own dtype.
+        sync_batchnorm: Whether all ranks may reduce in the middle of forward and backward passes (--sync-batchnorm).
         cuts_batches: Whether the backend itself cuts each batch into shares along its first dimension, so that samples
             must not follow one another in one row.
-        reasons: For a precision that is not supported, or for "num_processes", the reason, which the refusal quotes.
+        reasons: The reason, which a refusal quotes: for a precision that is not supported, for "num_processes", or for
+            "grad_compression" where there are no compressions.
     """
 
     precisions: Mapping[str, tuple[str, ...]]
@@ -77,11 +84,21 @@ class Capabilities:
     unused_parameters: bool = True
     compiled_models: bool = True
     shards_weights: bool = False
+    float64: bool = True
+    compressions: tuple[str, ...] = ()
+    sync_batchnorm: bool = True
     cuts_batches: bool = False
     reasons: Mapping[str, str] = field(default_factory=dict)
 
     def check(
-        self, *, name: str, device: str, precision: str, world_size: int = 1, find_unused_parameters: bool = False
+        self,
+        *,
+        name: str,
+        device: str,
+        precision: str,
+        world_size: int = 1,
+        find_unused_parameters: bool = False,
+        grad_compression: str = "none",
     ) -> None:
         """Refuses what the backend does not support.
 
@@ -91,6 +108,7 @@ class Capabilities:
             precision: The precision to compute in.
             world_size: The number of ranks.
             find_unused_parameters: Whether some parameters may get no gradient in a step.
+            grad_compression: In what gradients travel, or "none".
 
         Raises:
             UnsupportedError: One of these is not supported; the message names it and a remedy.
@@ -114,6 +132,12 @@ class Capabilities:
             raise UnsupportedError(
                 f"--find-unused-parameters: {name} does not support it; "
                 "freeze unused parameters or choose another backend"
+            )
+        if grad_compression not in ("none", *self.compressions):
+            why = self._why("grad_compression")
+            raise UnsupportedError(
+                f"--grad-compression {grad_compression}: {name} cannot compress gradients so{why}; "
+                f"choose {' or '.join(('none', *self.compressions))}, or another backend"
             )
 
     def _why(self, what: str) -> str:

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from backends.bucket_settings import bucket_arguments
+from backends.compression import compress_gradients, compression_of
 from backends.ddp_settings import DDPSettings
 from backends.registry import BACKENDS
 from backends.shared_memory import SharedGradients
@@ -57,6 +58,7 @@ class DDPBackend(TorchGroupBackend, TorchAmpBackend):
             # A lambda, since torch compares annotations with classes, and ours are strings.
             wrapped.register_comm_hook(None, lambda _, bucket: gradients.average(bucket))
             self._shared_gradients = gradients
+        compress_gradients(wrapped, self.options)
         self.prepare_amp(wrapped, optimizer)
         return wrapped, optimizer
 
@@ -77,6 +79,7 @@ class DDPBackend(TorchGroupBackend, TorchAmpBackend):
             "bucket_bytes": wrapped.bucket_bytes_cap,
             "gradient_as_bucket_view": wrapped.gradient_as_bucket_view,
             "find_unused_parameters": wrapped.find_unused_parameters,
+            **compression_of(wrapped, self.options),
         }
 
     @override

@@ -19,10 +19,15 @@ class DDPSettings(BucketSettings):
     )
 
     @override
-    def check(self, *, precision: str, optimizer: str, place: Place) -> None:
+    def check(self, *, precision: str, optimizer: str, grad_compression: str, place: Place) -> None:
         if self.transport == "shared-memory" and (place.device != "cpu" or place.num_nodes > 1):
             where = f"{place.num_nodes} nodes" if place.num_nodes > 1 else "GPUs"
             raise UnsupportedError(
                 f"--transport shared-memory is for ranks that compute on the CPUs of one node, not on {where}; "
                 "leave it out"
+            )
+        if self.transport == "shared-memory" and grad_compression != "none":
+            raise UnsupportedError(
+                "--transport shared-memory sends nothing that could be made smaller by "
+                f"--grad-compression {grad_compression}; leave one of the two out"
             )

@@ -21,6 +21,7 @@ from lightning_fabric.strategies import DDPStrategy
 from typing_extensions import override
 
 from backends.bucket_settings import BucketSettings, bucket_arguments
+from backends.compression import compress_gradients, compression_of
 from backends.interface import Backend, BackendOptions, StepResult
 from backends.registry import BACKENDS
 from backends.torch_group import all_reduce_in_group, transport_for
@@ -73,6 +74,7 @@ class FabricBackend(Backend):
         if self._scaler is not None:  # which is Fabric's for as long as it lives
             self._scaler.load_state_dict(self._fresh_scale)
         self.model, self.optimizer = self.fabric.setup(model, optimizer)
+        compress_gradients(cast(Any, self.model)._forward_module, self.options)
         return self.model, self.optimizer
 
     @override
@@ -132,6 +134,7 @@ class FabricBackend(Backend):
             "bucket_bytes": wrapped.bucket_bytes_cap,
             "gradient_as_bucket_view": wrapped.gradient_as_bucket_view,
             "find_unused_parameters": wrapped.find_unused_parameters,
+            **compression_of(wrapped, self.options),
         }
 
     @override

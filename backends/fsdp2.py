@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from backends.fsdp2_settings import FSDP2Settings
 from backends.interface import StepResult, UnsupportedError
+from backends.memory_layout import make_contiguous
 from backends.registry import BACKENDS
 from backends.torch_amp import TorchAmpBackend
 from backends.torch_group import TorchGroupBackend
@@ -34,10 +35,11 @@ class FSDP2Backend(TorchGroupBackend, TorchAmpBackend):
     def setup(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer
     ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        _require_parts(model)
+        make_contiguous(model)  # fully_shard refuses other parameters
         for tensor in (*model.parameters(), *model.buffers()):  # fully_shard takes each rank's rows as they are
             dist.broadcast(tensor.detach(), src=0)
         names = {id(parameter): name for name, parameter in model.named_parameters()}
-        _require_parts(model)
         mesh = init_device_mesh(self.device.type, (self.world_size,))
         for layer in _layers(model):
             fully_shard(layer, mesh=mesh, reshard_after_forward=self._reshards)
@@ -151,7 +153,7 @@ def _sharded_modules(model: torch.nn.Module) -> list[FSDPModule]:
 
 
 def _require_parts(model: torch.nn.Module) -> None:
-    """Refuses what fully_shard cannot cut.
+    """Refuses what fully_shard cannot cut, or cannot send together.
 
     Raises:
         UnsupportedError: It names the parameter.
@@ -159,9 +161,15 @@ def _require_parts(model: torch.nn.Module) -> None:
     layers = {id(layer) for layer in _layers(model)}
     prefixes = [f"{name}." for name, module in model.named_modules() if id(module) in layers]
     owners: dict[int, str] = {}
+    dtypes: dict[str, torch.dtype] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         owner = max((prefix for prefix in prefixes if name.startswith(prefix)), key=len, default="")
         if owners.setdefault(id(parameter), owner) != owner:
             raise UnsupportedError(f"fsdp2 cannot shard {name}, which a layer shares with another module; use ddp")
         if parameter.ndim == 0:
             raise UnsupportedError(f"fsdp2 cannot shard {name}, a single number; give it a dimension, or use ddp")
+        if parameter.requires_grad and dtypes.setdefault(owner, parameter.dtype) != parameter.dtype:
+            raise UnsupportedError(
+                f"fsdp2 cannot shard {name}, which is {parameter.dtype} among parameters in {dtypes[owner]}; "
+                "give them one dtype, or use ddp"
+            )

@@ -27,6 +27,7 @@ from typing_extensions import override
 from backends.capabilities import UnsupportedError
 from backends.collectives import Prepare, Prepared
 from backends.interface import BackendOptions, StepResult
+from backends.memory_layout import make_contiguous
 from backends.registry import BACKENDS
 from backends.torch_amp import TorchAmpBackend, clip_gradients
 from backends.traffic import counted
@@ -73,12 +74,18 @@ class HorovodBackend(TorchAmpBackend):
                     f"parameter {name} is bfloat16, which Horovod cannot reduce; keep parameters in float32 "
                     "and use --precision bf16 for autocast"
                 )
+        make_contiguous(model)  # Horovod refuses other tensors, from inside the backward pass
         # Not state_dict(): it leaves out the non-persistent buffers. Not broadcast_optimizer_state():
         # on a fresh optimizer it takes a real step with zero gradients, which decays every weight.
         tensors = [*model.named_parameters(), *((name, _carried(buffer)) for name, buffer in model.named_buffers())]
         with self._deadline:
             hvd.broadcast_parameters(tensors, root_rank=0)
-        wrapped = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), op=hvd.Average)
+        wrapped = hvd.DistributedOptimizer(
+            optimizer,
+            named_parameters=model.named_parameters(),
+            op=hvd.Average,
+            compression=getattr(hvd.Compression, self.options.grad_compression),
+        )
         # It is a new optimizer, made from the parameter groups alone.
         wrapped.defaults = optimizer.defaults
         wrapped.state.update(optimizer.state)
@@ -107,6 +114,11 @@ class HorovodBackend(TorchAmpBackend):
         self.optimizer.zero_grad()
         return StepResult(grad_norm, skipped)
 
+    def _compression_in_force(self) -> dict[str, str]:
+        if self.options.grad_compression == "none":
+            return {}
+        return {"grad_compression": "fp16" if self.optimizer._compression is hvd.Compression.fp16 else "none"}
+
     def _parameters_unused_everywhere(self) -> list[torch.nn.Parameter]:
         """Finds the parameters that have no gradient on any rank.
 
@@ -123,7 +135,7 @@ class HorovodBackend(TorchAmpBackend):
         # negotiated again.
         name = f"lockstep.{op}.{tensor.dtype}.{tuple(tensor.shape)}"
         with self._deadline:
-            return cast(torch.Tensor, hvd.allreduce(tensor, name=name, op=_REDUCE_OPS[op]))
+            return cast(torch.Tensor, hvd.allreduce(tensor.contiguous(), name=name, op=_REDUCE_OPS[op]))
 
     @override
     def barrier(self) -> None:
@@ -149,7 +161,7 @@ class HorovodBackend(TorchAmpBackend):
 
     @override
     @contextmanager
-    def count_traffic(self, count: Callable[[str, int], None]) -> Iterator[None]:
+    def count_traffic(self, count: Callable[[str, int, int], None]) -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(super().count_traffic(count))
             for name, operation in _OPERATIONS.items():
@@ -175,6 +187,7 @@ class HorovodBackend(TorchAmpBackend):
             "fusion_threshold_bytes": int(os.environ.get("HOROVOD_FUSION_THRESHOLD", str(128 * 1024 * 1024))),
             "cycle_time_ms": float(os.environ.get("HOROVOD_CYCLE_TIME", "1.0")),
             "find_unused_parameters": self.options.find_unused_parameters,
+            **self._compression_in_force(),
         }
 
     @override

@@ -70,6 +70,8 @@ class BackendOptions:
         find_unused_parameters: Whether some parameters may get no gradient in a step.
         skip_nonfinite: Whether a step whose averaged gradient is not finite is skipped; under fp16 it always is.
         is_traced: Whether `timeline` will be called.
+        grad_compression: In what gradients travel: "none" is their own dtype; others are among `COMPRESSIONS`.
+        seed: Seeds what a backend itself draws, the same on all ranks.
         settings: The options of this backend alone.
     """
 
@@ -80,6 +82,8 @@ class BackendOptions:
     find_unused_parameters: bool = False
     skip_nonfinite: bool = False
     is_traced: bool = False
+    grad_compression: str = "none"
+    seed: int = 0
     settings: BackendSettings = field(default_factory=BackendSettings)
 
 
@@ -150,6 +154,7 @@ class Backend(ABC):
             device=options.device,
             precision=options.precision,
             find_unused_parameters=options.find_unused_parameters,
+            grad_compression=options.grad_compression,
         )
         self.options = options
 
@@ -167,6 +172,9 @@ class Backend(ABC):
 
         Returns:
             The module and the optimizer that the loop uses in place of the arguments.
+
+        Raises:
+            UnsupportedError: The library cannot train such a model; the message names a parameter and a remedy.
         """
 
     @abstractmethod
@@ -199,16 +207,22 @@ class Backend(ABC):
         """Completes an optimizer step: averages gradients over ranks, unscales, clips, updates and zeroes them.
 
         - The optimizer is given, on every rank, the average over ranks of the gradients that have added up.
-        - Gradients are averaged in their own dtype, without compression.
+        - Gradients are averaged in their own dtype, without compression, unless `options.grad_compression` asks for it.
+        - Each element is averaged, whatever the size, the memory layout, the dtype or the range of its tensor.
+        - With "fp16" or "bf16", an element of the average has N + 1 roundings of its terms to this format, on N ranks.
+        - Compressed gradients travel in the bytes of their format; with "powersgd", in less than half, after two steps.
+        - With "powersgd", what the average of a step leaves out is added to the gradients of the next step.
         - Every gradient element is reduced exactly once in an optimizer step, here or in `backward`.
         - Clipping scales the averaged gradient, as one vector over all parameters, to a norm of `max_grad_norm`.
         - Under fp16, gradients are unscaled before their norm is computed and before they are clipped.
         - The norm that every rank returns is that of the averaged gradient of all parameters before clipping.
-        - Nothing but the optimizer changes weights, and nothing changes buffers.
+        - Nothing but the optimizer changes weights, and nothing but a rank's own forward passes changes buffers.
         - No gradient of this step is left over for the next one.
         - If the averaged gradient is not finite, every rank skips the update, reports this and keeps its weights:
           always under fp16, and in other precisions with `options.skip_nonfinite`.
+        - Without `options.skip_nonfinite`, an update that is not finite is taken in other precisions than fp16.
         - The loss scale of fp16 is `options.init_loss_scale` until a step is skipped, which halves it on every rank.
+        - The loss scale doubles after 2000 steps in a row that were not skipped, those before a checkpoint included.
         - With `options.find_unused_parameters`, a parameter that no rank has used keeps its bits, and the gradient
           of one that some rank has used is averaged over all ranks.
 
@@ -244,6 +258,7 @@ class Backend(ABC):
         - The result is the sum, minimum or maximum over all ranks, element by element, and every rank gets it.
         - The result keeps the dtype (float32, float64, int32 or int64) and the shape of `tensor`, 0-d included.
         - The call does not change `tensor`, and a later call does not change the result.
+        - The call may be made in the middle of a forward or a backward pass, under `no_sync`, too.
 
         Args:
             tensor: A tensor on `device`, with the same shape and dtype on every rank.
@@ -308,8 +323,9 @@ class Backend(ABC):
         """Returns the tensors to be saved, by name; where training keeps a copy with more digits, that copy.
 
         - The names are those of the task's module, without a prefix.
+        - A rank may call it alone: it does not communicate.
 
-        A rank may call it alone. Where ranks hold parts, the tensors are parts, and `whole` makes the rest of them.
+        Where ranks hold parts, the tensors are parts, and `whole` makes the rest of them.
 
         Args:
             model: The module that `setup` returned.
@@ -334,6 +350,7 @@ class Backend(ABC):
 
         - The state consists of tensors, numbers, strings, lists and dictionaries, and is equal on all ranks.
         - Under fp16, the state contains the loss scale in force.
+        - A rank may call it alone.
         - The single-process backend loads the state, and its training continues as this one does.
         """
 
@@ -365,13 +382,13 @@ class Backend(ABC):
 
         return collectives_of_group() or only_all_reduce(self.all_reduce)
 
-    def count_traffic(self, count: Callable[[str, int], None]) -> AbstractContextManager[Any]:
+    def count_traffic(self, count: Callable[[str, int, int], None]) -> AbstractContextManager[Any]:
         """Returns a context manager that counts every collective that this thread starts inside.
 
         By default it sees those of torch.distributed, from C++, too; an adapter of another library adds its own.
 
         Args:
-            count: Called with the operation and the number of elements of each collective.
+            count: Called with the operation, the number of elements and the bytes of each collective.
         """
         from backends.traffic import count_torch_traffic
 

@@ -18,7 +18,15 @@ from pathlib import Path
 
 from backends.apex_settings import ApexSettings
 from backends.bucket_settings import BucketSettings
-from backends.capabilities import PRECISIONS, TORCH_SIGNS, BackendSettings, Capabilities, Signs, UnsupportedError
+from backends.capabilities import (
+    COMPRESSIONS,
+    PRECISIONS,
+    TORCH_SIGNS,
+    BackendSettings,
+    Capabilities,
+    Signs,
+    UnsupportedError,
+)
 from backends.ddp_settings import DDPSettings
 from backends.devices import count_gpus
 from backends.fsdp2_settings import FSDP2Settings
@@ -130,12 +138,20 @@ class BackendRow:
 
 
 def _single() -> Capabilities:
-    return Capabilities({"cpu": PRECISIONS, "cuda": PRECISIONS}, start_methods=("python",), max_world_size=1)
+    return Capabilities(
+        {"cpu": PRECISIONS, "cuda": PRECISIONS},
+        start_methods=("python",),
+        max_world_size=1,
+        reasons={"grad_compression": "it sends none"},
+    )
 
 
 def _ddp() -> Capabilities:
     return Capabilities(
-        {"cpu": PRECISIONS, "cuda": PRECISIONS}, start_methods=("fork", "torchrun", "spawn"), ranks_may_share_gpu=True
+        {"cpu": PRECISIONS, "cuda": PRECISIONS},
+        start_methods=("fork", "torchrun", "spawn"),
+        ranks_may_share_gpu=True,
+        compressions=COMPRESSIONS,
     )
 
 
@@ -161,6 +177,7 @@ def _fabric() -> Capabilities:
     return Capabilities(
         {"cpu": PRECISIONS, "cuda": PRECISIONS},
         start_methods=("fork", "torchrun", "spawn"),
+        compressions=COMPRESSIONS,
     )
 
 
@@ -179,7 +196,10 @@ def _fsdp2() -> Capabilities:
         # It reduces the gradients that exist, which must be those of the same parameters on all ranks.
         unused_parameters=False,
         compiled_models=False,
-        reasons={"fp16": "each rank would see the overflows of its own part of the gradients only"},
+        reasons={
+            "fp16": "each rank would see the overflows of its own part of the gradients only",
+            "grad_compression": "its reduce_dtype also adds micro-batches up in this format",
+        },
     )
 
 
@@ -192,7 +212,11 @@ def _apex() -> Capabilities:
         unused_parameters=False,
         # amp replaces functions of torch while the model runs, which a compiled graph would not see.
         compiled_models=False,
-        reasons={"bf16": "its reduction silently leaves bfloat16 gradients out"},
+        sync_batchnorm=False,  # never tried: it needs a GPU
+        reasons={
+            "bf16": "its reduction silently leaves bfloat16 gradients out",
+            "grad_compression": "its DistributedDataParallel has no such option",
+        },
     )
 
 
@@ -200,6 +224,7 @@ def _horovod() -> Capabilities:
     return Capabilities(
         {"cpu": PRECISIONS, **({"cuda": PRECISIONS} if _horovod_has_nccl() else {})},
         start_methods=("horovodrun", "mpirun", "horovod-node"),
+        compressions=("fp16",),
     )
 
 
@@ -208,6 +233,7 @@ def _accelerate() -> Capabilities:
         {"cpu": ("fp32", "bf16"), "cuda": PRECISIONS},
         start_methods=("accelerate", "torchrun"),
         ranks_may_share_gpu=True,
+        compressions=COMPRESSIONS,
         reasons={"fp16": "it would report fp16 and compute in fp32"},
     )
 
@@ -330,7 +356,7 @@ def find_backend(name: str) -> BackendRow:
 def reference_backend(options: BackendOptions) -> Backend:
     """Constructs the reference, one process that communicates with nobody, with the options of any backend."""
     adapter = load_backend(REFERENCE)
-    return adapter(replace(options, settings=adapter.Settings()))
+    return adapter(replace(options, settings=adapter.Settings(), grad_compression="none"))
 
 
 def load_backend(name: str) -> type[Backend]:

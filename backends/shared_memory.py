@@ -91,7 +91,7 @@ class SharedGradients:
         """Takes a bucket; those of a step come in the same order on all ranks, and the last one completes them all."""
         buffer = bucket.buffer()
         if self.count is not None:
-            self.count("shared_memory", buffer.numel())
+            self.count("shared_memory", buffer.numel(), buffer.nbytes)
         if bucket.index() == 0:
             self._offset, self._parity = 0, 1 - self._parity
         torch.div(buffer, self._world_size, out=self._part(self._rank, self._offset, buffer))

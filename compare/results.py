@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from compare.steps import Breakdown, Wire
+from compare.steps import Breakdown, HeldMemory, Wire
 from compare.strict import Strict as _Strict
+from parity.verdict import Parity
 
 RESULTS_NAME = "results.json"
 # What an entrant stands for: a backend; the same training in one process with all cores; what is possible at most,
@@ -59,15 +60,6 @@ class Group(_Strict):
     )
 
 
-class Parity(_Strict):
-    """Whether an entrant computed what the reference computed."""
-
-    verdict: Literal["reference", "bitwise", "rounding", "not comparable", "unknown"]
-    detail: str = Field(description="one sentence: compared with what, how close, or where it differs")
-    first_step: int | None = Field(default=None, description="first step that differs, where one does")
-    parameter: str | None = Field(default=None, description="first parameter that differs in that step")
-
-
 class Entrant(_Strict):
     """One entrant within one group: all its runs."""
 
@@ -91,6 +83,8 @@ class Entrant(_Strict):
     settings: dict[str, str] = Field(description="in force, read back from the running processes")
     breakdown: Breakdown | None = None
     wire: Wire | None = None
+    excess: float | None = Field(default=None, description="bytes that it sends, over those that its gradients need")
+    memory: HeldMemory | None = None
 
 
 Claim = Literal["slower", "faster", "none", "too few"]
@@ -156,6 +150,9 @@ class Standing(_Strict):
     placings: list[Placing] = Field(description="the opponent first, then by the number of ranks and the speed")
     limits: list[Placing] = Field(
         default=[], description="the same work without communication: what is possible on this machine"
+    )
+    approximations: list[Placing] = Field(
+        default=[], description="entrants that compute an approximation on purpose, and are not ranked"
     )
 
     @property

@@ -51,5 +51,23 @@ class Wire(Strict):
     interface: str = Field(description="the network interface whose byte counter was read")
     bytes_per_step: float
     gradient_bytes: int = Field(description="size of all gradients")
-    ring_bound: float = Field(description="2 (N-1)/N times that: what a ring all-reduce must send")
+    ring_bound: float = Field(
+        description="the least that its gradients need: 2 (N-1)/N times their size, as they travel, around a ring; "
+        "where ranks hold parts of weights, (N-1)/N times the gradients and, for each micro-batch, twice the weights"
+    )
     reductions_per_step: float | None = None
+
+
+class HeldMemory(Strict):
+    """What the tensors of one rank hold, in bytes: of each part, the most that a rank of the entrant holds."""
+
+    parameters: int
+    gradients: int
+    optimizer: int = Field(description="the optimizer's state")
+    activations: int | None = Field(description="what autograd keeps for the backward pass; null if not counted")
+    buffers: int
+
+    @property
+    def between_steps(self) -> int:
+        """What a rank holds of a model as long as it trains: parameters, gradients and optimizer state."""
+        return self.parameters + self.gradients + self.optimizer

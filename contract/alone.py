@@ -14,24 +14,28 @@ from backends.registry import reference_backend
 from contract.cases import INIT_LOSS_SCALE, Case
 from contract.scenes import Scenery, train_once
 
-# Keyed by case, world size and device; it is the same for every adapter.
-_TRAINED: dict[tuple[str, int, str], dict[str, Any]] = {}
+# Keyed by case, world size, device and dtype; it is the same for every adapter.
+_TRAINED: dict[tuple[str, int, str, bool], dict[str, Any]] = {}
 
 
-def train_alone(case: Case, world_size: int, *, device: str) -> dict[str, Any]:
+def train_alone(case: Case, world_size: int, *, device: str, float64: bool = True) -> dict[str, Any]:
     """Runs the first training of a case with the batches of a group, and returns what was observed and its state."""
-    key = (case.name, world_size, device)
+    key = (case.name, world_size, device, float64)
     if key not in _TRAINED:
-        _TRAINED[key] = _train(case, world_size, 0, None, device)
+        _TRAINED[key] = _train(case, world_size, 0, None, device=device, float64=float64)
     return _TRAINED[key]
 
 
-def continue_alone(case: Case, world_size: int, state: Mapping[str, Any], *, device: str) -> dict[str, Any]:
+def continue_alone(
+    case: Case, world_size: int, state: Mapping[str, Any], *, device: str, float64: bool = True
+) -> dict[str, Any]:
     """Runs the second training of a case, which continues the first, from a saved state."""
-    return _train(case, world_size, 1, state, device)
+    return _train(case, world_size, 1, state, device=device, float64=float64)
 
 
-def _train(case: Case, world_size: int, number: int, state: Mapping[str, Any] | None, device: str) -> dict[str, Any]:
+def _train(
+    case: Case, world_size: int, number: int, state: Mapping[str, Any] | None, *, device: str, float64: bool
+) -> dict[str, Any]:
     backend = reference_backend(
         BackendOptions(precision=case.precision, device=device, init_loss_scale=INIT_LOSS_SCALE)
     )
@@ -40,7 +44,7 @@ def _train(case: Case, world_size: int, number: int, state: Mapping[str, Any] | 
     torch.set_num_threads(1)
     try:
         with tempfile.TemporaryDirectory() as directory:
-            scenery = Scenery(1, world_size, 0, Path(directory), {})
+            scenery = Scenery(1, world_size, 0, Path(directory), {}, float64)
             return train_once(backend, case, case.trainings[number], scenery, {}, state)
     finally:
         torch.set_num_threads(num_threads)

@@ -1,4 +1,4 @@
-"""Tasks that are faulty or have unused parameters on purpose, for the checks of failures and of such parameters."""
+"""Tasks that are awkward on purpose: faulty, with parameters that are not used, or with tensors of many kinds."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from tasks.token_tagging import NUM_TAGS, TokenTagging, TokenTaggingSettings
 
 if TYPE_CHECKING:
     import torch
+
+    from tasks.tagger import Tagger
 
 _FAULTY_BATCH = 5
 
@@ -62,7 +64,8 @@ class UnusedParameterTask(TokenTagging):
         import torch
 
         model = super().build_model()
-        model.register_parameter("idle", torch.nn.Parameter(torch.ones(3, 3, dtype=torch.float64)))
+        dtype = getattr(torch, self.settings.dtype)
+        model.register_parameter("idle", torch.nn.Parameter(torch.ones(3, 3, dtype=dtype)))
         return model
 
 
@@ -99,3 +102,48 @@ class RareParameterTask(UnusedParameterTask):
 def _use_idle(model: Any, arguments: tuple[torch.Tensor], scores: torch.Tensor) -> torch.Tensor:
     is_rare = arguments[0][:, 0] == NUM_TAGS - 1
     return scores * (1 + is_rare[:, None, None] * model.idle.mean()) if is_rare.any() else scores
+
+
+class VariedTask(TokenTagging):
+    """Has parameters and buffers of many kinds: see `VariedTagger`."""
+
+    imported_modules = ("tasks.tagger", "contract.awkward_models")
+
+    @override
+    def _kind_of_tagger(self) -> type[Tagger]:
+        from contract.awkward_models import VariedTagger
+
+        return VariedTagger
+
+
+class MixedTask(TokenTagging):
+    """Has parameters of two dtypes."""
+
+    imported_modules = ("tasks.tagger", "contract.awkward_models")
+
+    @override
+    def _kind_of_tagger(self) -> type[Tagger]:
+        from contract.awkward_models import MixedTagger
+
+        return MixedTagger
+
+
+class NormedTask(TokenTagging):
+    """Has BatchNorm over the first tokens of the sentences, two values of each, so that padding has no part in it."""
+
+    has_batch_norm = True
+
+    @override
+    def build_model(self) -> torch.nn.Module:
+        import torch
+
+        model = super().build_model()
+        model.add_module("norm", torch.nn.BatchNorm1d(self.settings.hidden_size // 2, dtype=torch.float64))
+        model.register_forward_hook(_use_norm)
+        return model
+
+
+def _use_norm(model: Any, arguments: tuple[torch.Tensor], scores: torch.Tensor) -> torch.Tensor:
+    first = model.embedding(arguments[0][:, 0]).unflatten(1, (-1, 2))
+    factor: torch.Tensor = 1 + model.norm(first).tanh().mean(dim=(1, 2))
+    return scores * factor[:, None, None]

@@ -22,6 +22,13 @@ NUM_VALIDATION_SAMPLES = 23
 _MOST_ACCUMULATION = 4
 # Small enough that no gradient of these trainings overflows in fp16, unless a case makes it.
 INIT_LOSS_SCALE = 1024.0
+# After so many steps without an overflow, the loss scale doubles (https://docs.pytorch.org/docs/stable/amp.html).
+GROWTH_INTERVAL = 2000
+# Numbers with more digits than a narrower dtype has; sums of a few of them are exact.
+LARGE_INT64, FINE_FLOAT64 = 2**55 + 1, 1 + 2.0**-40
+# The groups whose ranks are told to skip an update that is not finite. Under fp16 they must do so unasked, and under
+# bf16 they must not.
+SKIPPING_PRECISIONS = ("fp32",)
 
 
 def global_batch_size(world_size: int) -> int:
@@ -31,11 +38,12 @@ def global_batch_size(world_size: int) -> int:
 
 @dataclass(frozen=True)
 class Overflow:
-    """Makes the loss of one micro-batch infinite on one rank, or on the last rank if there are fewer."""
+    """Multiplies the loss of one micro-batch on one rank, or on the last rank if there are fewer."""
 
     rank: int
     step: int
     micro_step: int
+    factor: float = float("inf")
 
 
 @dataclass(frozen=True)
@@ -47,12 +55,13 @@ class Training:
         settings: The settings of the task.
         accumulation: The number of micro-batches of each rank in a full step.
         task: The name of the task.
-        overflow: The micro-batch whose loss is made infinite, if any.
+        overflow: The micro-batch whose loss is made infinite, or so large that its gradients overflow, if any.
         count_traffic: Whether to count every collective.
         save_after: The step after which the state of the training is kept, if any.
         resume: The state to begin with: "own" is the one that the previous training of the case has kept, "reference"
             is that of the single-process backend in the same training.
         clip_just_above: Whether the threshold is slightly above the largest norm of the previous training.
+        good_steps: How many steps without an overflow the state to begin with claims, if other than it does.
     """
 
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -64,6 +73,7 @@ class Training:
     save_after: int | None = None
     resume: Literal["own", "reference"] | None = None
     clip_just_above: bool = False
+    good_steps: int | None = None
 
     def config(
         self,
@@ -73,6 +83,7 @@ class Training:
         device: str,
         find_unused_parameters: bool,
         batch_for: int | None = None,
+        float64: bool = True,
     ) -> RunConfig:
         """Returns the configuration of this training at one world size.
 
@@ -82,6 +93,7 @@ class Training:
             device: "cpu" or "cuda".
             find_unused_parameters: Whether the adapter is told to expect unused parameters.
             batch_for: The world size that the size of the global batch is made for, if it is another one.
+            float64: Whether the adapter can average float64; otherwise, float32 takes its place.
         """
         batch_size = global_batch_size(batch_for or world_size)
         defaults: dict[str, Any] = {
@@ -90,6 +102,7 @@ class Training:
             "task_settings": {
                 "num_train_samples": 3 * batch_size + 1,
                 "num_validation_samples": NUM_VALIDATION_SAMPLES,
+                **({} if float64 else _FLOAT32),
                 **self.settings,
             },
             "num_processes": world_size,
@@ -131,6 +144,8 @@ class Case:
         precision: The precision of the group that runs it.
         world_sizes: The numbers of ranks that run it, unless the user asks for others.
         find_unused_parameters: Whether the adapter is told to expect unused parameters.
+        may_be_refused: Whether `setup` may refuse its model, with an UnsupportedError.
+        grad_compression: In what the adapter is told to send gradients.
         is_job: Whether it is a process tree of its own instead of a scene in a group.
     """
 
@@ -138,8 +153,10 @@ class Case:
     trainings: tuple[Training, ...] = ()
     scene: str = "train"
     precision: str = "fp32"
-    world_sizes: tuple[int, ...] = (1, 2, 4)
+    world_sizes: tuple[int, ...] = (1, 2, 3)
     find_unused_parameters: bool = False
+    may_be_refused: bool = False
+    grad_compression: str = "none"
     is_job: bool = False
 
     def sizes_among(self, asked: Sequence[int] | None) -> Sequence[int]:
@@ -155,39 +172,72 @@ def _saved_and_resumed(training: Training, *, overflow: Overflow | None = None) 
     return whole, replace(training, resume="own"), replace(training, resume="reference")
 
 
+def _counted(options: Mapping[str, Any], accumulation: int = 2) -> Training:
+    """Returns a training in which every collective is counted: optimizer state and clipping need none of their own."""
+    return Training(options, accumulation=accumulation, count_traffic=True)
+
+
 _FLOAT32 = {"dtype": "float32"}
 _ADAMW = {"optimizer": "adamw", "learning_rate": 0.01, "lr_scheduler": "linear", "warmup_ratio": 0.25}
-_SEVERAL = (2, 4)
+_SEVERAL = (2, 3)
 _PAIR = (1, 2)
+# Of a power of two and of none. Where four ranks show nothing that three do not, a case runs on one to three.
+_FOUR = (1, 2, 3, 4)
 
-WORLD = Case("world", scene="world")
-COLLECTIVES = Case("collectives", scene="collectives")
+WORLD = Case("world", scene="world", world_sizes=_FOUR)
+COLLECTIVES = Case("collectives", scene="collectives", world_sizes=_FOUR)
 BARRIER = Case("barrier", scene="barrier", world_sizes=_SEVERAL)
 PREPARED_OPTIMIZER = Case("prepared-optimizer", scene="prepared_optimizer", world_sizes=_PAIR)
-SHUTDOWN = Case("shutdown", scene="shutdown")
+WEIGHTS_OF_RANK_0 = Case("weights-of-rank-0", scene="weights_of_rank_0", world_sizes=_SEVERAL)
+SHUTDOWN = Case("shutdown", scene="shutdown", world_sizes=_FOUR)
 
 # Neither an adaptive optimizer nor clipping: both hide a gradient that is wrong by a constant factor.
-PLAIN = tuple(Case(f"accumulation-{steps}", (Training(accumulation=steps, count_traffic=True),)) for steps in (1, 2, 4))
+PLAIN = tuple(
+    Case(f"accumulation-{steps}", (Training(accumulation=steps, count_traffic=True),), world_sizes=_FOUR)
+    for steps in (1, 2, 4)
+)
 # The same samples in other batches: one after the other without padding, and of similar lengths together.
 LAYOUTS = tuple(
-    Case(f"{batching}-batches", (Training({"batching": batching}, accumulation=2),))
+    Case(f"{batching}-batches", (Training({"batching": batching}, accumulation=2),), world_sizes=_FOUR)
     for batching in ("packed", "sorted")
 )
-MOMENTUM = Case("momentum", (Training({"momentum": 0.9}, accumulation=2),))
-CLIPPED = tuple(Case(f"clipped-{steps}", (Training({"max_grad_norm": 0.05}, accumulation=steps),)) for steps in (1, 2))
-ADAMW = Case("adamw", (Training({**_ADAMW, "max_grad_norm": 1e6}, accumulation=2),))
-ADAMW_CLIPPED = Case("adamw-clipped", (Training({**_ADAMW, "max_grad_norm": 0.05}, accumulation=2),))
+MOMENTUM = Case("momentum", (_counted({"momentum": 0.9}),))
+CLIPPED = tuple(Case(f"clipped-{steps}", (_counted({"max_grad_norm": 0.05}, steps),)) for steps in (1, 2))
+# A threshold that no norm reaches, under an optimizer that shows a factor.
+UNCLIPPED = Case("unclipped", (_counted({"max_grad_norm": 100.0}),))
+ADAMW = Case("adamw", (_counted({**_ADAMW, "max_grad_norm": 1e6}),))
+ADAMW_CLIPPED = Case("adamw-clipped", (_counted({**_ADAMW, "max_grad_norm": 0.05}),))
 FLOAT32 = Case("float32", (Training(settings=_FLOAT32, accumulation=2),))
-# Wide enough for a library to cut the gradients into several buckets.
-WIDE = Case("wide", (Training({"max_steps": 3}, {"hidden_size": 400}, accumulation=2),), world_sizes=_PAIR)
+# Large enough for a library to cut the gradients into several buckets, or to send a large one in pieces: one of its
+# tensors has two million elements, in more than a thousand rows.
+WIDE = Case(
+    "wide",
+    (Training({"max_steps": 2, "learning_rate": 0.001}, {"hidden_size": 1031}, accumulation=2),),
+    world_sizes=_PAIR,
+)
+# So many that a library may put them into several groups.
+MANY = Case("many-tensors", (Training({"max_steps": 2}, {"num_layers": 70, "hidden_size": 3}),), world_sizes=_PAIR)
+# Tensors of other kinds: some are not contiguous, have small gradients in some rows, change in a forward pass.
+VARIED = Case(
+    "varied",
+    (Training({"max_steps": 4}, accumulation=2, task="contract.awkward_tasks:VariedTask"),),
+    may_be_refused=True,
+)
+MIXED = Case(
+    "mixed-dtypes",
+    (Training({"max_steps": 4}, accumulation=2, task="contract.awkward_tasks:MixedTask"),),
+    world_sizes=_PAIR,
+    may_be_refused=True,
+)
 # Layers in a list, which a library may cut and gather one by one; their rows divide evenly into no number of parts.
 LAYERED = Case(
     "layers",
     (Training(settings={"num_layers": 3, "hidden_size": 11}, accumulation=2, count_traffic=True),),
+    world_sizes=_FOUR,
 )
 BITS = Case(
     "bits",
-    (Training({**_ADAMW, "max_steps": 20, "num_train_epochs": 5}, settings=_FLOAT32, accumulation=2),),
+    (Training({**_ADAMW, "max_steps": 100}, settings=_FLOAT32, accumulation=2, count_traffic=True),),
     world_sizes=(2,),
 )
 # Three validation samples in batches of five: all of them on rank 0, so the other ranks have none.
@@ -201,6 +251,13 @@ DROPOUT = Case("dropout", (_DROPOUT, _DROPOUT), world_sizes=_PAIR)
 
 _STATEFUL = Training({**_ADAMW, "max_grad_norm": 1.0}, accumulation=2)
 STATE = Case("state", _saved_and_resumed(_STATEFUL), world_sizes=_PAIR)
+# With buffers that change.
+STATE_VARIED = Case(
+    "state-of-varied-tensors",
+    _saved_and_resumed(replace(_STATEFUL, task="contract.awkward_tasks:VariedTask")),
+    world_sizes=_PAIR,
+    may_be_refused=True,
+)
 
 HALF = tuple(
     Case(
@@ -214,6 +271,7 @@ HALF = tuple(
         ("accumulation", {}, 1),
         ("accumulation", {}, 2),
         ("clipped", {"max_grad_norm": 0.05}, 2),
+        ("adamw", _ADAMW, 2),
     )
 )
 _DECAYING_CLIPPED = Training({"lr_scheduler": "linear", "max_grad_norm": 0.5}, _FLOAT32, accumulation=2)
@@ -228,6 +286,13 @@ OVERFLOWS = tuple(
 )
 # The same without a loss scale, so that no scaler skips the step.
 INFINITE_LOSS = Case("infinite-loss", (replace(_DECAYING_CLIPPED, overflow=Overflow(1, 3, 0)),), world_sizes=_PAIR)
+# In a group whose ranks are not told to skip such an update.
+UNSKIPPED = Case(
+    "infinite-loss-that-counts",
+    (Training({"max_steps": 3}, _FLOAT32, accumulation=2, overflow=Overflow(1, 2, 0)),),
+    precision="bf16",
+    world_sizes=_PAIR,
+)
 _FP16 = Training(settings=_FLOAT32, accumulation=2)
 CLIP_FP16 = Case(
     "clip-just-above-the-norm", (_FP16, replace(_FP16, clip_just_above=True)), precision="fp16", world_sizes=_PAIR
@@ -237,6 +302,39 @@ STATE_FP16 = Case(
     _saved_and_resumed(replace(_FP16, options=_ADAMW), overflow=Overflow(0, 2, 0)),
     precision="fp16",
     world_sizes=_PAIR,
+)
+# From a state in which the loss scale is two steps short of doubling.
+GROWTH = Case(
+    "loss-scale-grows",
+    (replace(_FP16, save_after=3), replace(_FP16, resume="own", good_steps=GROWTH_INTERVAL - 2)),
+    precision="fp16",
+    world_sizes=_PAIR,
+)
+
+# Gradients that travel in fewer bytes. Their matrices are large enough for PowerSGD to compress them.
+_COMPRESSED = Training(settings={"hidden_size": 40, "num_layers": 1}, accumulation=2, count_traffic=True)
+COMPRESSED_HALF = tuple(
+    Case(f"{compression}-gradients", (_COMPRESSED,), world_sizes=(2,), grad_compression=compression)
+    for compression in ("fp16", "bf16")
+)
+POWERSGD = Case("powersgd-gradients", (_COMPRESSED,), world_sizes=(2,), grad_compression="powersgd")
+# Gradients that are finite on the rank that computes them, and infinite as fp16.
+COMPRESSED_OVERFLOW = Case(
+    "fp16-gradients-overflow",
+    (replace(_DECAYING_CLIPPED, overflow=Overflow(1, 3, 0, factor=1e9)),),
+    world_sizes=(2,),
+    grad_compression="fp16",
+)
+
+_NORMED = Training(
+    {"sync_batchnorm": True}, {"num_train_samples": 35}, accumulation=2, task="contract.awkward_tasks:NormedTask"
+)
+# The last step has three samples. Two ranks cannot share them evenly; where micro-batches have one sample, a rank has
+# none in the last micro-step.
+BATCH_NORM = Case(
+    "batch-norm",
+    (_NORMED, replace(_NORMED, options={"sync_batchnorm": True, "micro_batch_size": 1})),
+    world_sizes=_SEVERAL,
 )
 
 _DECAYING = {"momentum": 0.9, "weight_decay": 0.5, "max_steps": 4}
@@ -272,8 +370,12 @@ FAULTS = tuple(
 )
 
 ALL = (
+    WORLD, COLLECTIVES, BARRIER, PREPARED_OPTIMIZER, WEIGHTS_OF_RANK_0, *PLAIN, *LAYOUTS, MOMENTUM, *CLIPPED, UNCLIPPED,
+    ADAMW, ADAMW_CLIPPED, FLOAT32, WIDE, MANY, VARIED, MIXED, LAYERED, BITS, SMALL_EVALUATION, ONE_BY_ONE_EVALUATION,
+    DROPOUT, STATE, STATE_VARIED, INFINITE_LOSS, *HALF, UNSKIPPED, *OVERFLOWS, CLIP_FP16, STATE_FP16, GROWTH,
+    *COMPRESSED_HALF, COMPRESSED_OVERFLOW, POWERSGD, UNUSED, RARE, *UNANNOUNCED, SHUTDOWN, REFUSALS, HOSTILE, *FAULTS,
     WORLD, COLLECTIVES, BARRIER, PREPARED_OPTIMIZER, *PLAIN, *LAYOUTS, MOMENTUM, *CLIPPED, ADAMW, ADAMW_CLIPPED,
     FLOAT32, WIDE, LAYERED, BITS, SMALL_EVALUATION, ONE_BY_ONE_EVALUATION, DROPOUT, STATE, INFINITE_LOSS, *HALF,
-    *OVERFLOWS, CLIP_FP16, STATE_FP16, UNUSED, RARE, *UNANNOUNCED, SHUTDOWN, REFUSALS, HOSTILE, *FAULTS,
+    *OVERFLOWS, CLIP_FP16, STATE_FP16, BATCH_NORM, UNUSED, RARE, *UNANNOUNCED, SHUTDOWN, REFUSALS, HOSTILE, *FAULTS,
 )  # fmt: skip
 BY_NAME = {case.name: case for case in ALL}

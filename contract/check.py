@@ -20,6 +20,7 @@ class State(str, Enum):
 
     PASSED = "passed"
     FAILED = "failed"
+    NOT_RUN = "not run"
     UNSUPPORTED = "unsupported"
     UNAVAILABLE = "unavailable"
     EXPECTED_FAILURE = "expected failure"
@@ -32,12 +33,17 @@ class Violation(Exception):
         expected: What the clause demands, in a few words.
         seen: What was observed instead.
         rank: The rank on which it was observed, or None if all ranks are concerned.
+        cause: What several clauses may fail of alike, such as a case that did not complete; empty otherwise.
     """
 
-    def __init__(self, expected: str, seen: str, rank: int | None = None) -> None:
-        self.expected, self.seen, self.rank = expected, seen, rank
+    def __init__(self, expected: str, seen: str, rank: int | None = None, *, cause: str = "") -> None:
+        self.expected, self.seen, self.rank, self.cause = expected, seen, rank, cause
         where = "" if rank is None else f"rank {rank}: "
         super().__init__(f"{where}expected {expected}, saw {seen}")
+
+
+class NotRun(Exception):
+    """The case that is to be judged never ran; the message says why."""
 
 
 class NotSeen(Exception):
@@ -56,6 +62,7 @@ class Evidence:
         ranks: What each rank observed, in the order of ranks; for a job as a whole, one element.
         memory: What several checks compute from the same evidence; "alone" holds what the
             single-process backend did in a case about saved state.
+        float64: Whether the adapter can average float64; otherwise, the case ran in float32.
     """
 
     adapter: str
@@ -64,6 +71,7 @@ class Evidence:
     device: str
     ranks: Sequence[Any]
     memory: dict[str, Any] = field(default_factory=dict)
+    float64: bool = True
 
 
 @dataclass(frozen=True)

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from backends.registry import find_backend
 from contract.options import ContractOptions, known_check
-from launch.arguments import Parser, named_path
+from launch.arguments import Parser, named_path, require_new_file
 from launch.display import console
 from launch.errors import UsageError
 from launch.options import add_options, validated
 from launch.signals import Interrupted, signals_raised
+from records.files import write_atomically
+from tasks.registry import load_task
 
-if TYPE_CHECKING:
-    from contract.suite import Suite
+# Takes an adapter, a directory for files, options and the file for results; returns the exit code.
+_Prove = Callable[[str, Path, ContractOptions, Path | None], int]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -32,6 +37,13 @@ def _parser() -> argparse.ArgumentParser:
         "adapter", nargs="?", default=None, help="a backend, or your own adapter as package.module:Class"
     )
     add_options(parser, {"contract": ContractOptions})
+    parser.add_argument(
+        "--task",
+        default=None,
+        metavar="NAME",
+        help="prove it on this task in place of the contract's own: a name, or package.module:Class; the options of "
+        "the task may follow",
+    )
     parser.add_argument(
         "--json",
         type=named_path,
@@ -54,32 +66,33 @@ def run(arguments: list[str]) -> int:
     Raises:
         UsageError, UnsupportedError: The request cannot be served.
     """
-    asked = _parser().parse_args(arguments)
+    parser = _parser()
+    asked, rest = parser.parse_known_args(arguments)
+    if rest and asked.task is None:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if asked.explain is not None:
         _explain(asked.explain, asked.adapter)
         return 0
     if asked.adapter is None:
         raise UsageError("name an adapter: a backend, or your own as package.module:Class; see --help")
     options: ContractOptions = validated(ContractOptions, vars(asked))
-    target = _target(asked.json)
+    require_new_file("--json", asked.json)
+    prove = _prove_clauses if asked.task is None else _task_prover(asked.task, rest, options)
     directory = Path(tempfile.mkdtemp(prefix="lockstep-contract-"))
-    failed = False
+    code = 0
     try:
         with signals_raised():
-            suite, failed = _prove(asked.adapter, directory, options, target)
+            code = prove(asked.adapter, directory, options, asked.json)
     except Interrupted as interruption:
         _tell(f"interrupted by {interruption}; all ranks have been ended")
         return 128 + interruption.signal_number
     finally:
-        if not failed:
+        if code != 1:
             shutil.rmtree(directory, ignore_errors=True)
-    if failed:
-        _tell(f"{asked.adapter} breaks the contract; the logs of its ranks are in {directory}")
-        return 1
-    if suite.unavailable_reason is not None:
-        _tell(f"nothing was proven: {asked.adapter} cannot run here: {suite.unavailable_reason}")
-        return 2
-    return 0
+    if code == 1:
+        what = "breaks the contract" if asked.task is None else f"does not train {asked.task} as one process does"
+        _tell(f"{asked.adapter} {what}; the logs of its ranks are in {directory}")
+    return code
 
 
 def _tell(text: str) -> None:
@@ -99,8 +112,51 @@ def _explain(check_id: str, adapter: str | None) -> None:
     explain(check, console())
 
 
-def _prove(adapter: str, directory: Path, options: ContractOptions, target: Path | None) -> tuple[Suite, bool]:
-    """Shows the result of each check as soon as it is judged; returns the suite, and whether any check failed."""
+def _nothing_proven(adapter: str, reason: str) -> int:
+    _tell(f"nothing was proven: {adapter} cannot run here: {reason}")
+    return 2
+
+
+def _task_prover(name: str, arguments: list[str], options: ContractOptions) -> _Prove:
+    """Reads the options of a task of the user's own, and returns what proves it.
+
+    Raises:
+        UsageError, TaskInputError: There is no such task, or it cannot use its options.
+    """
+    if options.check:
+        raise UsageError(
+            f"--check {','.join(options.check)} names clauses, which are about other tasks than --task {name}; "
+            "leave one of the two out"
+        )
+    task_class = load_task(name)
+    parser = Parser("contract", operands="ADAPTER", argument_default=argparse.SUPPRESS)
+    add_options(parser, {"task": task_class.Settings})
+    task = task_class(validated(task_class.Settings, vars(parser.parse_args(arguments))))
+
+    def prove(adapter: str, directory: Path, options: ContractOptions, target: Path | None) -> int:
+        from contract.own_task import OwnTask, prove_task
+
+        reason = find_backend(adapter).unavailable_reason()
+        if reason is not None:
+            return _nothing_proven(adapter, reason)
+        task.prepare()
+        proofs = prove_task(adapter, OwnTask(name, task), options, directory, console())
+        if target is not None:
+            content = {
+                "schema_version": 1,
+                "adapter": adapter,
+                "proofs": [{"state": one.state, **one.facts} for one in proofs],
+            }
+            write_atomically(target.absolute(), json.dumps(content, indent=1) + "\n")
+        counts = Counter(proof.state for proof in proofs)
+        console().print(f"{adapter}, {name}: " + ", ".join(f"{number} {state}" for state, number in counts.items()))
+        return 1 if counts["failed"] else 0
+
+    return prove
+
+
+def _prove_clauses(adapter: str, directory: Path, options: ContractOptions, target: Path | None) -> int:
+    """Shows each check as soon as it is judged; returns the exit code, which is 1 if any failed or never ran."""
     from contract.check import State
     from contract.report import Rows, write_json
     from contract.suite import Suite
@@ -124,20 +180,6 @@ def _prove(adapter: str, directory: Path, options: ContractOptions, target: Path
     verdicts = rows.verdicts()
     if target is not None:
         write_json(suite, verdicts, seconds, target)
-    return suite, any(verdict.state is State.FAILED for verdict in verdicts)
-
-
-def _target(path: Path | None) -> Path | None:
-    """Refuses a file that cannot be written, before anything runs."""
-    if path is None:
-        return None
-    try:
-        if path.exists():
-            raise UsageError(f"--json {path}: exists already; remove it or choose another file")
-        if not path.absolute().parent.is_dir():
-            raise UsageError(f"--json {path}: there is no directory {path.parent}; create it first")
-        with tempfile.TemporaryFile(dir=path.absolute().parent):
-            pass
-    except OSError as error:
-        raise UsageError(f"--json {path}: {error.strerror} there; choose another directory") from error
-    return path
+    if any(verdict.state in (State.FAILED, State.NOT_RUN) for verdict in verdicts):
+        return 1
+    return 0 if suite.unavailable_reason is None else _nothing_proven(adapter, suite.unavailable_reason)

@@ -45,19 +45,23 @@ class GroupKey:
     world_size: int
     precision: str
     find_unused_parameters: bool
+    grad_compression: str = "none"
 
     def __str__(self) -> str:
         ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
-        return f"{ranks}, {self.precision}" + (", unused parameters" if self.find_unused_parameters else "")
+        unused = ", unused parameters" if self.find_unused_parameters else ""
+        compressed = f", {self.grad_compression} gradients" if self.grad_compression != "none" else ""
+        return f"{ranks}, {self.precision}{unused}{compressed}"
 
 
 @dataclass(frozen=True)
 class Breakdown:
-    """Why a case left no evidence: what happened, and on which rank, if that is known."""
+    """Why a case left no evidence: what happened, on which rank, if that is known, and whether the case ran at all."""
 
     rank: int | None
     message: str
     is_hang: bool = False
+    has_run: bool = True
 
 
 Outcome = list[Any] | Breakdown
@@ -142,7 +146,7 @@ def _not_run(num_starts: int, phase: str, breakdown: Breakdown | None, outcomes:
     else:
         where = "" if breakdown.rank is None else f"rank {breakdown.rank}: "
         why = f"the last start ended in {phase!r} with: {where}{breakdown.message}"
-    return Breakdown(None, f"not run: the group was started {num_starts} time{'s' * (num_starts > 1)}, and {why}")
+    return Breakdown(None, f"the group was started {num_starts} time{'s' * (num_starts > 1)}, and {why}", has_run=False)
 
 
 def _read(paths: list[Path]) -> Outcome:
@@ -166,6 +170,7 @@ def _run_once(
         precision=key.precision,
         device=group.device,
         find_unused_parameters=key.find_unused_parameters,
+        grad_compression=key.grad_compression,
         timeout_seconds=timeout,
         cases=[name for name in case_names if name != SHUTDOWN.name],
         single_states=dict(group.single_states),

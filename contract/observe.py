@@ -54,8 +54,9 @@ class StepSeen:
         grad_norm: The norm that the backend returned.
         skipped: Whether the backend said that it skipped the update.
         weights: The weights after the step, by name.
+        buffers: The buffers after the step, by name.
         traffic: For each collective, where it was called ("forward 0", "backward 0", "between", "step" or "loop"),
-            its operation, and its number of elements.
+            its operation, its number of elements and their bytes.
     """
 
     micro_batches: list[MicroSeen] = field(default_factory=list)
@@ -64,7 +65,8 @@ class StepSeen:
     grad_norm: float = float("nan")
     skipped: bool = False
     weights: Tensors = field(default_factory=dict)
-    traffic: list[tuple[str, str, int]] = field(default_factory=list)
+    buffers: Tensors = field(default_factory=dict)
+    traffic: list[tuple[str, str, int, int]] = field(default_factory=list)
 
 
 @dataclass
@@ -113,6 +115,7 @@ class TrainingSeen:
     losses: list[float | None] = field(default_factory=list)
     evaluations: list[dict[str, float | None]] = field(default_factory=list)
     evaluated: list[list[int]] = field(default_factory=list)
+    evaluation_dtypes: list[str] = field(default_factory=list)
     buffers: Tensors = field(default_factory=dict)
     settings: str = ""
     state: dict[str, Any] | None = None
@@ -128,9 +131,9 @@ class Watch:
         self.waiting: list[list[int]] = []
         self.evaluated: list[int] = []
 
-    def close_step(self, weights: Tensors) -> None:
-        """Closes the current step, which the loop has just completed and which made these weights."""
-        self.step.weights = weights
+    def close_step(self, weights: Tensors, buffers: Tensors) -> None:
+        """Closes the current step, which the loop has just completed and which made these weights and buffers."""
+        self.step.weights, self.step.buffers = weights, buffers
         self.seen.steps.append(self.step)
         self.step = StepSeen()
 
@@ -149,9 +152,9 @@ class Watch:
         with backend.count_traffic(self._count) if enabled else nullcontext():
             yield
 
-    def _count(self, operation: str, num_elements: int) -> None:
+    def _count(self, operation: str, num_elements: int, num_bytes: int) -> None:
         if self.where:
-            self.step.traffic.append((self.where, operation, num_elements))
+            self.step.traffic.append((self.where, operation, num_elements, num_bytes))
 
 
 class ObservedTask:
@@ -193,7 +196,7 @@ class ObservedTask:
             self._watch.evaluated += samples
 
     def loss_sum(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-        """Notes the gradient that reaches the loss, and makes the loss infinite where the case says so."""
+        """Notes the gradient that reaches the loss, and multiplies the loss where the case says so."""
         watch = self._watch
         micro_step = len(watch.step.micro_batches)
         micro_batch = MicroSeen(watch.waiting.pop(0))
@@ -202,8 +205,12 @@ class ObservedTask:
         loss = self._task.loss_sum(model, batch)
         micro_batch.loss_dtype = str(loss.dtype)
         _on_gradient(loss, micro_batch, "coefficient")
-        here = Overflow(self._rank, len(watch.seen.steps) + 1, micro_step)
-        return loss * float("inf") if here == self._overflow else loss
+        factor = self._overflow_factor(micro_step)
+        return loss if factor is None else loss * factor
+
+    def _overflow_factor(self, micro_step: int) -> float | None:
+        here, there = (self._rank, len(self._watch.seen.steps) + 1, micro_step), self._overflow
+        return there.factor if there is not None and here == (there.rank, there.step, there.micro_step) else None
 
     def metrics(self, rows: torch.Tensor) -> dict[str, float | None]:
         """Notes the samples of the evaluation."""
@@ -212,11 +219,15 @@ class ObservedTask:
         return self._task.metrics(rows)
 
     def _see_dropout(self, module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> None:
-        if module.training:
-            micro_batch = self._watch.step.micro_batches[-1]
-            # Dropout keeps the dtype of its input, which is the output of a linear layer.
-            micro_batch.layer_dtype = str(output.dtype)
-            micro_batch.mask = (output == 0).flatten()[:12].tolist()
+        # Dropout keeps the dtype of its input, which is the output of a linear layer.
+        dtype = str(output.dtype)
+        if not module.training:
+            if dtype not in self._watch.seen.evaluation_dtypes:
+                self._watch.seen.evaluation_dtypes.append(dtype)
+            return
+        micro_batch = self._watch.step.micro_batches[-1]
+        micro_batch.layer_dtype = dtype
+        micro_batch.mask = (output == 0).flatten()[:12].tolist()
 
 
 class ObservedBackend:

@@ -32,7 +32,7 @@ class ContractOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     num_processes: CommaList[Annotated[int, Field(ge=1, le=_MAX_PROCESSES)]] = Field(
-        default_factory=list, description="numbers of ranks, by commas (default: 1, 2 and 4, as each check needs)"
+        default_factory=list, description="numbers of ranks, by commas (default: 1 to 4, as each check needs)"
     )
     precision: CommaList[Literal["fp32", "bf16", "fp16"]] = Field(
         default_factory=list, description="precisions, by commas (default: all)"

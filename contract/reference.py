@@ -87,7 +87,7 @@ def micro_batches(config: RunConfig, batch: list[int]) -> list[list[list[int]]]:
     if config.batching == "padded":
         pieces = _spread(batch, num_micro_steps * world_size)
         return [pieces[rank::world_size] for rank in range(world_size)]
-    lengths = _sentence_lengths(config.task_settings["num_train_samples"])
+    lengths = [len(tokens) for tokens in _sentences(config.task_settings["num_train_samples"])]
     by_length = sorted(batch, key=lambda sample: -lengths[sample])
     if config.batching == "packed":
         pieces = [[] for _ in range(num_micro_steps * world_size)]
@@ -101,12 +101,18 @@ def micro_batches(config: RunConfig, batch: list[int]) -> list[list[list[int]]]:
     ]
 
 
+def sum_of_tokens(config: RunConfig, samples: list[int]) -> int:
+    """Adds up the numbers of all tokens of some training sentences."""
+    sentences = _sentences(config.task_settings["num_train_samples"])
+    return sum(int(sentences[sample].sum()) for sample in samples)
+
+
 @functools.cache
-def _sentence_lengths(num_samples: int) -> list[int]:
-    """Counts the tokens of each training sentence of the token-tagging task, or of one made from it."""
+def _sentences(num_samples: int) -> list[torch.Tensor]:
+    """Returns the tokens of each training sentence of the token-tagging task, or of one made from it."""
     from tasks.tagger import sentences
 
-    return [len(tokens) for tokens, _ in sentences(num_samples, seed=1)]
+    return [tokens for tokens, _ in sentences(num_samples, seed=1)]
 
 
 def _spread(samples: list[int], num_pieces: int) -> list[list[int]]:
@@ -250,6 +256,20 @@ class Arithmetic(NamedTuple):
     loss_scale: float = 1.0
     casts_model: bool = False
     num_shares: int = 1
+
+
+def gradients_of_ranks(weights: Tensors, config: RunConfig, batch: list[int]) -> list[Tensors]:
+    """Returns what each rank contributes to a step from given weights, in float64; their mean is the exact gradient."""
+    task, model = _task_and_model(config, weights)
+    parameters = _trainable(model.double())
+    factor = config.num_processes / task.num_targets("train", batch)
+    found = []
+    for share in micro_batches(config, batch):
+        losses = [task.loss_sum(model, task.collate("train", piece)) * factor for piece in share if piece]
+        gradients = torch.autograd.grad(torch.stack(losses).sum(), list(parameters.values())) if losses else ()
+        zeros = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
+        found.append(zeros | dict(zip(parameters, gradients, strict=False)))
+    return found
 
 
 def simulate(initial: Tensors, config: RunConfig, arithmetic: Arithmetic) -> Reference:

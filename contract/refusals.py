@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from backends.capabilities import PRECISIONS, Capabilities, UnsupportedError
+from backends.capabilities import COMPRESSIONS, PRECISIONS, Capabilities, UnsupportedError
 from backends.interface import BackendOptions
 from backends.registry import load_backend
 
@@ -30,6 +30,11 @@ def undeclared(capabilities: Capabilities) -> list[dict[str, Any]]:
                 requests.append({"device": device, "precision": precision, "names": precision})
     if not capabilities.unused_parameters:
         requests.append({**known, "find_unused_parameters": True, "names": "unused"})
+    requests += [
+        {**known, "grad_compression": compression, "names": f"--grad-compression {compression}"}
+        for compression in COMPRESSIONS
+        if compression not in capabilities.compressions
+    ]
     return requests
 
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from contract.check import Check, State
+from contract.checks.judging import GRADIENT_ROUNDING, ROUNDING
 from contract.promises import find_promise
 from contract.suite import Result, Suite, Verdict, summarise
 from contract.traps import load_traps
@@ -20,6 +21,7 @@ from records.files import write_atomically
 _STYLES = {
     State.PASSED: "green",
     State.FAILED: "bold red",
+    State.NOT_RUN: "red",
     State.UNSUPPORTED: "cyan",
     State.UNAVAILABLE: "yellow",
     State.EXPECTED_FAILURE: "magenta",
@@ -27,27 +29,40 @@ _STYLES = {
 
 
 class Rows:
-    """Prints a row for each check as soon as all of its cases are judged, and what the suite is doing."""
+    """Prints what the suite is doing, and a row for each check as soon as all of its cases are judged.
+
+    Checks that fail of what an earlier row says share one row, which comes last.
+    """
 
     def __init__(self, suite: Suite, terminal: Console, *, is_whole: bool) -> None:
         self._suite, self._terminal, self._is_whole = suite, terminal, is_whole
         self._left = Counter(instance.check.id for instance in suite.instances)
         self._results: list[Result] = []
+        # By cause, the check whose row says it; by state and such a check, the others that have its cause.
+        self._told: dict[str, str] = {}
+        self._alike: dict[tuple[State, str], list[str]] = {}
         self._place = ""
         self._width = max(len(instance.check.title) for instance in suite.instances)
         self._print("check", "clause", Text("result"), "where, or why")
 
     def add(self, result: Result) -> None:
-        """Takes the next result, and prints the row of its check if that is complete."""
+        """Takes the next result, and prints the row of its check if that is complete and says something new."""
         self._results.append(result)
         check = result.instance.check
         self._left[check.id] -= 1
-        if not self._left[check.id]:
-            (verdict,) = [verdict for verdict in self.verdicts() if verdict.check is check]
-            detail = _where(verdict)
-            if verdict.reason:
-                detail = verdict.reason if verdict.state is not State.PASSED else f"{detail}; {verdict.reason}"
-            self._print(check.id, check.title, Text(verdict.state.value, style=_STYLES[verdict.state]), detail)
+        if self._left[check.id]:
+            return
+        (verdict,) = [verdict for verdict in self.verdicts() if verdict.check is check]
+        if verdict.causes and verdict.causes <= self._told.keys():
+            teller = next(self._told[cause] for cause in verdict.causes)
+            self._alike.setdefault((verdict.state, teller), []).append(check.id)
+            return
+        for cause in verdict.causes:
+            self._told.setdefault(cause, check.id)
+        detail = _where(verdict)
+        if verdict.reason:
+            detail = verdict.reason if verdict.state is not State.PASSED else f"{detail}; {verdict.reason}"
+        self._print(check.id, check.title, Text(verdict.state.value, style=_STYLES[verdict.state]), detail)
 
     def verdicts(self) -> list[Verdict]:
         """Returns the verdicts on all checks that have a result so far."""
@@ -61,7 +76,19 @@ class Rows:
         self._place = place
 
     def close(self, seconds: float) -> None:
-        """Prints a line with the number of checks in each state."""
+        """Prints which checks share a reason, and a line with the number of checks in each state."""
+        for (state, teller), alike in self._alike.items():
+            text = (
+                f"{', '.join(sorted(alike))}:  ",
+                (state.value, _STYLES[state]),
+                f", for the reason given at {teller}",
+            )
+            self._terminal.print(Text.assemble(*text))
+        if not self._suite.float64:
+            self._terminal.print(
+                f"{self._suite.adapter} declares that it cannot average float64: its cases in float64 ran in float32, "
+                f"and were judged by its rounding ({ROUNDING:g} for weights, {GRADIENT_ROUNDING:g} for gradients)"
+            )
         verdicts = self.verdicts()
         counts = [f"{_count(verdicts, state)} {state.value}" for state in State if _count(verdicts, state)]
         self._terminal.print(f"{self._suite.adapter} on {self._suite.device}: {', '.join(counts)} in {seconds:.0f} s")
@@ -90,6 +117,7 @@ def write_json(suite: Suite, verdicts: list[Verdict], seconds: float, path: Path
         "schema_version": 1,
         "adapter": suite.adapter,
         "device": suite.device,
+        "float64": suite.float64,
         "seconds": round(seconds, 1),
         "seconds_by_group": {place: round(spent, 1) for place, spent in suite.seconds.items()},
         "environment": describe_environment(with_torch=True).model_dump(mode="json"),

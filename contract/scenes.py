@@ -12,9 +12,11 @@ from typing import Any, cast
 
 import torch
 
-from backends.interface import Backend
-from contract.cases import Case, Training
+from backends.interface import Backend, UnsupportedError
+from contract.cases import FINE_FLOAT64, LARGE_INT64, Case, Training
 from contract.observe import ObservedBackend, ObservedTask, Watch
+from contract.patience import stretched
+from records.config import RunConfig
 from tasks.interface import Task
 from tasks.registry import load_task
 from training.hooks import Hooks
@@ -22,6 +24,9 @@ from training.loop import Trainer
 from training.optimizer import build_optimizer
 from training.state import TrainingState
 from training.world import gather_facts
+
+# How long the other ranks look, in seconds, until rank 0 has returned from a call that takes no time.
+_LONGEST_LOOK = 3.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +40,7 @@ class Scenery:
         rank: The number that the launcher gave this process, whatever the backend says.
         directory: A directory for files that the ranks of the group share.
         single_states: For each case with a training that resumes from "reference", the file of that state.
+        float64: Whether the adapter under test can average float64.
     """
 
     world_size: int
@@ -42,6 +48,7 @@ class Scenery:
     rank: int
     directory: Path
     single_states: Mapping[str, Path]
+    float64: bool
 
 
 def world(backend: Backend, case: Case, scenery: Scenery) -> dict[str, Any]:
@@ -58,7 +65,7 @@ def world(backend: Backend, case: Case, scenery: Scenery) -> dict[str, Any]:
 
 
 def collectives(backend: Backend, case: Case, scenery: Scenery) -> dict[str, Any]:
-    """Reduces [rank + 1, -rank] in several dtypes, then a 0-d tensor, then many elements twice."""
+    """Reduces [rank + 1, -rank] in several dtypes, all digits of a dtype, a 0-d tensor, and many elements twice."""
     results = []
     for dtype in (torch.float32, torch.float64, torch.int32, torch.int64):
         for operation in ("sum", "min", "max"):
@@ -67,6 +74,13 @@ def collectives(backend: Backend, case: Case, scenery: Scenery) -> dict[str, Any
             reduced = backend.all_reduce(given, operation)
             facts = {"dtype": str(reduced.dtype), "result": reduced.tolist(), "untouched": torch.equal(given, kept)}
             results.append({"asked_dtype": str(dtype), "operation": operation, **facts})
+    digits = {
+        str(number.dtype): backend.all_reduce(number.to(backend.device) + backend.rank).tolist()
+        for number in (
+            torch.tensor([LARGE_INT64], dtype=torch.int64),
+            torch.tensor([FINE_FLOAT64], dtype=torch.float64),
+        )
+    }
     scalar = backend.all_reduce(torch.ones((), dtype=torch.float64, device=backend.device))
     many = torch.arange(300_000, dtype=torch.float64, device=backend.device).reshape(300, 1000)
     first = backend.all_reduce(many + backend.rank)
@@ -75,6 +89,8 @@ def collectives(backend: Backend, case: Case, scenery: Scenery) -> dict[str, Any
     offset = backend.world_size * (backend.world_size - 1) / 2
     return {
         "results": results,
+        "digits": digits,
+        "strided": torch.equal(backend.all_reduce(many.t()), many.t() * backend.world_size),
         "scalar": float(scalar),
         "scalar_shape": list(scalar.shape),
         "many": torch.equal(kept, many * backend.world_size + offset),
@@ -100,15 +116,7 @@ def barrier(backend: Backend, case: Case, scenery: Scenery) -> dict[str, Any]:
 
 def prepared_optimizer(backend: Backend, case: Case, scenery: Scenery) -> dict[str, Any]:
     """Passes an optimizer to `setup` that has taken a step and has momentum."""
-    config = Training({"momentum": 0.9}).config(
-        world_size=scenery.world_size,
-        precision="fp32",
-        device=backend.device.type,
-        find_unused_parameters=False,
-    )
-    task_class = load_task(config.task)
-    task = task_class(task_class.Settings.model_validate(config.task_settings))
-    task.prepare()
+    config, task = _prepared(Training({"momentum": 0.9}), case, scenery, backend)
     torch.manual_seed(1)
     model = task.build_model().to(backend.device)
     optimizer = build_optimizer(config, model)
@@ -120,8 +128,30 @@ def prepared_optimizer(backend: Backend, case: Case, scenery: Scenery) -> dict[s
     return {"setup": dataclasses.asdict(watch.seen)["setup"]}
 
 
-def train(backend: Backend, case: Case, scenery: Scenery) -> list[dict[str, Any]]:
-    """Runs the trainings of the case, one after the other."""
+def weights_of_rank_0(backend: Backend, case: Case, scenery: Scenery) -> dict[str, Any]:
+    """Rank 0 alone asks for what it saves; the others ask, too, if it waits for them, so that the group goes on."""
+    config, task = _prepared(Training(), case, scenery, backend)
+    model = task.build_model().to(backend.device)
+    wrapped, _ = backend.setup(model, build_optimizer(config, model))
+    has_returned = scenery.directory / "rank-0-has-returned"
+    if scenery.rank == 0:
+        has_returned.unlink(missing_ok=True)  # an earlier case of this group may have left it
+    backend.barrier()
+    end = time.monotonic() + stretched(_LONGEST_LOOK)
+    while scenery.rank != 0 and not has_returned.exists() and time.monotonic() < end:
+        time.sleep(0.01)
+    is_alone = scenery.rank == 0 or has_returned.exists()
+    if scenery.rank == 0 or not is_alone:
+        backend.weights(wrapped)
+        backend.state_dict()
+    if scenery.rank == 0:
+        has_returned.touch()
+    backend.barrier()
+    return {"is_alone": is_alone}
+
+
+def train(backend: Backend, case: Case, scenery: Scenery) -> list[dict[str, Any]] | dict[str, str]:
+    """Runs the trainings of the case, one after the other, unless the backend refuses a model that it may refuse."""
     seen: list[dict[str, Any]] = []
     for training in case.trainings:
         options: dict[str, Any] = {}
@@ -132,7 +162,14 @@ def train(backend: Backend, case: Case, scenery: Scenery) -> list[dict[str, Any]
             state = seen[-1]["state"]
         elif training.resume == "reference":
             state = torch.load(scenery.single_states[case.name], map_location="cpu")
-        seen.append(train_once(backend, case, training, scenery, options, state))
+        if state is not None and training.good_steps is not None:
+            state = {**state, "backend": {**state["backend"], "_growth_tracker": training.good_steps}}
+        try:
+            seen.append(train_once(backend, case, training, scenery, options, state))
+        except UnsupportedError as refusal:
+            if not case.may_be_refused:
+                raise
+            return {"refused": str(refusal)}
     return seen
 
 
@@ -145,16 +182,8 @@ def train_once(
     state: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """Runs one training, from `state` if it is given, and returns a TrainingSeen as a dictionary."""
-    config = training.config(
-        world_size=scenery.world_size,
-        precision=case.precision,
-        device=backend.device.type,
-        find_unused_parameters=case.find_unused_parameters,
-        batch_for=scenery.batch_for,
-    ).model_copy(update=dict(options))
-    task_class = load_task(config.task)
-    task = task_class(task_class.Settings.model_validate(config.task_settings))
-    task.prepare()
+    config, task = _prepared(training, case, scenery, backend)
+    config = config.model_copy(update=dict(options))
     watch = Watch()
     overflow = training.overflow
     if overflow is not None:
@@ -175,14 +204,31 @@ def train_once(
     return dataclasses.asdict(watch.seen)
 
 
+def _prepared(training: Training, case: Case, scenery: Scenery, backend: Backend) -> tuple[RunConfig, Task]:
+    """Returns the configuration of a training on this backend, and its task."""
+    config = training.config(
+        world_size=scenery.world_size,
+        precision=case.precision,
+        device=backend.device.type,
+        find_unused_parameters=case.find_unused_parameters,
+        batch_for=scenery.batch_for,
+        float64=scenery.float64,
+    )
+    task_class = load_task(config.task)
+    task = task_class(task_class.Settings.model_validate(config.task_settings))
+    task.prepare()
+    return config, task
+
+
 class _StepEnds(Hooks):
-    """Writes down the weights after each step, and the whole state after one of them."""
+    """Writes down weights and buffers after each step, and the whole state after one of them."""
 
     def __init__(self, watch: Watch, backend: ObservedBackend, state: TrainingState, save_after: int | None) -> None:
         self._watch, self._backend, self._state, self._save_after = watch, backend, state, save_after
 
     def on_step_end(self, step: int) -> None:
-        self._watch.close_step(self._backend.named(self._backend.model.named_parameters()))
+        model, named = self._backend.model, self._backend.named
+        self._watch.close_step(named(model.named_parameters()), named(model.named_buffers()))
         if step == self._save_after:
             with self._watch.looking():
                 self._watch.seen.state = _copied(self._state.state_dict(), self._backend.whole)

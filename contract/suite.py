@@ -17,7 +17,7 @@ from backends.registry import find_backend, load_backend
 from contract import jobs
 from contract.alone import train_alone
 from contract.cases import ALL, REFUSALS, SHUTDOWN, WORLD, Case
-from contract.check import Check, Evidence, NotSeen, State, Violation, all_checks
+from contract.check import Check, Evidence, NotRun, NotSeen, State, Violation, all_checks
 from contract.groups import Breakdown, Compose, Group, GroupKey, Outcome, run_group
 from contract.options import ContractOptions
 from launch.errors import UsageError
@@ -39,12 +39,13 @@ class Instance:
 
 @dataclass(frozen=True)
 class Result:
-    """How an instance ended and, unless it passed, why."""
+    """How an instance ended and, unless it passed, why; `cause` is what other instances may have failed of alike."""
 
     instance: Instance
     state: State
     reason: str = ""
     link: str = ""
+    cause: str = ""
 
 
 class Suite:
@@ -90,6 +91,11 @@ class Suite:
         # Sorted by group, so that judging them in this order starts each group once.
         self.instances = sorted(wanted, key=lambda instance: _order(instance.case, instance.world_size))
 
+    @property
+    def float64(self) -> bool:
+        """Whether the adapter can average float64; otherwise, cases in float64 run in float32."""
+        return self.row.capabilities.float64
+
     def _settle_device(self, asked: str) -> str:
         devices = self.row.capabilities.precisions
         if asked != "auto":
@@ -111,28 +117,30 @@ class Suite:
     def judge(self, instance: Instance) -> Result:
         """Judges one instance; the first of a group runs the whole group."""
         if self.unavailable_reason is not None:
-            return Result(instance, State.UNAVAILABLE, self.unavailable_reason)
-        state, reason = State.PASSED, ""
+            return Result(instance, State.UNAVAILABLE, self.unavailable_reason, cause=self.unavailable_reason)
+        state, reason, cause = State.PASSED, "", ""
         try:
             self._require_supported(instance)
             self._require_gpus(instance.world_size)
             if not instance.case.is_job and instance.case is not WORLD:
                 self._require_world(instance.case, instance.world_size)
-            self._verify(instance.check, self.evidence(instance.case, instance.world_size))
+            self._verify(instance)
         except UnsupportedError as refusal:
             state, reason = State.UNSUPPORTED, str(refusal)
+        except NotRun as omission:
+            state, reason, cause = State.NOT_RUN, str(omission), str(omission)
         except NotSeen as blindness:
             state, reason = State.UNAVAILABLE, str(blindness)
         except Violation as violation:
-            state, reason = State.FAILED, str(violation)
+            state, reason, cause = State.FAILED, str(violation), violation.cause
         except (Interrupted, UsageError):
             raise
         except Exception as error:  # what an adapter leaves may be anything
             state, reason = State.FAILED, f"expected evidence that can be judged, saw {_in_a_line(error)}"
         known = self.known_failures.get(instance.check.id) if state is State.FAILED else None
         if known is not None:
-            return Result(instance, State.EXPECTED_FAILURE, f"{known.reason}: {reason}", known.link)
-        return Result(instance, state, reason)
+            return Result(instance, State.EXPECTED_FAILURE, f"{known.reason}: {reason}", link=known.link)
+        return Result(instance, state, reason, cause=cause)
 
     def _require_gpus(self, world_size: int) -> None:
         if self.device == "cuda" and world_size > count_gpus() and not self.row.capabilities.ranks_may_share_gpu:
@@ -150,6 +158,7 @@ class Suite:
                 precision=case.precision,
                 world_size=world_size,
                 find_unused_parameters=case.find_unused_parameters,
+                grad_compression=case.grad_compression,
             )
         except UnsupportedError as error:
             if self._refuses(case, world_size):
@@ -165,6 +174,8 @@ class Suite:
             wanted = self.device
         elif limit is not None and world_size > limit:
             wanted = str(limit + 1)
+        elif case.grad_compression not in ("none", *self.row.capabilities.compressions):
+            wanted = f"--grad-compression {case.grad_compression}"
         elif case.find_unused_parameters and not self.row.capabilities.unused_parameters:
             wanted = "unused"
         else:
@@ -188,17 +199,23 @@ class Suite:
         """Refuses to judge a group that is not the one that was asked for."""
         world = self._outcome(WORLD, _key(case, world_size), world_size)
         if isinstance(world, Breakdown):
-            raise Violation("a group of ranks", world.message, world.rank)
+            raise _unjudged(world, "a group of ranks")
         try:
             all_checks()["C01"].verify(world)
         except Violation as violation:
-            raise Violation("the group of ranks that was asked for (C01)", str(violation)) from violation
+            cause = str(violation)
+            raise Violation("the group of ranks that was asked for (C01)", cause, cause=cause) from violation
 
-    @staticmethod
-    def _verify(check: Check, evidence: Evidence | Breakdown) -> None:
+    def _verify(self, instance: Instance) -> None:
+        evidence = self.evidence(instance.case, instance.world_size)
         if isinstance(evidence, Breakdown):
-            raise Violation("the case to complete", evidence.message, evidence.rank)
-        check.verify(evidence)
+            if instance.case is WORLD:  # without which there is no group
+                raise Violation("a group of ranks", evidence.message, evidence.rank, cause=evidence.message)
+            raise _unjudged(evidence, "the case to complete")
+        refusal = next((seen["refused"] for seen in evidence.ranks if "refused" in seen), None)
+        if refusal is not None:
+            raise UnsupportedError(refusal)
+        instance.check.verify(evidence)
 
     def evidence(self, case: Case, world_size: int) -> Evidence | Breakdown:
         """Returns what was observed of a case, or why nothing was."""
@@ -234,7 +251,7 @@ class Suite:
         alone, files = {}, {}
         for case in cases:
             if any(training.resume == "reference" for training in case.trainings):
-                alone[case.name] = train_alone(case, key.world_size, device=self.device)
+                alone[case.name] = train_alone(case, key.world_size, device=self.device, float64=self.float64)
                 files[case.name] = directory / f"{case.name}.single.pt"
                 torch.save(alone[case.name]["state"], files[case.name])
         group = Group(self.adapter, key, directory, self.device, files, compose=self._compose)
@@ -250,15 +267,23 @@ class Suite:
         if isinstance(outcome, Breakdown):
             return outcome
         memory = {} if alone is None else {"alone": alone}
-        return Evidence(self.adapter, case, world_size, self.device, outcome, memory)
+        return Evidence(self.adapter, case, world_size, self.device, outcome, memory, self.float64)
+
+
+def _unjudged(breakdown: Breakdown, expected: str) -> Exception:
+    """Returns the reason for which nothing that a case shows can be judged."""
+    if not breakdown.has_run:
+        return NotRun(breakdown.message)
+    return Violation(expected, breakdown.message, breakdown.rank, cause=breakdown.message)
 
 
 def _key(case: Case, world_size: int) -> GroupKey:
-    return GroupKey(world_size, case.precision, case.find_unused_parameters)
+    return GroupKey(world_size, case.precision, case.find_unused_parameters, case.grad_compression)
 
 
 def _order(case: Case, world_size: int) -> tuple[Any, ...]:
-    return case.is_job, case.find_unused_parameters, PRECISIONS.index(case.precision), world_size, ALL.index(case)
+    group = (case.find_unused_parameters, case.grad_compression != "none", PRECISIONS.index(case.precision), world_size)
+    return case.is_job, *group, case.grad_compression, ALL.index(case)
 
 
 @dataclass(frozen=True)
@@ -270,15 +295,17 @@ class Verdict:
         state: The worst of its instances' states; passed if some passed and the others could not run.
         results: The results of its instances.
         reason: Why, unless all instances passed.
+        causes: What other checks may have failed of alike; empty if the check has a reason of its own.
     """
 
     check: Check
     state: State
     results: tuple[Result, ...]
     reason: str
+    causes: frozenset[str] = frozenset()
 
 
-_WORST_FIRST = (State.FAILED, State.EXPECTED_FAILURE, State.PASSED, State.UNSUPPORTED, State.UNAVAILABLE)
+_WORST_FIRST = (State.FAILED, State.NOT_RUN, State.EXPECTED_FAILURE, State.PASSED, State.UNSUPPORTED, State.UNAVAILABLE)
 
 
 def summarise(results: Sequence[Result], known: dict[str, KnownFailure], *, is_whole: bool = True) -> list[Verdict]:
@@ -302,7 +329,8 @@ def summarise(results: Sequence[Result], known: dict[str, KnownFailure], *, is_w
             )
         else:
             reason = _reason(mine, state)
-        verdicts.append(Verdict(check, state, mine, reason))
+        causes = frozenset(result.cause for result in mine if result.state is state)
+        verdicts.append(Verdict(check, state, mine, reason, causes if all(causes) else frozenset()))
     return verdicts
 
 
@@ -320,12 +348,15 @@ def _reason(results: tuple[Result, ...], state: State) -> str:
 
 
 def _gap(results: tuple[Result, ...], missing: State) -> str:
-    """Returns the world sizes and precisions at which a check that passed elsewhere is in the state `missing`."""
+    """Returns the precisions and world sizes, or else the cases, where a check that passed elsewhere is `missing`."""
     passed = [result.instance for result in results if result.state is State.PASSED]
     left = [result.instance for result in results if result.state is missing]
     sizes = {instance.world_size for instance in left} - {instance.world_size for instance in passed}
     precisions = {instance.case.precision for instance in left} - {instance.case.precision for instance in passed}
-    gaps = [*sorted(precisions), *(_ranks(size) for size in sorted(sizes))]
+    compressions = {one.case.grad_compression for one in left} - {one.case.grad_compression for one in passed}
+    compressed = (f"{compression} gradients" for compression in sorted(compressions))
+    gaps = [*sorted(precisions), *compressed, *(_ranks(size) for size in sorted(sizes))]
+    gaps = gaps or sorted({one.case.name for one in left})
     return f"{missing.value}: {', '.join(gaps)}" if left else ""
 
 

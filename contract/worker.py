@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from backends.interface import Backend, BackendOptions
 from backends.registry import load_backend
 from contract import scenes
-from contract.cases import BY_NAME, INIT_LOSS_SCALE, Case
+from contract.cases import BY_NAME, INIT_LOSS_SCALE, SKIPPING_PRECISIONS, Case
 from watch.rank_files import reporting
 
 SPECIFICATION_NAME = "group.json"
@@ -32,6 +32,7 @@ class Specification(BaseModel):
         precision: For the backend's options.
         device: For the backend's options.
         find_unused_parameters: For the backend's options.
+        grad_compression: For the backend's options.
         timeout_seconds: For the backend's options.
         cases: The names of the cases to run.
         single_states: For each case that resumes from the single-process backend, the file of its state.
@@ -44,6 +45,7 @@ class Specification(BaseModel):
     precision: str
     device: str
     find_unused_parameters: bool
+    grad_compression: str
     timeout_seconds: float
     cases: list[str]
     single_states: dict[str, Path]
@@ -109,8 +111,9 @@ def main(arguments: list[str], run: RunCases = run_cases) -> None:
             device=specification.device,
             timeout_seconds=specification.timeout_seconds,
             init_loss_scale=INIT_LOSS_SCALE,
-            skip_nonfinite=True,
+            skip_nonfinite=specification.precision in SKIPPING_PRECISIONS,
             find_unused_parameters=specification.find_unused_parameters,
+            grad_compression=specification.grad_compression,
         )
         backend = adapter(options)
         scenery = scenes.Scenery(
@@ -119,6 +122,7 @@ def main(arguments: list[str], run: RunCases = run_cases) -> None:
             rank=rank,
             directory=directory,
             single_states=specification.single_states,
+            float64=adapter.capabilities.float64,
         )
         run(backend, specification.cases, scenery, phases)
         phases.enter("shutdown")

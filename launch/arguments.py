@@ -6,6 +6,7 @@ import argparse
 import os
 import re
 import shlex
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -61,6 +62,29 @@ def named_path(text: str) -> Path:
     if not is_writable_text(text):
         raise argparse.ArgumentTypeError("contains a null character, or bytes that are not UTF-8; remove them")
     return Path(text)
+
+
+def require_new_file(option: str, path: Path | None) -> None:
+    """Makes sure that a file can be written that does not exist yet, before anything runs.
+
+    Args:
+        option: The option that names the file, for the message.
+        path: The file; None where the option is not given.
+
+    Raises:
+        UsageError: It exists, or cannot be written.
+    """
+    if path is None:
+        return
+    try:
+        if path.exists():
+            raise UsageError(f"{option} {path}: exists already; remove it or choose another file")
+        if not path.absolute().parent.is_dir():
+            raise UsageError(f"{option} {path}: there is no directory {path.parent}; create it first")
+        with tempfile.TemporaryFile(dir=path.absolute().parent):
+            pass
+    except OSError as error:
+        raise UsageError(f"{option} {path}: {error.strerror} there; choose another directory") from error
 
 
 def command_line(arguments: Sequence[str], *, without: str) -> str:

@@ -33,6 +33,7 @@ _ERRORS_OF_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.
 COMMANDS = {
     "doctor": "launch.doctor",
     "contract": "contract.command",
+    "verify": "parity.command",
     "compare": "compare.race.command",
     "report": "compare.race.report_command",
     "allreduce": "compare.collectives.command",
@@ -143,6 +144,7 @@ def _overview() -> str:
     return (
         "usage: launch/run.sh BACKEND [options]    train; BACKEND --help lists the options\n"
         "       launch/run.sh contract BACKEND     check that it computes the same as one process\n"
+        "       launch/run.sh verify BACKEND       check that a run trains what one process trains\n"
         "       launch/run.sh compare              race backends against each other and write a report\n"
         "       launch/run.sh report RECORD ...    write the same report from any records\n"
         "       launch/run.sh allreduce            measure the collectives of each library\n"

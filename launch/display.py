@@ -8,7 +8,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,19 @@ def console() -> Console:
         return _Terminal(highlight=False, markup=False)
     file: Any = _Lines()
     return _Terminal(file=file, force_terminal=False, width=_ANY_WIDTH, highlight=False, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def saying(terminal: Console) -> Iterator[Callable[[str], None]]:
+    """Yields a function that tells what runs now: in a line that changes on a terminal, in a line each elsewhere."""
+    with terminal.status("") as status:
+
+        def say(text: str) -> None:
+            status.update(text)
+            if not terminal.is_terminal:
+                terminal.print(text)
+
+        yield say
 
 
 class RunDisplay:
@@ -160,7 +174,7 @@ class RunDisplay:
 
 def show_start(config: RunConfig, start: Start | None, terminal: Console) -> None:
     """Shows what is about to run, and from where."""
-    terminal.print(f"{config.backend}: {_describe_world(config)}, started by {config.start_method}")
+    terminal.print(f"{config.backend}: {describe_world(config)}, started by {config.start_method}")
     kept = other_files(config.output_dir) if config.overwrite else []
     if kept:
         names = ", ".join(kept[:_NUM_NAMES]) + (", ..." if len(kept) > _NUM_NAMES else "")
@@ -244,7 +258,7 @@ def show_summary(record: RunRecord, directory: Path, terminal: Console) -> None:
     model = f"{task['model']} on {task['data']}, " if "model" in task else ""
     schedule = f"{config.optimizer} at {config.learning_rate:g}, {config.lr_scheduler}"
     table.add_row("task", f"{config.task}: {model}{schedule}, seed {config.seed}")
-    table.add_row("run", f"{config.backend}: {_describe_world(config)}")
+    table.add_row("run", f"{config.backend}: {describe_world(config)}")
     if record.resumed_from is not None:
         origin = record.resumed_from
         began = f"after step {origin.step} of {origin.backend} on {_count(origin.num_processes, 'rank')}"
@@ -331,7 +345,8 @@ def _lost_best(record: RunRecord, metric: str | None) -> int | None:
     return ranking[0].step if ranking and ranking[0].step != record.best_step else None
 
 
-def _describe_world(config: RunConfig) -> str:
+def describe_world(config: RunConfig) -> str:
+    """Returns a run's ranks, precision and batch in words."""
     return (
         f"{config.num_processes} x {config.device}, {config.precision}, batch {config.global_batch_size} = "
         f"{_count(config.num_processes, 'rank')} x {_count(config.micro_batch_size, 'sample')} x "

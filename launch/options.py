@@ -124,7 +124,7 @@ def read_options(backend: str, backend_settings: type[BackendSettings], argument
     chosen = validated(backend_settings, merged)
     implied = {"precision": chosen.implied_precision} if chosen.implied_precision else {}
     run = validated(RunOptions, {**implied, **merged})
-    chosen.check(precision=run.precision, optimizer=run.optimizer, place=_place(run))
+    _check_settings(chosen, run)
     task_settings = validated(task_class.Settings, merged)
     if start is not None:
         check_same_trajectory(start, run, task_settings)
@@ -138,8 +138,15 @@ def read_options(backend: str, backend_settings: type[BackendSettings], argument
     return Options(run, chosen, task_class, task_settings, start)
 
 
-def _place(run: RunOptions) -> Place:
-    return Place(run.device if run.device != "auto" else "cuda" if count_gpus() else "cpu", run.num_nodes)
+def _check_settings(settings: BackendSettings, run: RunOptions) -> None:
+    """Refuses options of the backend that contradict those of the run."""
+    device = run.device if run.device != "auto" else "cuda" if count_gpus() else "cpu"
+    settings.check(
+        precision=run.precision,
+        optimizer=run.optimizer,
+        grad_compression=run.grad_compression,
+        place=Place(device, run.num_nodes),
+    )
 
 
 def _task_of(start: Start, known: argparse.Namespace, from_file: Mapping[str, Any]) -> dict[str, str]:

@@ -67,7 +67,7 @@ def resolve(
     """
     options, backend_settings, task_class, settings, start = asked
     world = _settle_world(backend, row, options)
-    _check_early(backend, row, options, world.device)
+    _check_early(backend, row, options, world.device, task_class)
     _check_metric(options.metric_for_best_model, task_class.metric_names)
     micro_batch_size = settle_batch_sizes(options.global_batch_size, options.micro_batch_size, world.num_processes)
     allocator = settle_allocator(options.allocator)
@@ -112,11 +112,31 @@ def resolve(
     return Resolved(RunConfig.model_validate(options.model_dump() | settled), task, job)
 
 
-def _check_early(backend: str, row: BackendRow, options: RunOptions, device: str) -> None:
+def _check_early(backend: str, row: BackendRow, options: RunOptions, device: str, task: type[Task]) -> None:
     """Checks what needs no data."""
     if options.torch_compile:
         check_compiler(backend, row, device)
+    if options.sync_batchnorm:
+        _check_sync_batchnorm(backend, row, options.batching, task)
     _check_tracker(options.tracker)
+
+
+def _check_sync_batchnorm(backend: str, row: BackendRow, batching: Batching | None, task: type[Task]) -> None:
+    if not row.capabilities.sync_batchnorm:
+        raise UsageError(
+            f"--sync-batchnorm: nobody has seen {backend} take statistics over ranks; leave the option out, or choose "
+            "another backend"
+        )
+    if not task.has_batch_norm:
+        raise UsageError(
+            f"--sync-batchnorm: the task {task.name} has a model without BatchNorm; leave the option out, or set "
+            "has_batch_norm in the class of a task of your own"
+        )
+    if batching not in (None, "padded"):
+        raise UsageError(
+            f"--batching {batching}: each number of ranks then computes other samples together, of which "
+            "--sync-batchnorm takes other statistics; use --batching padded"
+        )
 
 
 def _check_tracker(tracker: str) -> None:
@@ -140,7 +160,13 @@ def _settle_world(backend: str, row: BackendRow, options: RunOptions) -> _World:
         precision=options.precision,
         world_size=num_processes,
         find_unused_parameters=options.find_unused_parameters,
+        grad_compression=options.grad_compression,
     )
+    if options.grad_compression != "none" and num_processes == 1:
+        raise UnsupportedError(
+            f"--grad-compression {options.grad_compression}: one rank sends no gradients; "
+            "leave the option out, or use more ranks"
+        )
     engine = settle_engine(
         backend, row.capabilities.start_methods, options.start_method, device=device, num_nodes=nodes.num_nodes
     )
@@ -211,6 +237,8 @@ def settle_batching(options: RunOptions, task: Task, *, cuts_batches: bool = Fal
         raise UsageError(f"--batching packed: {refusal}; use --batching sorted or padded")
     if options.batching == "sorted" and not has_costs:
         raise UsageError("--batching sorted: the task does not tell the lengths of its samples; use --batching padded")
+    if options.sync_batchnorm:
+        return "padded"
     if options.batching is not None:
         return options.batching
     if not refusal:

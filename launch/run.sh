@@ -3,6 +3,7 @@
 #   launch/run.sh BACKEND [options]
 #   launch/run.sh BACKEND --docker [options]            in its image instead
 #   launch/run.sh contract BACKEND [options]
+#   launch/run.sh verify BACKEND [options]
 #   launch/run.sh compare | allreduce [--backends A,B,...] [options]
 #   launch/run.sh report RECORD | RACE | RESULTS ... [options]
 #   launch/run.sh doctor
@@ -15,7 +16,7 @@ source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/setup.sh"
 
 case ${1:-} in
   '' | -h | --help | doctor | *:*) extras=(single) ;;
-  contract)
+  contract | verify)
     extras=(single)
     for word in "${@:2}"; do
       ! is_backend "$word" || extras=("$word")
@@ -35,7 +36,7 @@ case ${1:-} in
   report) extras=(single compare) ;;
   *)
     is_backend "$1" ||
-      fail "there is no '$1'; choose a backend ($(backend_names | paste -sd ' ')) or contract, compare, report, allreduce, doctor"
+      fail "there is no '$1'; choose a backend ($(backend_names | paste -sd ' ')) or contract, verify, compare, report, allreduce, doctor"
     extras=("$1")
     ;;
 esac

@@ -32,6 +32,7 @@ _MAX_FLOAT = 3e38
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Batching = Literal["packed", "sorted", "padded"]
+GradCompression = Literal["none", "fp16", "bf16", "powersgd"]
 
 # The bounds of options that a user may leave open, for these and for a run that has settled them.
 ProcessCount = Annotated[int, Field(ge=1, le=_MAX_PROCESSES)]
@@ -102,6 +103,12 @@ class RunOptions(BaseModel):
     )
     init_loss_scale: float = Field(65536.0, ge=1, le=_MAX_FLOAT, description="initial loss scale under fp16")
     find_unused_parameters: bool = Field(False, description="allow parameters without a gradient")
+    grad_compression: GradCompression = Field(
+        "none",
+        description="what gradients travel as; fp16, bf16: in 2 bytes an element; powersgd: as matrices of rank 4. "
+        "What is trained is then an approximation",
+    )
+    sync_batchnorm: bool = Field(False, description="statistics of BatchNorm over all ranks, not over each alone")
     torch_compile: bool = Field(False, description="train a model compiled with torch.compile (Inductor)")
 
     optimizer: Literal["adamw", "sgd"] = Field("adamw", description="AdamW (decoupled decay) or SGD")
@@ -210,10 +217,34 @@ class RunOptions(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _no_sync_batchnorm_of_compiled(self) -> RunOptions:
+        if self.sync_batchnorm and self.torch_compile:
+            raise ValueError(
+                "--sync-batchnorm communicates in the middle of the model, which --torch-compile cannot compile; "
+                "leave out one of the two"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _no_trace_of_diagnosis(self) -> RunOptions:
         if self.trace and self.diagnose:
             raise ValueError(
                 f"--trace {self.trace} would show the steps that --diagnose adds, too; leave one of the two out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _error_feedback_is_sound(self) -> RunOptions:
+        spoils = {
+            "--precision fp16": self.precision == "fp16",
+            "--on-nan skip": self.on_nan == "skip",
+            "--find-unused-parameters": self.find_unused_parameters,
+        }
+        other = next((option for option, is_asked in spoils.items() if is_asked), None)
+        if self.grad_compression == "powersgd" and other is not None:
+            raise ValueError(
+                f"--grad-compression powersgd adds what a step leaves out to the next, which {other} spoils, since it "
+                "leaves gradients out, too; leave out one of the two"
             )
         return self
 
@@ -275,5 +306,7 @@ class RunConfig(RunOptions):
             find_unused_parameters=self.find_unused_parameters,
             skip_nonfinite=self.on_nan == "skip",
             is_traced=self.trace > 0,
+            grad_compression=self.grad_compression,
+            seed=self.seed,
             settings=settings.model_validate(self.backend_settings),
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -80,12 +80,19 @@ class DiagnosisRecord(_Strict):
     reductions: list[dict[str, int]] = Field(
         description="in each of the first steps, elements by operation, as they entered a communication library"
     )
+    reduced_bytes: list[dict[str, int]] = Field(
+        default=[], description="the bytes of these; empty in records that are older than this field"
+    )
     num_reductions: list[int] = Field(description="calls into a communication library in each of these steps")
     interface: str = Field(description="the network interface that carries what ranks send")
     sent_bytes: list[int] | None = Field(
         description="what this machine sent on it during each step, all its ranks together; null but on local rank 0"
     )
     gradient_bytes: int = Field(description="size of all gradients of the model")
+    gradient_elements: int = Field(default=0, description="number of their elements; 0 in older records")
+    sharded_bytes: int = Field(
+        default=0, description="size of all weights, where each rank holds a part of them; 0 where it holds all"
+    )
     parameters: list[str] = Field(description="names of all weights; on rank 0 only, like the two below")
     digests: list[list[str]] = Field(description="start of a SHA-256 of each weight, before and after each step")
     sketches: list[list[list[float | None]]] = Field(
@@ -173,8 +180,8 @@ class RankRecord(_Strict):
         "where the processor did not count them all of the time",
     )
     samples: list[Count] = Field(description="samples of this rank")
-    tokens: list[Count] = Field(description="real tokens of this rank")
-    positions: list[Count] = Field(description="token positions computed, padding included")
+    tokens: list[Count] = Field(description="real tokens of this rank; empty where samples have no tokens")
+    positions: list[Count] = Field(description="token positions computed, padding included; empty, too")
     peak_memory_bytes: int = Field(description="largest resident set of the process")
     peak_cuda_memory_bytes: int | None
     cpu_seconds: float = Field(description="processor time of the process, start-up included")
@@ -188,7 +195,9 @@ class RankRecord(_Strict):
 
     def lengths(self) -> dict[str, int]:
         """Returns the length of each list that has an entry for each step; what was not measured is left out."""
-        lists = {name: getattr(self, name) for name in ("step_seconds", "samples", "tokens", "positions")}
+        lists: dict[str, Sized] = {"step_seconds": self.step_seconds, "samples": self.samples}
+        if self.tokens or self.positions:
+            lists |= {"tokens": self.tokens, "positions": self.positions}
         if self.step_cpu_seconds:
             lists["step_cpu_seconds"] = self.step_cpu_seconds
         if self.step_instructions is not None:
@@ -277,12 +286,19 @@ class RunRecord(_Strict):
     differing_buffers: list[str] = Field(
         default=[], description="buffers that differed between ranks; those of rank 0 were evaluated with and saved"
     )
+    num_batch_norms: int = Field(
+        default=0,
+        ge=0,
+        description="layers of BatchNorm that take their statistics from the samples of a micro-batch: of one rank "
+        "or, with --sync-batchnorm, of all ranks",
+    )
     positions_per_token: float | None = Field(
         default=None, description="token positions that were computed in training, for each real token"
     )
     imbalance: float | None = Field(
         default=None,
-        description="positions of the rank that had most to compute over the mean of all ranks; the mean over steps",
+        description="positions, or samples without tokens, of the rank that had most to compute over the mean of all "
+        "ranks; the mean over steps",
     )
     model_directory: str | None = Field(
         default=None, description="where the model was saved; null: in the output directory, like this record"

@@ -78,16 +78,16 @@ class Batch:
 
     Attributes:
         tensors: The model's inputs and the targets, by name.
-        num_tokens: How many tokens the samples have together, without padding.
-        num_positions: How many positions the model computes, padding included.
+        num_tokens: How many tokens the samples have together, without padding; None where samples have no tokens.
+        num_positions: How many positions the model computes, padding included; None where samples have no tokens.
         longest: How many tokens the longest sample has, where the model needs to know it.
         seed: The same for all samples of an optimizer step, whichever rank computes them; what a task draws from it and
             from the number of a sample does not depend on how the samples are laid out.
     """
 
     tensors: dict[str, torch.Tensor]
-    num_tokens: int
-    num_positions: int
+    num_tokens: int | None = None
+    num_positions: int | None = None
     longest: int = 0
     seed: int = 0
 
@@ -141,6 +141,9 @@ class Task(ABC):
 
     model_files: ClassVar[tuple[str, ...]] = ("model.safetensors",)
     """The files that `save` writes, as names or patterns: a user's file of such a name is noticed before any work."""
+
+    has_batch_norm: ClassVar[bool] = False
+    """Whether the model has BatchNorm, without which --sync-batchnorm is refused before any work."""
 
     imported_modules: ClassVar[tuple[str, ...]] = ()
     """Modules that methods of the task import, and that take long. An engine whose ranks are copies of one process

@@ -9,6 +9,7 @@ from tasks.interface import Task, TaskInputError
 TASKS = {
     "text-classification": "tasks.text.classification:TextClassification",
     "token-tagging": "tasks.token_tagging:TokenTagging",
+    "image-classification": "tasks.images.classification:ImageClassification",
 }
 
 

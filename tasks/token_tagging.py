@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
     from torch import nn
+
+    from tasks.tagger import Tagger
 
 NUM_TAGS = 7
 # The default ignore_index of cross_entropy (https://docs.pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html).
@@ -45,7 +47,7 @@ class TokenTagging(Task):
     Settings = TokenTaggingSettings
     settings: TokenTaggingSettings
     metric_names = ("loss", "accuracy", "macro_f1")
-    imported_modules = ("tasks.tagger",)
+    imported_modules: ClassVar[tuple[str, ...]] = ("tasks.tagger",)
 
     def prepare(self) -> None:
         """Does nothing: the sentences are drawn when they are first needed."""
@@ -79,18 +81,21 @@ class TokenTagging(Task):
         return 0.1
 
     def build_model(self) -> nn.Module:
-        """Builds a `Tagger`."""
+        """Builds a `Tagger`, or the kind of it that a task made from this one has."""
         import torch
 
-        from tasks.tagger import Tagger
-
         settings = self.settings
-        return Tagger(
+        return self._kind_of_tagger()(
             dtype=getattr(torch, settings.dtype),
             dropout=settings.dropout,
             hidden_size=settings.hidden_size,
             num_layers=settings.num_layers,
         )
+
+    def _kind_of_tagger(self) -> type[Tagger]:
+        from tasks.tagger import Tagger
+
+        return Tagger
 
     def collate(self, split: Split, sample_ids: Sequence[int]) -> Batch:
         """Pads `tokens` with 0 and `tags` with NO_TARGET, int64 [B, L] each, L being the longest of the B sentences."""

@@ -112,7 +112,7 @@ def _plan(records: Sequence[RunRecord], race: str) -> RacePlan:
     return RacePlan(
         schema_version=get_args(RacePlan.model_fields["schema_version"].annotation)[0],
         options=RaceOptions(target_accuracy=0.75),
-        schedule=Schedule(repeats=len(STARTS), timed_steps=NUM_STEPS, seconds=60),
+        schedule=Schedule(repeats=len(STARTS), most_repeats=len(STARTS), timed_steps=NUM_STEPS, seconds=60),
         costs=None,
         entrants=entrants,
         run_options=["--task=token-tagging"],

@@ -22,6 +22,7 @@ class NormedTask(TokenTagging):
 
     Settings = NormedSettings
     settings: NormedSettings
+    has_batch_norm = True
 
     def build_model(self) -> nn.Module:
         import torch

@@ -16,7 +16,6 @@ from compare.results import (
     GroupResult,
     Idleness,
     Interval,
-    Parity,
     Place,
     Results,
     Scaling,
@@ -24,6 +23,7 @@ from compare.results import (
     SeedRow,
 )
 from compare.steps import Breakdown, Wire
+from parity.verdict import Parity
 from tests.sample_peers import sample_peers
 from tests.sample_standings import HOSTILE, ONE_RANK, TWO_RANKS, sample_standings
 

@@ -106,7 +106,7 @@ def test_our_backends_end_with_the_same_bits(suites: Suites) -> None:
     for backend in WHOLE:
         evidence = suites(backend).evidence(BITS, 2)
         assert isinstance(evidence, Evidence)
-        assert len(evidence.ranks[0][0]["steps"]) == 20
+        assert len(evidence.ranks[0][0]["steps"]) == 100
         finals += [seen[0]["steps"][-1]["weights"] for seen in evidence.ranks]
     for weights in finals[1:]:
         assert all(torch.equal(weights[name], tensor) for name, tensor in finals[0].items())

@@ -28,7 +28,7 @@ def test_command_prints_a_row_a_check_and_writes_json(tmp_path: Path) -> None:
     assert sorted(rows) == ["C01", "C04", "C16"]
     assert all(" passed " in row for row in rows.values())
     # Whoever waits for a file to grow sees which group has begun, before any of its rows.
-    assert lines.index("2 ranks, fp32: 0 of 9 results so far") < lines.index(rows["C16"])
+    assert lines.index("2 ranks, fp32: 0 of 10 results so far") < lines.index(rows["C16"])
     assert done.stdout.splitlines()[-1].startswith(f"{BY_HAND} on cpu: 3 passed in")
     report = json.loads(target.read_text())
     assert report["adapter"] == BY_HAND
@@ -36,7 +36,7 @@ def test_command_prints_a_row_a_check_and_writes_json(tmp_path: Path) -> None:
     seen = {result["case"] for result in report["checks"][2]["results"]}
     assert seen == {
         *("accumulation-1", "accumulation-2", "accumulation-4", "wide", "layers"),
-        *("packed-batches", "sorted-batches"),
+        *("packed-batches", "sorted-batches", "varied"),
     }
 
 
@@ -78,6 +78,20 @@ def test_a_hang_is_ended_and_named_within_half_a_minute(tmp_path: Path) -> None:
         assert check["state"] == "failed"
         assert "rank 1" in check["reason"]
         assert "stuck" in check["reason"]
+
+
+def test_what_never_ran_is_not_run_and_its_cause_is_said_once() -> None:
+    done = lockstep(
+        "contract", "tests.mutants.adapters:UnstartableBackend", "--num-processes", "2", "--check", "C01,C02,C16,C17"
+    )
+    assert done.returncode == 1
+    rows = [line for line in done.stdout.splitlines() if line.startswith("C")]
+    assert len(rows) == 2, done.stdout
+    assert rows[0].split()[0] == "C01"
+    assert " failed " in rows[0]
+    assert "there is no network here" in rows[0]
+    assert rows[1] == "C02, C16, C17:  not run, for the reason given at C01"
+    assert "1 failed, 3 not run in" in done.stdout.splitlines()[-1]
 
 
 def test_explain() -> None:

@@ -58,8 +58,11 @@ def test_a_case_that_never_ran_is_not_blamed_with_the_failure_of_another(
     assert num_starts == 8
     messages = [outcome.message for outcome in outcomes.values() if isinstance(outcome, Breakdown)]
     assert messages[:7] == [f"ArithmeticError: {name} does not go" for name in list(outcomes)[:7]]
-    not_run = "not run: the group was started 8 times, and the last start ended in 'construct' with: rank 0: "
+    not_run = "the group was started 8 times, and the last start ended in 'construct' with: rank 0: "
     assert messages[7:] == [f"{not_run}ArithmeticError: there is no group"] * 3
+    assert [outcome.has_run for outcome in outcomes.values() if isinstance(outcome, Breakdown)] == [True] * 7 + [
+        False
+    ] * 3
 
 
 @pytest.mark.parametrize(("seconds", "holds"), [(21.0, True), (49.0, True), (51.0, False)])

@@ -14,9 +14,9 @@ import pytest
 
 from compare.report.grouping import EntrantRuns
 from compare.report.machines import located
-from compare.report.parity import diagnosed_parity, losses_parity
 from compare.report.references import entrant_parity
 from compare.report.runs import RaceFacts, Run
+from parity.judge import diagnosed_parity, losses_parity, normalised_otherwise
 from records.environment import describe_environment
 from records.record import RunRecord
 from tests.launching import run_config
@@ -107,6 +107,16 @@ def test_noise_like_the_yardsticks_is_rounding() -> None:
         parity = diagnosed_parity(_record(_trajectory(1e-6, seed=seed)), REFERENCE, YARDSTICK)
         assert parity.verdict == "rounding", parity
         assert (parity.first_step, parity.parameter) == (1, "layer.weight")
+
+
+@pytest.mark.parametrize("excess", [1e-4, 1e-2])
+def test_a_yardstick_that_computes_something_else_excuses_nothing(excess: float) -> None:
+    """With BatchNorm, one process gets another loss from the same batch in other parts, by more than rounding."""
+    third = _record(_trajectory(1e-2, seed=1), losses=[1.0 + excess, *[1.0] * (NUM_STEPS - 1)])
+    parity = diagnosed_parity(_record(_trajectory(1e-2, seed=2)), REFERENCE, third)
+    assert parity.verdict == ("not comparable" if excess > 1e-3 else "rounding"), parity
+    if excess > 1e-3:
+        assert "in step 1, one process has a loss of 1.01 with micro-batches of 16, and of 1 with 16" in parity.detail
 
 
 def test_a_weight_that_strays_is_named_with_its_step() -> None:
@@ -225,3 +235,27 @@ def test_a_reference_with_the_same_wrong_batches_hides_nothing() -> None:
     entrant = EntrantRuns("ddp (padded)", "key", "ddp", "backend", timed=[own], diagnosis=own)
     judged = entrant_parity(entrant, [entrant], [*reference, padded])
     assert (judged.verdict, judged.detail) == ("not comparable", "its loss of step 1 is 1.1, the reference's 1")
+
+
+def _normed(num_processes: int, micro_batch_size: int, *, sync_batchnorm: bool) -> RunRecord:
+    """The reference itself, if it were a run with BatchNorm."""
+    options = {"num_processes": num_processes, "micro_batch_size": micro_batch_size, "sync_batchnorm": sync_batchnorm}
+    config = REFERENCE.config.model_copy(update=options)
+    return REFERENCE.model_copy(update={"config": config, "num_batch_norms": 4})
+
+
+def test_batch_norm_is_named_as_the_reason() -> None:
+    """However close the results may be: here they are the same bits."""
+    alone = _normed(1, 8, sync_batchnorm=False)
+    parity = normalised_otherwise(_normed(2, 4, sync_batchnorm=False), alone)
+    assert parity is not None
+    assert (parity.verdict, parity.cause) == ("not comparable", "BatchNorm")
+    assert parity.detail == (
+        "BatchNorm (4 layers) takes its statistics from 4 samples, and from 8 in the reference: those of each rank "
+        "alone, where --sync-batchnorm takes them over all ranks"
+    )
+    assert normalised_otherwise(_normed(2, 4, sync_batchnorm=True), alone) is None
+    accumulating = normalised_otherwise(_normed(2, 2, sync_batchnorm=True), alone)
+    assert accumulating is not None
+    assert accumulating.detail.endswith("takes its statistics from 4 samples, and from 8 in the reference")
+    assert normalised_otherwise(REFERENCE, REFERENCE) is None

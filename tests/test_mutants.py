@@ -27,7 +27,6 @@ from tests.mutants.adapters import ADAPTERS
 pytestmark = pytest.mark.slow
 
 BY_HAND = "tests.by_hand:ByHandBackend"
-TWO_RANKS = 2
 
 Outcomes = dict[str, Outcome]
 
@@ -43,24 +42,31 @@ def _supports(adapter: str, mutant: Mutant) -> bool:
             name=adapter,
             device="cpu",
             precision=case.precision,
-            world_size=TWO_RANKS,
+            world_size=mutant.world_size,
             find_unused_parameters=case.find_unused_parameters,
+            grad_compression=case.grad_compression,
         )
     except UnsupportedError:
         return False
     return True
 
 
+def _group_and_name(item: tuple[str, Mutant]) -> tuple[str, str, str]:
+    name, mutant = item
+    return mutant.case.precision, mutant.case.grad_compression, name
+
+
 PAIRS = [
     pytest.param(adapter, name, id=f"{_short(adapter)}-{name}")
     for adapter in (*DISTRIBUTED, BY_HAND)
-    for name, mutant in sorted(MUTANTS.items(), key=lambda item: (item[1].case.precision, item[0]))
+    for name, mutant in sorted(MUTANTS.items(), key=_group_and_name)
     if mutant.is_fault_of(_short(adapter)) and _supports(adapter, mutant)
 ]
 
 
 def _key(mutant: Mutant) -> GroupKey:
-    return GroupKey(TWO_RANKS, mutant.case.precision, mutant.case.find_unused_parameters)
+    case = mutant.case
+    return GroupKey(mutant.world_size, case.precision, case.find_unused_parameters, case.grad_compression)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +87,7 @@ def _outcomes(
         for case in controls.values():
             if any(training.resume == "reference" for training in case.trainings):
                 files[case.name] = directory / f"{case.name}.pt"
-                torch.save(train_alone(case, TWO_RANKS, device="cpu")["state"], files[case.name])
+                torch.save(train_alone(case, key.world_size, device="cpu")["state"], files[case.name])
         # What leaves a training half done comes after what does not, and last of all what ends the group.
         mutated = {other.mutated_case_name: other for other in mine}
         cases = [*controls.values(), *(dataclasses.replace(one.case, name=name) for name, one in mutated.items())]
@@ -109,8 +115,8 @@ def _verify(adapter: str, mutant: Mutant, outcome: Outcome) -> None:
         raise Violation("the case to complete", outcome.message, outcome.rank)
     memory = {}
     if any(training.resume == "reference" for training in mutant.case.trainings):
-        memory["alone"] = train_alone(mutant.case, TWO_RANKS, device="cpu")
-    all_checks()[mutant.check_id].verify(Evidence(adapter, mutant.case, TWO_RANKS, "cpu", outcome, memory))
+        memory["alone"] = train_alone(mutant.case, mutant.world_size, device="cpu")
+    all_checks()[mutant.check_id].verify(Evidence(adapter, mutant.case, mutant.world_size, "cpu", outcome, memory))
 
 
 @pytest.mark.parametrize(("adapter", "name"), PAIRS)

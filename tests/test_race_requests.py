@@ -19,6 +19,8 @@ from tests.launching import lockstep
         (["--repeats", "0"], "--repeats 0"),
         (["--repeats", "2"], "--repeats 2: entrants that are started fewer than 3 times cannot be compared"),
         (["--entrant", "ddp"], "--entrant 'ddp': ddp takes part without options, too; give this one a name"),
+        (["--grad-compression", "fp16"], "--grad-compression: cannot be set in a race: it leaves no exact entrant"),
+        (["--entrant", "ddp:--grad-compression fp8"], "--grad-compression fp8"),
         (["--entrant", "=ddp"], "--entrant '=ddp': write it as [NAME=]BACKEND:OPTIONS"),
         (["--entrant", "dpd:--x 1"], "no backend 'dpd'"),
         (

@@ -83,7 +83,10 @@ def _spans(page: Path) -> list[str]:
 
 
 OPTION = re.compile(r"--[a-z][a-z-]+")
-OF_TASKS = {"--num-train-samples", "--num-validation-samples", "--hidden-size", "--turns", "--num-points"}
+OF_TASKS = {
+    *("--num-train-samples", "--num-validation-samples", "--hidden-size", "--turns", "--num-points"),
+    *("--data-dir", "--dtype"),
+}
 OF_SCRIPTS = {"--docker", "--all"}  # of launch/run.sh and of tests/run.sh
 OF_OTHER_PROGRAMS = {"--gloo", "--cpu", "--multi", "--num", "--shm-size", "--signal"}
 PACKAGES = "backends|compare|contract|launch|records|tasks|tests|training|watch"

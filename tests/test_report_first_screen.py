@@ -16,10 +16,15 @@ from compare.report.html import render_html
 from compare.report.markdown import escape, render_markdown
 from compare.report.pages import write_pages
 from compare.report.sections import look_of
-from compare.report.verdict import describe_verdict, grounds_of, warnings_of
-from compare.results import Idleness, Interval, Placing, Results
+from compare.report.tables import standing as standing_of
+from compare.report.verdict import Ground, describe_verdict, grounds_of, warnings_of
+from compare.results import Entrant, Idleness, Interval, Placing, Results
+from compare.steps import HeldMemory
+from parity.verdict import Parity
 from tests.sample_results import disturbed_results, empty_results, sample_results
 from tests.sample_standings import HOSTILE
+
+MIB = 2**20
 
 
 def _terminal(results: Results, directory: Path, width: int = 200) -> str:
@@ -223,3 +228,69 @@ def test_a_pull_request_takes_the_markdown() -> None:
 def test_an_empty_report_has_an_empty_first_screen(tmp_path: Path) -> None:
     assert "No run could be used." in _terminal(empty_results(), tmp_path)
     assert "No run could be used." in render_markdown(empty_results())
+
+
+def _entrant(results: Results, name: str) -> Entrant:
+    return next(one for one in results.groups[1].entrants if one.name == name)
+
+
+def test_who_sends_too_much_is_named_though_it_computes_the_same(tmp_path: Path) -> None:
+    results = sample_results()
+    _entrant(results, "ddp").excess = 1.02
+    results.verdict = describe_verdict(results)
+    assert not any("what its gradients need" in sentence for sentence in results.verdict)
+    assert not any(ground.question == "Bytes sent" for ground in grounds_of(results))
+    _entrant(results, "horovod").excess = 3.54
+    _entrant(results, "accelerate").excess = 2.0
+    results.verdict = describe_verdict(results)
+    same = "horovod computes the same but sends 3.5 times what its gradients need."
+    assert same in results.verdict
+    assert "accelerate sends 2.0 times what its gradients need." in results.verdict
+    assert Ground("Bytes sent", "horovod sends 3.5 times what its gradients need", "bad") in grounds_of(results)
+    for text in (unescape(render_html(results)), render_markdown(results), _terminal(results, tmp_path)):
+        assert same in " ".join(text.split())
+
+
+def test_what_sharding_saves_is_said_where_it_matters() -> None:
+    results = sample_results()
+    held = HeldMemory(parameters=100 * MIB, gradients=100 * MIB, optimizer=200 * MIB, activations=None, buffers=0)
+    part = HeldMemory(parameters=50 * MIB, gradients=50 * MIB, optimizer=100 * MIB, activations=None, buffers=0)
+    _entrant(results, "ddp").memory, _entrant(results, "ddp #2").memory = held, held
+    assert not any("shards weights" in sentence for sentence in describe_verdict(results))
+    _entrant(results, "horovod").memory = part
+    said = (
+        "horovod shards weights: each rank holds 200 MiB of weights, gradients and optimizer state, where one of ddp "
+        "holds 400 MiB."
+    )
+    assert said in describe_verdict(results)
+    _entrant(results, "ddp").peak_memory_bytes = _entrant(results, "ddp #2").peak_memory_bytes = 4000 * MIB
+    assert said not in describe_verdict(results)
+
+
+@pytest.mark.parametrize(
+    ("interval", "claim", "words"),
+    [
+        (
+            Interval(estimate=-0.1, low=-0.12, high=-0.08),
+            "faster",
+            "beside ddp, horovod takes 10 % less time [8.0, 12], with weights off by 1.2 % of the way",
+        ),
+        (None, "too few", "horovod cannot be compared after so few starts, with weights off by 1.2 % of the way"),
+    ],
+)
+def test_an_approximation_does_not_win(interval: Interval | None, claim: str, words: str) -> None:
+    """It is the fastest here, and the verdict still begins with the exact ones."""
+    results = sample_results()
+    standing, entrant = results.standings[0], _entrant(results, "horovod")
+    placing = _placing(results, "horovod, 2 ranks")
+    standing.placings.remove(placing)
+    standing.approximations.append(placing.model_copy(update={"longer": interval, "claim": claim}))
+    entrant.parity, entrant.ranked = Parity(verdict="approximate", detail="as fp16", distance=0.0123), False
+    speed, _, approximate, *_ = describe_verdict(results)
+    assert "horovod" not in speed
+    assert approximate.startswith("Only an approximation, and not ranked: ")
+    assert words in approximate
+    assert "on purpose, horovod only approximately" in grounds_of(results)[0].answer
+    table = first_screen(results, look_of(results)).tables[0]
+    assert next(row.cells[0].text for row in table.rows if row.mark) == "≈ horovod, 2 ranks"
+    assert standing_of(entrant) == "approximate"

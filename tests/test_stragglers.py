@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from launch.engines.interface import PROJECT_DIRECTORY
 from records.record import RankRecord
 from tests.launching import LOCKSTEP, ending, wait_until
+from watch.heartbeat import Heartbeat
 from watch.rank_files import RankFiles
 from watch.stragglers import find_stragglers
 
@@ -62,6 +64,17 @@ def test_a_straggler_is_slow_and_costs_the_others_time(own: tuple[float, float],
         for rank, seconds in enumerate(own)
     ]
     assert [straggler.rank for straggler in find_stragglers(ranks)] == found
+
+
+def test_a_phase_in_which_others_may_delay_a_rank_is_not_its_own() -> None:
+    """As the forward pass with --sync-batchnorm, in which ranks wait for each other."""
+    heartbeat = Heartbeat()
+    heartbeat.own_phases = ("data",)
+    for phase in ("forward", "backward"):
+        heartbeat.enter(phase, 1)
+        time.sleep(0.01)
+    heartbeat.enter("update", 1)
+    assert heartbeat.own_seconds == 0.0
 
 
 def test_time_in_the_queue_is_not_a_ranks_own() -> None:

@@ -14,11 +14,12 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from tasks.classes import baseline
 from tasks.interface import Split, TaskInputError
 from tasks.text import labels
 from tasks.text.classification import TextClassification
 from tasks.text.files import read_file
-from tasks.text.labels import baseline, positive_label
+from tasks.text.labels import positive_label
 from tasks.text.models import PRESETS, VOCAB_SIZE, build_preset, load_pretrained
 from tasks.text.settings import TextClassificationSettings
 from tasks.text.tokenizers import train_wordpiece

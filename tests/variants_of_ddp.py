@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import torch
+import torch.distributed as dist
 from pydantic import Field
 
 from backends.ddp import DDPBackend
@@ -76,3 +77,17 @@ class FailingDDP(DDPBackend):
         if self._steps == 3:
             raise RuntimeError("planted failure")
         return super().step(max_grad_norm)
+
+
+class WastefulDDP(DDPBackend):
+    """Also averages the optimizer's state over ranks after each step, which is the same on all of them."""
+
+    name = "ddp wasteful"
+
+    def step(self, max_grad_norm: float) -> StepResult:
+        result = super().step(max_grad_norm)
+        for state in self.optimizer.state.values():
+            for value in state.values():
+                if value.ndim:
+                    dist.all_reduce(value.div_(self.world_size))
+        return result

@@ -18,6 +18,7 @@ from backends.interface import Backend
 from records.news import Disagreed
 from records.progress import ProgressLog
 from records.record import Disagreement
+from training.batch_norm import batch_norms
 from watch.failures import PeerStopped
 
 # The size of the pieces in which a tensor is processed, so that a large tensor needs little memory.
@@ -40,9 +41,10 @@ class Agreement:
         disagreement: The parameters that differ; None while none do.
     """
 
-    def __init__(self, backend: Backend, progress: ProgressLog) -> None:
+    def __init__(self, backend: Backend, progress: ProgressLog, *, sync_batchnorm: bool = False) -> None:
         self._backend = backend
         self._progress = progress
+        self._sync_batchnorm = sync_batchnorm
         self._buffers_before: dict[str, int] = {}
         self._agreed_step: int | None = None
         self._has_warned_of_shapes = False
@@ -63,11 +65,23 @@ class Agreement:
             if name not in buffers or int(checksum(buffers[name])) != before
         ]
         self._buffers_before = {}
-        if changed:
+        layers = batch_norms(model)
+        others = [name for name in changed if name.rpartition(".")[0] not in layers]
+        differs = f"the result of {self._backend.world_size} ranks differs from single-process training"
+        alone = ""
+        if len(others) < len(changed) and not self._sync_batchnorm:
+            alone = f"{len(layers)} layer(s) of BatchNorm take the statistics of each rank's own samples"
+        if alone and not others:
             self._progress.warn(
-                f"{len(changed)} buffer(s) change in training ({_listed(changed)}): with such layers, "
-                f"the result of {self._backend.world_size} ranks differs from single-process training; "
-                "the buffers of rank 0 are used for evaluation and saved"
+                f"{alone}, so {differs}; --sync-batchnorm takes those of all ranks; the running statistics of rank 0 "
+                "are used for evaluation and saved"
+            )
+        elif others:
+            named = changed if alone else others
+            remedy = f"; {alone}, and with --sync-batchnorm those of all ranks" if alone else ""
+            self._progress.warn(
+                f"{len(named)} buffer(s) change in training ({_listed(named)}): with such layers, {differs}; "
+                f"the buffers of rank 0 are used for evaluation and saved{remedy}"
             )
 
     def check(self, model: torch.nn.Module, step: int, *, may_be_last: bool) -> None:

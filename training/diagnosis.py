@@ -52,7 +52,7 @@ class Diagnosis(Hooks):
         self._plan = trainer.plan
         self._alone = _Alone(trainer.config, trainer.task, trainer.backend)
         self._fingerprints = _Fingerprints() if trainer.backend.rank == 0 else None
-        self._traffic: list[list[tuple[str, int]]] = []
+        self._traffic: list[list[tuple[str, int, int]]] = []
         self._whole_seconds: list[float] = []
         self._data_seconds: list[float] = []
         self._first_seconds: list[float] = []
@@ -121,9 +121,9 @@ class Diagnosis(Hooks):
         self._alone.step(self._micro_batches)
         self._take_fingerprints()
 
-    def _count(self, operation: str, num_elements: int) -> None:
+    def _count(self, operation: str, num_elements: int, num_bytes: int) -> None:
         if not self._is_paused:
-            self._traffic[-1].append((operation, num_elements))
+            self._traffic[-1].append((operation, num_elements, num_bytes))
 
     def _restore_distances(self, elapsed: float) -> None:
         """Lets each rank go on as long after the first one as it was when it stopped, `elapsed` into its step.
@@ -158,25 +158,36 @@ class Diagnosis(Hooks):
         if self._fingerprints is not None:
             self._fingerprints.take(whole)
 
+    def _sharded_bytes(self) -> int:
+        """Returns the size of the weights that must be gathered before they compute; 0 where each rank holds all."""
+        if not self._backend.capabilities.shards_weights:
+            return 0
+        return sum(weight.numel() * weight.element_size() for weight in self._state.module.parameters())
+
     def record(self) -> DiagnosisRecord:
         """Returns what was observed on this rank."""
         prints = self._fingerprints
         trainable = [parameter for parameter in self._state.module.parameters() if parameter.requires_grad]
-        totals = [Counter[str]() for _ in self._traffic]
-        for total, calls in zip(totals, self._traffic, strict=True):
-            for operation, num_elements in calls:
-                total[operation] += num_elements
+        elements = [Counter[str]() for _ in self._traffic]
+        num_bytes = [Counter[str]() for _ in self._traffic]
+        for number, calls in enumerate(self._traffic):
+            for operation, size, size_in_bytes in calls:
+                elements[number][operation] += size
+                num_bytes[number][operation] += size_in_bytes
         return DiagnosisRecord(
             whole_seconds=self._whole_seconds,
             data_seconds=self._data_seconds,
             first_seconds=self._first_seconds,
             alone_seconds=self._alone.seconds,
             inner_dtype=self._inner_dtype,
-            reductions=[dict(total) for total in totals],
+            reductions=[dict(total) for total in elements],
+            reduced_bytes=[dict(total) for total in num_bytes],
             num_reductions=[len(calls) for calls in self._traffic],
             interface=_interface(),
             sent_bytes=self._sent_bytes if self._backend.local_rank == 0 else None,
             gradient_bytes=sum(parameter.numel() * parameter.element_size() for parameter in trainable),
+            gradient_elements=sum(parameter.numel() for parameter in trainable),
+            sharded_bytes=self._sharded_bytes(),
             parameters=prints.names if prints else [],
             digests=prints.digests if prints else [],
             sketches=prints.sketches if prints else [],

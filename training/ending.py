@@ -48,6 +48,7 @@ class Results:
     warnings: list[str]
     disagreement: Disagreement | None
     differing_buffers: list[str]
+    num_batch_norms: int
 
 
 def save_results(results: Results, directory: Path, heartbeat: Heartbeat) -> None:
@@ -187,6 +188,7 @@ def _record(results: Results, best_step: int | None, dropped: list[int]) -> RunR
         warnings=warnings,
         disagreement=disagreement,
         differing_buffers=results.differing_buffers,
+        num_batch_norms=results.num_batch_norms,
         positions_per_token=positions_per_token(results.ranks),
         imbalance=imbalance(results.ranks),
     )

@@ -18,6 +18,7 @@ from backends.interface import Backend
 from records.config import RunConfig
 from records.record import EvaluationRecord
 from tasks.interface import Batch, Task
+from training.batch_norm import StatisticsOfRanks, batch_norms
 from training.data import Loader
 from training.decisions import Decisions
 from training.evaluation import Evaluator
@@ -37,6 +38,7 @@ class Trainer:
         plan: Which samples make which global batch.
         num_steps: How many steps the whole training has.
         state: Model, optimizer, and how far the training is.
+        num_batch_norms: How many layers of BatchNorm take statistics from the samples of a micro-batch.
         decisions: What all ranks decide together between two steps.
     """
 
@@ -58,6 +60,11 @@ class Trainer:
         self._num_warmup_steps = config.num_warmup_steps(self.num_steps)
         torch.manual_seed(random_seed(config.seed, WEIGHTS))
         model = task.build_model().to(backend.device)
+        layers = batch_norms(model.train())
+        self.num_batch_norms = len(layers)
+        self._statistics = StatisticsOfRanks(backend)
+        if config.sync_batchnorm and backend.world_size > 1:
+            self._statistics.attach(layers)
         if config.torch_compile:
             # In place: no name of a weight changes, and DDP, which calls the module, still gets a graph that is
             # cut at its buckets (https://docs.pytorch.org/docs/stable/notes/ddp.html#internal-design).
@@ -140,6 +147,7 @@ class Trainer:
             observers.on_micro_batch(micro_batch, batch)
             batch = batch.to(backend.device)
             observers.on_phase("forward", state.step)
+            self._statistics.counts = micro_batch.weight > 0
             seed_all(config.seed, DROPOUT, backend.rank, state.step, micro_step)
             with nullcontext() if micro_step == len(micro_batches) - 1 else backend.no_sync():
                 with backend.autocast():

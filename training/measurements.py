@@ -22,8 +22,8 @@ class Measurements(Hooks):
         own_seconds: For each step, the part of it in which no other rank can delay this one.
         cpu_seconds: For each step, the processor time of all threads within `step_seconds`.
         samples: For each step, the number of samples of this rank.
-        tokens: For each step, the number of real tokens of this rank.
-        positions: For each step, the number of token positions that this rank computed, padding included.
+        tokens: For each step, the number of real tokens of this rank; empty where samples have no tokens.
+        positions: For each step, the number of token positions that this rank computed, padding included; empty, too.
         first_step_at: When the first step of this process was complete, in seconds since 1970; None before.
     """
 
@@ -42,6 +42,7 @@ class Measurements(Hooks):
         self._reading = clock.read()
         self._own_seconds_before = 0.0
         self._samples = self._tokens = self._positions = 0
+        self._has_tokens = False
 
     @override
     def on_phase(self, phase: str, step: int) -> None:
@@ -59,10 +60,11 @@ class Measurements(Hooks):
 
     @override
     def on_micro_batch(self, micro_batch: MicroBatch, batch: Batch) -> None:
+        self._has_tokens = batch.num_tokens is not None
         if micro_batch.weight:
             self._samples += len(micro_batch.sample_ids)
-            self._tokens += batch.num_tokens
-            self._positions += batch.num_positions
+            self._tokens += batch.num_tokens or 0
+            self._positions += batch.num_positions or 0
 
     def rest_begins(self) -> None:
         """The rank waits for something outside of the training, which is no time of a step."""
@@ -87,8 +89,9 @@ class Measurements(Hooks):
         self.cpu_seconds.append(used.cpu_seconds)
         self._instructions.append(used.instructions)
         self.samples.append(self._samples)
-        self.tokens.append(self._tokens)
-        self.positions.append(self._positions)
+        if self._has_tokens:
+            self.tokens.append(self._tokens)
+            self.positions.append(self._positions)
 
     @property
     def instructions(self) -> list[int] | None:

@@ -32,10 +32,12 @@ class Layout(NamedTuple):
     Attributes:
         batching: As in `RunOptions`.
         costs: How much there is to compute for each sample; None if all cost the same.
+        by_micro_step: Whether the samples of a micro-step, on all ranks together, are those that one process has in it.
     """
 
     batching: Batching
     costs: Costs | None
+    by_micro_step: bool = False
 
 
 _AS_THEY_COME = Layout("padded", None)
@@ -93,7 +95,7 @@ class Plan:
             micro_batch_size=config.micro_batch_size,
             world_size=config.num_processes,
             seed=config.seed,
-            layout=Layout(config.batching, task.costs("train")),
+            layout=Layout(config.batching, task.costs("train"), by_micro_step=config.sync_batchnorm),
         )
 
     @property
@@ -112,9 +114,12 @@ class Plan:
         A short global batch has fewer micro-batches and is spread over them as evenly as possible. The weight of a
         micro-batch is 0.0 only where there are fewer samples than micro-batches.
         """
-        batching, costs = self.layout
+        batching, costs, by_micro_step = self.layout
         num_micro_steps = -(-len(global_batch) // (self.micro_batch_size * self.world_size))
-        if costs is None or batching == "padded":
+        if by_micro_step:
+            together = np.array_split(global_batch, num_micro_steps)
+            pieces = [piece for samples in together for piece in np.array_split(samples, self.world_size)]
+        elif costs is None or batching == "padded":
             pieces = np.array_split(global_batch, num_micro_steps * self.world_size)
         elif batching == "packed":
             pieces = _of_equal_cost(global_batch, costs[global_batch], num_micro_steps * self.world_size)

@@ -72,6 +72,8 @@ class RankWork:
         self._clock = start.clock
         torch.set_num_threads(config.threads_per_rank)
         self._task, self._backend = _join(config)
+        if config.sync_batchnorm:
+            self._heartbeat.own_phases = ("data",)  # ranks wait for each other in the forward pass, too
         rank = self._backend.rank
         self._progress = ProgressLog(directory, rank=rank, tracker=config.tracker)
         takes_all_ranks = self._backend.capabilities.shards_weights
@@ -80,7 +82,7 @@ class RankWork:
         self._saver = CheckpointSaver(config, directory, self._progress, rank=rank, takes_all_ranks=takes_all_ranks)
         travels_with_loss = config.num_nodes > 1 or config.device == "cuda"
         self._stop_request = StopRequest(directory, rank=rank, travels_with_loss=travels_with_loss)
-        self._agreement = Agreement(self._backend, self._progress)
+        self._agreement = Agreement(self._backend, self._progress, sync_batchnorm=config.sync_batchnorm)
 
     def run(self) -> None:
         """Trains, leaves the other ranks, and has rank 0 save the model and write the record."""
@@ -136,6 +138,7 @@ class RankWork:
             warnings=self._progress.warnings,
             disagreement=self._agreement.disagreement,
             differing_buffers=self._agreement.differing_buffers,
+            num_batch_norms=trainer.num_batch_norms,
         )
 
     def _observe(self, trainer: Trainer, measurements: Measurements, diagnosis: Diagnosis | None) -> _Observed:
@@ -191,6 +194,11 @@ class RankWork:
                     f"the data or the model is not that of the checkpoint: {name} is {data.get(name)!r}, was {value!r}"
                 )
         trainer.load_checkpoint(checkpoint)
+        if self._config.grad_compression == "powersgd" and backend.rank == 0:
+            self._progress.warn(
+                "a checkpoint has nothing of what PowerSGD has left out of gradients so far: it is lost, and the next "
+                "two steps are not compressed, so this run goes on otherwise than one that was not interrupted"
+            )
         resumption = Resumption(
             checkpoint=str(path or ""),
             step=state.step,

@@ -154,8 +154,11 @@ class TrainingState:
         return {**optimizer, "state": state}
 
     def _own_part(self, value: Any, parameter: torch.Tensor) -> Any:
-        is_of_elements = isinstance(value, torch.Tensor) and value.shape == parameter.shape
-        return self.backend.shard(value, parameter) if is_of_elements else value
+        if not (isinstance(value, torch.Tensor) and value.shape == parameter.shape):
+            return value
+        own = self.backend.shard(value, parameter)
+        # A fused optimizer reads parameter and state in the order of memory, and would take other elements for these.
+        return own if own.stride() == parameter.stride() else torch.empty_like(parameter, dtype=own.dtype).copy_(own)
 
     def checkpoint(self) -> Checkpoint | None:
         """Copies what another run, on whatever backend and world size, needs to go on after this step.

@@ -16,7 +16,7 @@ from pathlib import Path
 
 PHASES = ("start", "data", "forward", "backward", "update", "evaluation", "saving", "end", "rest")
 # Phases in which no other rank can delay this one; in the others it may have to wait.
-OWN_PHASES = ("data", "forward")
+OWN_PHASES: tuple[str, ...] = ("data", "forward")
 _LAYOUT = struct.Struct("<dqq")  # monotonic seconds, step, phase
 
 
@@ -33,7 +33,11 @@ class Position:
 
 
 class Heartbeat:
-    """The heartbeat of one rank; without a path, it is not shared."""
+    """The heartbeat of one rank; without a path, it is not shared.
+
+    Attributes:
+        own_phases: The phases in which no other rank can delay this one.
+    """
 
     def __init__(self, path: Path | None = None) -> None:
         if path is None:
@@ -42,17 +46,18 @@ class Heartbeat:
             path.write_bytes(bytes(_LAYOUT.size))
             with path.open("r+b") as file:
                 self._memory = mmap.mmap(file.fileno(), _LAYOUT.size)
+        self.own_phases = OWN_PHASES
         self._queue = _RunQueue()
         self._own_seconds = self._queued = 0.0
         self._step, self._phase, self._since = 0, "start", time.monotonic()
         self.enter("start")
 
     def enter(self, phase: str, step: int | None = None) -> None:
-        """Notes that a phase begins, and adds up the duration of the previous one if it is one of `OWN_PHASES`."""
+        """Notes that a phase begins, and adds up the duration of the previous one if it is one of `own_phases`."""
         now = time.monotonic()
-        if self._phase in OWN_PHASES or phase in OWN_PHASES:
+        if self._phase in self.own_phases or phase in self.own_phases:
             queued = self._queue.seconds()
-            if self._phase in OWN_PHASES:
+            if self._phase in self.own_phases:
                 self._own_seconds += max(0.0, now - self._since - (queued - self._queued))
             self._queued = queued
         self._phase, self._since = phase, now

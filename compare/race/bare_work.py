@@ -33,6 +33,7 @@ from records.notice import prepare_notice
 from records.record import EvaluationRecord, RankRecord, StepRecord
 from tasks.interface import Batch, Task
 from tasks.registry import load_task
+from training.batch_norm import batch_norms
 from training.data import collate_function
 from training.ending import Results, save_results
 from training.evaluation import Evaluator
@@ -117,6 +118,7 @@ class BareWork:
                 warnings=[],
                 disagreement=None,
                 differing_buffers=[],
+                num_batch_norms=len(batch_norms(model.train())),
             )
             save_results(results, directory, self._start.heartbeat)
 

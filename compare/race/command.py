@@ -19,10 +19,12 @@ from compare.race.entrants import make_plan, read_run_options, schedule_race
 from compare.race.options import RaceOptions
 from compare.race.plan import RacePlan
 from compare.race.report import write_report
-from compare.race.run import run_command, run_race
+from compare.race.run import run_race
+from compare.race.schedule import seconds_of_collectives
 from compare.race.tuning import tuned_entrants
 from compare.report.baseline import GateOptions, read_baseline
 from compare.report.pages import require_packages
+from launch import own_command
 from launch.arguments import named_path
 from launch.display import console
 from launch.errors import refused_path
@@ -33,6 +35,7 @@ from launch.signals import Interrupted, signals_raised
 
 def run(arguments: list[str]) -> int:
     """Runs a race from the command line; returns the exit code."""
+    began = time.monotonic()
     parser = option_parser("compare", {"race": RaceOptions, "gate": GateOptions})
     parser.description = "All other options are passed on to every run (launch/run.sh ddp --help lists them)."
     parser.add_argument(
@@ -68,7 +71,8 @@ def run(arguments: list[str]) -> int:
                         plan.tuned = tuned_entrants(plan, plan.costs, terminal.print)
                     plan_in_force = stack.enter_context(directory.opened(plan))
                     _announce(plan_in_force, directory, terminal)
-                    run_race(plan_in_force, directory, terminal)
+                    spent = time.monotonic() - began + seconds_of_collectives(options)
+                    run_race(plan_in_force, directory, terminal, seconds=options.budget - spent)
                     _measure_collectives(plan_in_force, directory, terminal)
             except Interrupted as interruption:
                 directory.clear()
@@ -90,15 +94,21 @@ def _announce(plan: RacePlan, directory: RaceDirectory, terminal: Console) -> No
 def _describe(plan: RacePlan) -> str:
     schedule = plan.schedule
     number = len(plan.entrants) + len(plan.tuned)
-    starts = f"started {schedule.repeats} times for {schedule.timed_steps} steps"
-    return f"race of {number} entrants, each {starts}: about {format_duration(schedule.seconds)}"
+    is_planned = schedule.most_repeats > schedule.repeats
+    times = f"{schedule.repeats} times{', or more while there is time,' * is_planned}"
+    seconds = plan.options.budget if is_planned else schedule.seconds
+    return (
+        f"race of {number} entrants, each started {times} for {schedule.timed_steps} steps: "
+        f"about {format_duration(seconds)}"
+    )
 
 
 def _show_plan(plan: RacePlan, terminal: Console) -> None:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("", "purpose", "entrant", "ranks", "precision", "global batch = ranks x micro x accumulation"):
         table.add_column(heading)
-    for number, planned in enumerate(plan.runs(), start=1):
+    expected = [run for run in plan.runs() if run.purpose != "timed" or run.block <= plan.schedule.repeats]
+    for number, planned in enumerate(expected, start=1):
         who = planned.entrant
         batch = f"{who.global_batch_size} = {who.num_processes} x {who.micro_batch_size} x {who.accumulation}"
         purpose = f"timed, block {planned.block}" if planned.purpose == "timed" else planned.purpose
@@ -122,7 +132,7 @@ def _measure_collectives(plan: RacePlan, directory: RaceDirectory, terminal: Con
         if target.exists():
             continue
         terminal.print(f"measuring the collectives of {name}")
-        done = run_command(
+        done = own_command.run_command(
             ["allreduce", f"--backends={name}", f"--num-processes={worlds}", f"--output={target}", *device]
         )
         directory.note_collectives(name, None if done.returncode == 0 else done.stderr.strip()[-300:])

@@ -31,13 +31,14 @@ from records.environment import num_cpus
 from records.throughput import NUM_WARMUP_STEPS
 
 # Until it is known who takes part: for checking the command lines of runs.
-_UNKNOWN = Schedule(repeats=1, timed_steps=10, seconds=0.0)
+_UNKNOWN = Schedule(repeats=1, most_repeats=1, timed_steps=10, seconds=0.0)
 
 # Options of a run that cannot be set in a race, with the reason or what to use instead.
 _BY_THE_RACE = "set it on the command line of the race itself"
 _DECIDED = {
     **dict.fromkeys(("num_processes", "precision", "global_batch_size", "output_dir"), _BY_THE_RACE),
     "micro_batch_size": "use --accumulation instead",
+    "grad_compression": "it leaves no exact entrant; give it to one: --entrant 'fp16=ddp:--grad-compression fp16'",
     "max_steps": "use --budget or --timed-steps instead",
     "overwrite": "a race resumes where it was interrupted; leave it out",
     "diagnose": "a race makes diagnosis runs itself; leave it out",
@@ -111,7 +112,7 @@ def make_plan(options: RaceOptions, of_runs: RunOptionsOfRace) -> tuple[RacePlan
     for name in options.peers or ():
         find_peer(name)
     plan = RacePlan(
-        schema_version=6,
+        schema_version=7,
         options=options,
         schedule=_UNKNOWN,
         costs=None,

@@ -131,7 +131,8 @@ class Schedule(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    repeats: int = Field(description="how often each entrant is started")
+    repeats: int = Field(description="how often each entrant is started, as expected")
+    most_repeats: int = Field(description="how often at most, while there is time")
     timed_steps: int = Field(description="optimizer steps of each start")
     seconds: float = Field(description="how long the whole race is expected to take")
 
@@ -196,7 +197,7 @@ class RacePlan(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    schema_version: Literal[6]  # without a default: plans of version 1 do not have the field
+    schema_version: Literal[7]  # without a default: plans of version 1 do not have the field
     options: RaceOptions
     schedule: Schedule
     costs: Costs | None
@@ -214,8 +215,9 @@ class RacePlan(BaseModel):
         return self.model_dump(include=names) == other.model_dump(include=names)
 
     def runs(self) -> list[PlannedRun]:
-        """Returns all runs in the order in which they take place."""
-        return draw_plan([*self.entrants, *self.tuned], self.options, repeats=self.schedule.repeats, costs=self.costs)
+        """Returns all runs in the order in which they take place, while there is time."""
+        repeats = self.schedule.most_repeats
+        return draw_plan([*self.entrants, *self.tuned], self.options, repeats=repeats, costs=self.costs)
 
     def arguments(self, run: PlannedRun) -> list[str]:
         """Returns the command line of one run, without its output directory."""

@@ -9,28 +9,24 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from compare.race.plan import PlannedRun, RacePlan, heats_of
+from compare.race.pace import Pace
+from compare.race.plan import PlannedRun
 from launch.quantities import format_duration
-
-# How much the expectation weighs against what finished runs took, as if it had been seen for so many seconds.
-_SECONDS_OF_TRUST = 60.0
 
 
 class ProgressOfRace:
     """What the race does now, and the remaining time; without a terminal, a line for each run."""
 
-    def __init__(self, plan: RacePlan, left: list[PlannedRun], terminal: Console) -> None:
+    def __init__(self, pace: Pace, num_finished: int, terminal: Console) -> None:
         """Starts to show the progress.
 
         Args:
-            plan: The plan of the race.
-            left: The runs that are not finished yet.
+            pace: What is left, and how long it takes.
+            num_finished: The number of runs that are finished already.
             terminal: Where to show it.
         """
-        self._plan, self._terminal = plan, terminal
-        self._num_runs = len(plan.runs())
-        self._left = heats_of(left)
-        self._expected = self._taken = _SECONDS_OF_TRUST
+        self._pace, self._terminal = pace, terminal
+        self._num_done = num_finished
         self._began = time.monotonic()
         self._bar = Progress(
             BarColumn(bar_width=20),
@@ -40,12 +36,11 @@ class ProgressOfRace:
             console=terminal,
             disable=not terminal.is_terminal,
         )
-        done = self._num_runs - len(left)
-        self._task = self._bar.add_task("", total=self._num_runs, completed=done, left="")
+        self._task = self._bar.add_task("", total=self._num_runs, completed=num_finished, left="")
         # Nothing is drawn while a run is timed, but when the race has news: drawing takes processor time.
         self._live = Live(console=terminal, auto_refresh=False, transient=True)
-        if done:
-            terminal.print(f"resuming the race: {done} run(s) are finished already")
+        if num_finished:
+            terminal.print(f"resuming the race: {num_finished} run(s) are finished already")
 
     def __enter__(self) -> ProgressOfRace:
         if self._terminal.is_terminal:
@@ -73,33 +68,26 @@ class ProgressOfRace:
         """Shows that the entrants of a heat begin a round, which goes on through a step of so many."""
         self._show(f"timed, block {heat[0].block}: {len(heat)} entrants take turns, step {through} of {num_steps}")
 
-    def skip(self, heat: list[PlannedRun]) -> None:
-        """Notes that runs need not take place any more."""
-        self._left.remove(heat)
-        self._bar.advance(self._task, len(heat))
-
     def end(self, heat: list[PlannedRun], reasons: dict[PlannedRun, str | None]) -> None:
         """Shows how runs that took place together ended, with the reason of each that failed, and None of others."""
         seconds = time.monotonic() - self._began
-        self._left.remove(heat)
-        self._expected += self._seconds(heat)
-        self._taken += seconds
+        self._pace.note(heat, seconds)
+        self._num_done += len(heat)
+        self._bar.update(self._task, completed=self._num_done, total=self._num_runs)
         for run, why in reasons.items():
-            self._bar.advance(self._task)
             outcome = f"FAILED: {why}" if why else f"{seconds:.0f} s"
             if why or not self._terminal.is_terminal:
                 self._terminal.print(f"{run.purpose}: {run.entrant.label}: {outcome}")
         if not self._terminal.is_terminal:
-            done = self._num_runs - sum(len(heat) for heat in self._left)
-            self._terminal.print(f"[{done}/{self._num_runs}] {self._remaining(0.0)}")
+            self._terminal.print(f"[{self._num_done}/{self._num_runs}] {self._remaining(0.0)}")
 
-    def _seconds(self, heat: list[PlannedRun]) -> float:
-        assert self._plan.costs is not None
-        return self._plan.costs.heat(heat, self._plan.options, self._plan.schedule.timed_steps)
+    @property
+    def _num_runs(self) -> int:
+        """The number of runs in the end, as far as can be told now."""
+        return self._num_done + sum(map(len, self._pace.to_come()))
 
     def _remaining(self, seconds_of_this: float) -> str:
-        """Estimates the remaining time: as the plan does, corrected by how it was right so far."""
-        expected = sum(self._seconds(heat) for heat in self._left) * self._taken / self._expected
+        expected = self._pace.seconds(self._pace.to_come())
         return f"about {format_duration(max(expected - seconds_of_this, 0.0))} left"
 
     def _show(self, doing: str) -> None:

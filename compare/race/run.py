@@ -3,37 +3,37 @@
 from __future__ import annotations
 
 import secrets
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 
 from rich.console import Console
 
 from compare.race.directory import RaceDirectory
 from compare.race.heat import run_heat
 from compare.race.machine import ForeignLoad, look_for_idleness
+from compare.race.pace import Pace
 from compare.race.placement import variables_of
 from compare.race.plan import PlannedRun, RacePlan, heats_of
 from compare.race.progress import ProgressOfRace
 from compare.race.report import is_decided
 from compare.report.runs import RaceFacts
 from compare.results import DISTURBED_SHARE, MIN_PAIRS
-from launch.engines.environment import command_environment
-from launch.guardian import guarded
-from launch.signals import Interrupted
+from launch import own_command
 from records.names import RECORD_NAME
 from records.record import read_record
 
 _MAX_ATTEMPTS = 3
-# The command line of a run, and that of a peer, which trains without resting.
-_PROGRAM = ("launch",)
+# The command line of a peer, which trains without resting.
 _PEER_PROGRAM = ("compare.race.entrant", "compare.race.peers.rank", "-")
 
 
-def run_race(plan: RacePlan, directory: RaceDirectory, terminal: Console) -> None:
-    """Makes the runs that are not finished yet.
+def run_race(plan: RacePlan, directory: RaceDirectory, terminal: Console, *, seconds: float) -> None:
+    """Makes the runs that are not finished yet, and those of further blocks while there is time.
+
+    Args:
+        plan: The plan of the race.
+        directory: The directory of the race.
+        terminal: Shows how far it is.
+        seconds: The time for all of its runs.
 
     Raises:
         Interrupted: The user asked to stop. The run has been ended; finished runs are kept.
@@ -44,15 +44,17 @@ def run_race(plan: RacePlan, directory: RaceDirectory, terminal: Console) -> Non
     finished = [heat for heat in heats_of(runs) if any(directory.is_finished(run) for run in heat)]
     left = [run for run in runs if not any(run in heat for heat in finished)]
     peaks = directory.matmul_peaks(plan)
-    with ProgressOfRace(plan, left, terminal) as progress:
+    pace = Pace(plan, left, seconds)
+    with ProgressOfRace(pace, len(runs) - len(left), terminal) as progress:
         for heat in heats_of(left):
-            progress.begin(heat)
             if heat[0].purpose == "timed":
-                if _ends_early(plan, heat[0].block, directory):
-                    progress.skip(heat)
+                if heat not in pace.to_come() or _ends_early(plan, heat[0].block, directory):
+                    pace.skip(heat)
                     continue
+                progress.begin(heat)
                 reasons = run_heat(plan, heat, directory, peaks, progress)
             else:
+                progress.begin(heat)
                 (run,) = heat
                 peak = peaks.get(run.entrant.precision)
                 reasons = {run: _run_undisturbed(plan, run, directory, peak, progress)}
@@ -110,46 +112,10 @@ def _run_undisturbed(
 
 def _run(plan: RacePlan, run: PlannedRun, output_dir: Path) -> str | None:
     """Makes one run and returns None, or why it failed."""
-    module = _PEER_PROGRAM if run.entrant.role == "peer" else _PROGRAM
+    module = _PEER_PROGRAM if run.entrant.role == "peer" else own_command.PROGRAM
     arguments = [*plan.arguments(run), f"--output-dir={output_dir}"]
-    done = run_command(arguments, variables_of(plan, run), module=module)
-    if done.returncode == 0:
-        # No other start of a run has this directory.
-        is_its_own = read_record(output_dir / RECORD_NAME).config.output_dir == output_dir
-        return None if is_its_own else "the record in its directory is that of another run"
-    if (output_dir / RECORD_NAME).exists():
-        why = read_record(output_dir / RECORD_NAME).error
-    else:  # the run was refused, or ended before it could write a record
-        why = (done.stderr.strip().splitlines() or [""])[-1].removeprefix("lockstep: ")
-    return (why or f"it ended with exit code {done.returncode}")[:500]
-
-
-def run_command(
-    arguments: list[str], variables: Mapping[str, str] = MappingProxyType({}), *, module: Sequence[str] = _PROGRAM
-) -> subprocess.CompletedProcess[str]:
-    """Runs Lockstep's own command line to its end; in any case it ends with this process.
-
-    Args:
-        arguments: The command, and its options.
-        variables: What to add to its environment.
-        module: The module to run, and its first arguments.
-
-    Raises:
-        Interrupted: A signal asked to stop (see signals_raised). The command has received SIGTERM and has ended.
-    """
-    with guarded() as mark:
-        process = subprocess.Popen(
-            [sys.executable, "-m", *module, *arguments],
-            env={**command_environment(), **variables, **mark},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            _, errors = process.communicate()
-        except Interrupted:
-            process.terminate()
-            process.communicate()
-            raise
-    return subprocess.CompletedProcess(process.args, process.returncode, "", errors)
+    done = own_command.run_command(arguments, variables_of(plan, run), module=module)
+    why = own_command.why_it_failed(done, output_dir)
+    if why is None and read_record(output_dir / RECORD_NAME).config.output_dir != output_dir:
+        return "the record in its directory is that of another run"  # no other start of a run has this directory
+    return why

@@ -36,7 +36,7 @@ def make_schedule(entrants: list[Entrant], options: RaceOptions, costs: Costs, *
     """
     once = draw_plan(entrants, options, repeats=1, costs=costs)
     fixed = seconds_of_tuning + sum(costs.alone(run, options) for run in once if run.purpose != "timed")
-    fixed += _SECONDS_OF_COLLECTIVES if options.collectives and max(options.num_processes) > 1 else 0.0
+    fixed += seconds_of_collectives(options)
     heats = [[run.entrant for run in heat] for heat in heats_of(once) if heat[0].purpose == "timed"]
     of_a_start = sum(costs.start(heat) + costs.end(heat) for heat in heats)
     of_a_step = sum(costs.turns(heat, 1) for heat in heats)
@@ -56,7 +56,20 @@ def make_schedule(entrants: list[Entrant], options: RaceOptions, costs: Costs, *
                 f"--budget {format_duration(options.budget)}: {len(entrants)} entrants, each started {repeats} times, "
                 f"need about {format_duration(needed)}; give more, or ask for fewer entrants"
             )
-    return Schedule(repeats=repeats, timed_steps=steps, seconds=fixed + repeats * (of_a_start + steps * of_a_step))
+    seconds = fixed + repeats * (of_a_start + steps * of_a_step)
+    # If starts take less time than expected, there are more of them.
+    is_planned = options.repeats is None and options.timed_steps is None
+    return Schedule(
+        repeats=repeats,
+        most_repeats=max(repeats, _MOST_STARTS) if is_planned else repeats,
+        timed_steps=steps,
+        seconds=seconds,
+    )
+
+
+def seconds_of_collectives(options: RaceOptions) -> float:
+    """Returns the expected time of measuring the collectives of libraries, after the runs of a race."""
+    return _SECONDS_OF_COLLECTIVES if options.collectives and max(options.num_processes) > 1 else 0.0
 
 
 def _fewest_steps(step_seconds: list[float]) -> int:

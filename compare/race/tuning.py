@@ -92,7 +92,7 @@ def _turned(best: Entrant, position: str) -> Entrant:
 
 def _fastest(plan: RacePlan, positions: Sequence[Entrant], steps: int) -> Entrant:
     """Returns the position whose steps took the least time together; the first one if none came to the end."""
-    tried = plan.model_copy(update={"schedule": Schedule(repeats=1, timed_steps=steps, seconds=0.0)})
+    tried = plan.model_copy(update={"schedule": Schedule(repeats=1, most_repeats=1, timed_steps=steps, seconds=0.0)})
     runs = [
         PlannedRun(entrant=entrant, purpose="timed", block=1, position=position)
         for position, entrant in enumerate(positions)

@@ -13,13 +13,13 @@ from compare.report.flops import model_flops_per_second, peak_flops_per_second
 from compare.report.grouping import EntrantRuns
 from compare.report.runs import Run
 from compare.report.statistics import mean_interval
-from compare.results import RANKED, Entrant, Parity
-from compare.steps import Wire
+from compare.report.traffic import excess_of, wire_of
+from compare.results import RANKED, Entrant
+from compare.steps import HeldMemory
+from parity.verdict import SAME, Parity
 from records.balance import imbalance, positions_per_token
 from records.record import RunRecord
 from records.throughput import NUM_WARMUP_STEPS, slowest_rank
-
-_IN_LOCKSTEP = ("reference", "bitwise", "rounding")
 
 
 def measure_entrant(runs: EntrantRuns, parity: Parity) -> Entrant:
@@ -28,7 +28,7 @@ def measure_entrant(runs: EntrantRuns, parity: Parity) -> Entrant:
     measured = [run for run in runs.timed if run.timed_steps]
     records = [run.record for run in measured]
     rates = [_per_second(run, "samples") for run in measured]
-    tokens = [_per_second(run, "tokens") for run in measured]
+    tokens = [_per_second(run, "tokens") for run in measured if any(rank.tokens for rank in run.record.ranks)]
     steps = [slowest_rank(record).step_seconds[NUM_WARMUP_STEPS:] for record in records]
     pooled = [second for run in steps for second in run]
     cuda = [rank.peak_cuda_memory_bytes for record in timed for rank in record.ranks if rank.peak_cuda_memory_bytes]
@@ -41,7 +41,7 @@ def measure_entrant(runs: EntrantRuns, parity: Parity) -> Entrant:
         num_runs=len(timed),
         failures=runs.failures,
         parity=parity,
-        ranked=runs.role in RANKED and bool(measured) and parity.verdict in _IN_LOCKSTEP,
+        ranked=runs.role in RANKED and bool(measured) and parity.verdict in SAME,
         samples_per_second=mean_interval(rates) if rates else None,
         tokens_per_second=mean_interval(tokens) if tokens else None,
         samples_per_second_of_runs=rates,
@@ -55,7 +55,9 @@ def measure_entrant(runs: EntrantRuns, parity: Parity) -> Entrant:
         mfu=_mfu(measured),
         settings=_settings(timed[0], diagnosis) if timed else {},
         breakdown=measure_breakdown(diagnosis, middle) if diagnosis else None,
-        wire=_wire(diagnosis) if diagnosis else None,
+        wire=wire_of(diagnosis) if diagnosis else None,
+        excess=excess_of(diagnosis) if diagnosis else None,
+        memory=_held_memory(sample) if (sample := diagnosis or next(iter(timed), None)) else None,
     )
 
 
@@ -96,38 +98,35 @@ def _settings(record: RunRecord, diagnosis: RunRecord | None) -> dict[str, str]:
         **{f"asked: {name}": value for name, value in config.backend_settings.items()},
         **rank.effective_settings,
         "batches": config.batching,
-        "positions computed for each token": "no token" if computed is None else f"{computed:.2f}",
         "the rank with most to compute, relative to the mean": "no step" if uneven is None else f"{uneven:.2f}",
         "memory allocator": record.environment.allocator or "unknown",
         "schedule steps of a run": rank.schedule_steps,
     }
+    if computed is not None:
+        settings["positions computed for each token"] = f"{computed:.2f}"
     if diagnosis:
         seen = diagnosis.ranks[0].diagnosis
         assert seen is not None
         settings["dtype of an inner layer"] = seen.inner_dtype
         settings["calls into the communication library per step"] = seen.num_reductions[-1]
         settings["elements communicated per step"] = sum(seen.reductions[-1].values())
+        if seen.reduced_bytes:
+            settings["bytes communicated per step"] = sum(seen.reduced_bytes[-1].values())
     settings |= {"Python": record.environment.python, **record.environment.packages}
     settings["commit"] = (record.environment.git_commit or "unknown")[:12]
     return {name: str(value) for name, value in settings.items()}
 
 
-def _wire(run: RunRecord) -> Wire | None:
-    """Reads the counters of the network interface; only the traffic of gloo all goes through a known interface."""
-    num_ranks = len(run.ranks)
-    machines = [rank.diagnosis for rank in run.ranks if rank.diagnosis and rank.diagnosis.sent_bytes]
-    if num_ranks == 1 or not machines or run.ranks[0].effective_settings.get("transport") != "gloo":
+def _held_memory(run: RunRecord) -> HeldMemory | None:
+    """Returns what the tensors of a rank hold, each part on the rank that holds most of it."""
+    seen = [rank.memory for rank in run.ranks if rank.memory is not None]
+    if not seen:
         return None
-    first = machines[0]
-    warmup = len(first.num_reductions)  # in these steps, calls are counted, which slows them down
-    num_steps = len(run.steps) - warmup
-    if num_steps < 1:
-        return None
-    sent = sum(sum(seen.sent_bytes[warmup:]) for seen in machines if seen.sent_bytes)
-    return Wire(
-        interface=first.interface,
-        bytes_per_step=sent / num_ranks / num_steps,
-        gradient_bytes=first.gradient_bytes,
-        ring_bound=2 * (num_ranks - 1) / num_ranks * first.gradient_bytes,
-        reductions_per_step=float(first.num_reductions[-1]),
+    activations = [one.activation_bytes for one in seen if one.activation_bytes is not None]
+    return HeldMemory(
+        parameters=max(one.parameter_bytes for one in seen),
+        gradients=max(one.gradient_bytes or 0 for one in seen),
+        optimizer=max(one.optimizer_bytes for one in seen),
+        activations=max(activations, default=None),
+        buffers=max(one.buffer_bytes for one in seen),
     )

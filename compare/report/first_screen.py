@@ -129,11 +129,11 @@ def standing_table(standing: Standing) -> Table:
     columns += [f"speed ({base.label} = 1)"] if base else []
     columns += ["of what is possible (%)"] if alone else []
 
-    def row(one: Placing, mark: str = "") -> Row:
+    def row(one: Placing, mark: str = "", before: str = "") -> Row:
         of_possible = alone is not None and one.num_processes == alone.num_processes and not mark
         against = "" if one is opponent else longer(one.longer)
         cells = [
-            Cell(one.label),
+            Cell(f"{before}{one.label}"),
             measured(one.samples_per_second.estimate, 1, _rate),
             Cell(against, one.longer.estimate if one.longer else None),
             *([measured(speed_of(one, base), 1, _times)] if base else []),
@@ -141,7 +141,9 @@ def standing_table(standing: Standing) -> Table:
         ]
         return Row(cells, mark)
 
-    rows = [*(row(one) for one in standing.placings), *(row(one, "aside") for one in standing.limits)]
+    rows = [row(one) for one in standing.placings]
+    rows += [row(one, "aside", "≈ ") for one in standing.approximations]
+    rows += [row(one, "aside") for one in standing.limits]
     return Table(standing.conditions, columns, rows)
 
 

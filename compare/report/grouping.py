@@ -23,10 +23,10 @@ _OF_A_START = {
     *("backend", "backend_settings", "start_method", "output_dir", "overwrite", "launch_command", "started_at"),
     *("diagnose", "master_port", "master_addr", "node_rank", "timeout", "hang_timeout", "max_restarts"),
     *("num_restarts", "keep", "on_save_error", "resume", "resume_from", "evaluate"),
-    *("batching", "allocator"),  # entrants may differ in them, which changes rounding
+    *("batching", "allocator", "grad_compression"),  # entrants may differ in them, which changes rounding or more
 }
 _OF_A_SPLIT = {"num_processes", "micro_batch_size", "threads_per_rank"}
-_OF_A_BACKEND = {"backend", "backend_settings", "start_method"}
+_OF_A_BACKEND = {"backend", "backend_settings", "start_method", "grad_compression"}
 # Variables in which a launcher tells the ranks of one job where they are, or configures its library. Variables of the
 # user with such names never reach a rank.
 _OF_A_PLACE = ("_PORT", "_RANK", "_SIZE", "_ADDR", "_HOSTNAME", "_NUM_THREADS")

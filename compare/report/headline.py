@@ -32,7 +32,8 @@ def headlines(results: Results) -> Iterator[Headline]:
         if single is not None and single.samples_per_second is not None:
             several = [one for one in groups if one.group.num_processes > 1]
             same = [one for one in several if _conditions(one) == _conditions(alone)]
-            rivals = [(one.group, entrant) for one in same for entrant in one.entrants if entrant.role == "backend"]
+            backends = [(one.group, entrant) for one in same for entrant in one.entrants if entrant.role == "backend"]
+            rivals = [(group, entrant) for group, entrant in backends if entrant.parity.verdict != "approximate"]
             yield Headline(alone.group, single.samples_per_second, rivals)
 
 

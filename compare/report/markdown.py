@@ -10,6 +10,7 @@ from pathlib import Path
 from backends.registry import REFERENCE
 from compare.numbers import longer, one_line, part_of_step
 from compare.report.first_screen import first_screen
+from compare.report.memory import memory_table
 from compare.report.page import Block, Lines, Section, Table, Text
 from compare.report.sections import beside_the_ranking, details, look_of
 from compare.report.words import metric_heading
@@ -54,6 +55,9 @@ def _details(results: Results) -> dict[str, str]:
     return {
         "Throughput": results_table(results),
         "Where the time of a step goes": breakdown_table(results),
+        "What the tensors of a rank hold": "\n\n".join(
+            _shown(table) for table in map(memory_table, results.groups) if table.rows
+        ),
         "Trained to the end": seed_table(results),
         "Time to an accuracy": _list(_time_to_target(curve) for curve in results.curves if curve.target is not None),
         **{sections[id].heading: _blocks(sections[id].blocks) for id in told if id in sections},
@@ -101,7 +105,7 @@ def headline_table(results: Results) -> str:
         ]
         for standing in results.standings
         if standing.placings[0].group in plain
-        for one in standing.placings
+        for one in [*standing.placings, *standing.approximations]
         if one in standing.rivals or one.name == REFERENCE
     ]
     return _table(("conditions", "entrant", "samples/s [95 %]", "a step takes longer by [95 %]"), rows) if rows else ""
@@ -112,7 +116,7 @@ def results_table(results: Results) -> str:
     against = {
         (one.group, one.name): "is the opponent" if one.claim is None else longer(one.longer)
         for standing in results.standings
-        for one in standing.placings
+        for one in [*standing.placings, *standing.approximations]
     }
     each = [(group, entrant) for group in results.groups for entrant in group.entrants]
     rows = [_row(*one, against.get((one[0].group.key, one[1].name), "not ranked")) for one in each]

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from backends.registry import REFERENCE
 from compare.report.grouping import EntrantRuns, unsplit
-from compare.report.parity import diagnosed_parity, losses_parity
 from compare.report.runs import Run
-from compare.results import Parity
+from parity.judge import approximate_parity, diagnosed_parity, losses_parity, normalised_otherwise
+from parity.verdict import Parity
 
 
 def entrant_parity(entrant: EntrantRuns, group: list[EntrantRuns], completed: Sequence[Run]) -> Parity:
@@ -24,13 +24,21 @@ def entrant_parity(entrant: EntrantRuns, group: list[EntrantRuns], completed: Se
     own = entrant.diagnosis or entrant.timed[0]
     candidates = _references(own, completed)
     # As it comes: a race may have a variant of it, too.
-    reference = next((run for run in candidates if run.entrant == REFERENCE), None)
+    as_it_comes = [run for run in candidates if run.entrant == REFERENCE]
+    if own.record.num_batch_norms:  # what it computes depends on the samples of a micro-step
+        steps = own.record.gradient_accumulation_steps
+        as_it_comes.sort(key=lambda run: run.record.gradient_accumulation_steps != steps)
+    reference = next(iter(as_it_comes), None)
     if reference is None and own.purpose == "timed":  # then the first run of the group is the reference
         reference = sample_of(group)
     if reference is None:
         return Parity(verdict="unknown", detail="no diagnosis run of the reference completed")
     if own is reference:
         parity = Parity(verdict="reference", detail="the run that all others are compared with")
+    elif own.record.config.grad_compression != "none" and own.record.config.num_processes > 1:
+        parity = approximate_parity(own.record, reference.record)
+    elif (otherwise := normalised_otherwise(own.record, reference.record)) is not None:
+        parity = otherwise
     elif own.record.ranks[0].diagnosis and reference.record.ranks[0].diagnosis:
         yardstick = _yardstick(own, reference, candidates)
         parity = diagnosed_parity(own.record, reference.record, yardstick.record if yardstick else None)
@@ -62,10 +70,12 @@ def _references(own: Run, completed: Sequence[Run]) -> list[Run]:
 
 
 def _yardstick(own: Run, reference: Run, candidates: Sequence[Run]) -> Run | None:
-    """Returns a run of the reference with other micro-batches.
+    """Returns a run of the reference with other micro-batches; None for BatchNorm, which computes something else then.
 
     If possible, they are of the kind and the size of those of `own`: these decide the rounding.
     """
+    if reference.record.num_batch_norms:
+        return None
     size = reference.record.config.micro_batch_size
     others = [run for run in candidates if run.record.config.micro_batch_size != size]
     others.sort(

@@ -11,6 +11,7 @@ from compare.report import tables as report_tables
 from compare.report.bare import adapter_cost_blocks
 from compare.report.figures import Styles
 from compare.report.gate_table import GATE_HEADINGS, gate_cells, verdict_of
+from compare.report.memory import memory_table
 from compare.report.page import Block, Cell, Commands, Figure, Lines, Row, Section, Table, Text
 from compare.report.peer_tables import peer_section
 from compare.report.styles import styles_for
@@ -66,6 +67,8 @@ def _parity(groups: list[GroupResult]) -> list[Block]:
     if not any(result.entrants for result in groups):
         return []
     text = "Only entrants that compute the same as the reference are ranked."
+    if any(entrant.parity.verdict == "approximate" for result in groups for entrant in result.entrants):
+        text += " Those that compute an approximation on purpose are shown beside them, marked ≈."
     return [Text(text), report_tables.parity_table(groups)]
 
 
@@ -107,7 +110,7 @@ def _of_group(result: GroupResult, styles: Styles, *, with_task: bool) -> list[B
         report_figures.step_time_figure(result, styles),
         report_figures.breakdown_figure(result, styles),
     ]
-    tables = _tables(report_tables.measurement_table(result), report_tables.wire_table(result))
+    tables = _tables(report_tables.measurement_table(result), report_tables.wire_table(result), memory_table(result))
     failures = [f"{entrant.name} failed: {line}" for entrant in result.entrants for line in entrant.failures]
     return [Text(about), *_lines(failures), *tables, *_present(figures)]
 

@@ -30,6 +30,11 @@ class _Candidate(NamedTuple):
         return self.entrant.samples_per_second
 
     @property
+    def is_rival(self) -> bool:
+        """Whether it is a backend that is compared with others in its own right."""
+        return self.entrant.role == "backend" and self.entrant.ranked
+
+    @property
     def label(self) -> str:
         """The name with the number of ranks; what is possible here is called what it is."""
         number = self.group.num_processes
@@ -61,13 +66,14 @@ def standings_of(
     fields: dict[tuple[str, int], list[_Candidate]] = {}
     for result, runs in zip(groups, grouped, strict=True):
         for entrant, own in zip(result.entrants, runs, strict=True):
-            if (entrant.ranked or entrant.role == "limit") and entrant.samples_per_second is not None:
+            takes_part = entrant.ranked or entrant.role == "limit" or entrant.parity.verdict == "approximate"
+            if takes_part and entrant.samples_per_second is not None:
                 conditions = unsplit(own.timed[0]), result.group.gradient_accumulation_steps
                 fields.setdefault(conditions, []).append(_Candidate(result, entrant, own))
     # A limit by itself is of no use.
-    complete = [field for field in fields.values() if any(one.entrant.role == "backend" for one in field)]
+    complete = [field for field in fields.values() if any(one.is_rival for one in field)]
     complete.sort(key=lambda field: _place(field[0].group, order))
-    names = {one.entrant.name for field in complete for one in field if one.entrant.role == "backend"}
+    names = {one.entrant.name for field in complete for one in field if one.is_rival}
     if opponent is not None and opponent not in names:
         raise UnknownOpponent(f"{opponent!r} was not ranked; choose one of {', '.join(sorted(names))}")
     standings: list[Standing] = []
@@ -83,7 +89,7 @@ def _place(group: Group, order: Sequence[tuple[str, int]]) -> int:
 
 
 def _standing(field: Sequence[_Candidate], named: str | None) -> Standing:
-    backends = [one for one in field if one.entrant.role == "backend"]
+    backends = [one for one in field if one.is_rival]
     opponent = _opponent(backends, named)
     others = [one for one in field if one is not opponent]
     comparisons = {id(one): found for one in others if (found := _within(opponent, one)) is not None}
@@ -99,6 +105,9 @@ def _standing(field: Sequence[_Candidate], named: str | None) -> Standing:
         num_turns=sum(len(run.timed_steps) for run in opponent.runs.timed if run.race and run.race.turns),
         placings=[_placing(one, comparisons.get(id(one))) for one in ordered],
         limits=[_placing(one, comparisons.get(id(one))) for one in limits],
+        approximations=[
+            _placing(one, comparisons.get(id(one))) for one in others if one.entrant.parity.verdict == "approximate"
+        ],
     )
 
 

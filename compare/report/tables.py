@@ -18,17 +18,18 @@ from compare.results import (
     Entrant,
     GroupResult,
     Interval,
-    Parity,
     Place,
     SeedRow,
 )
 from compare.steps import Breakdown
+from parity.verdict import Parity
 
 _MIB = 1 / 2**20
 _VERDICTS = {
     "reference": "✓ is the reference",
     "bitwise": "✓ the same bits",
     "rounding": "✓ the same up to rounding",
+    "approximate": "≈ an approximation, as asked for",
     "not comparable": "✗ not comparable",
     "unknown": "? unknown",
 }
@@ -45,7 +46,7 @@ def standing(entrant: Entrant) -> str:
         return ""
     if not entrant.num_runs:
         return "failed" if entrant.failures else "not measured"
-    return "out of lockstep" if entrant.parity.verdict == "not comparable" else "not ranked"
+    return {"not comparable": "out of lockstep", "approximate": "approximate"}.get(entrant.parity.verdict, "not ranked")
 
 
 def mark(entrant: Entrant) -> str:
@@ -87,7 +88,7 @@ def parity_table(groups: list[GroupResult]) -> Table:
     rows = [
         Row(
             [Cell(describe_seats(sitting, everyone)), Cell(_VERDICTS[verdict]), *map(Cell, rest)],
-            "unranked" if verdict in ("not comparable", "unknown") else "",
+            "unranked" if verdict in ("approximate", "not comparable", "unknown") else "",
         )
         for (verdict, *rest), sitting in said.items()
     ]

@@ -43,8 +43,8 @@ class StepRow(NamedTuple):
     cpu_seconds: float | None
     instructions: int | None
     samples: int
-    tokens: int
-    positions: int
+    tokens: int | None
+    positions: int | None
     foreign_share: float | None
     machine: str
 
@@ -106,8 +106,8 @@ def _rows_of(key: str, entrant: EntrantRuns, run: Run, rank: RankRecord) -> Iter
             cpu_seconds=rank.step_cpu_seconds[index] if rank.step_cpu_seconds else None,
             instructions=rank.step_instructions[index] if rank.step_instructions is not None else None,
             samples=rank.samples[index],
-            tokens=rank.tokens[index],
-            positions=rank.positions[index],
+            tokens=rank.tokens[index] if rank.tokens else None,
+            positions=rank.positions[index] if rank.positions else None,
             foreign_share=foreign.foreign_share if foreign is not None else None,
             machine=run.machine.label if run.machine is not None else "",
         )

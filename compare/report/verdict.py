@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from compare.numbers import joined, number, points
+from compare.report.memory import savings
 from compare.report.statistics import detectable_later
 from compare.report.words import largest, ranks
 from compare.results import (
@@ -17,6 +18,7 @@ from compare.results import (
     MIN_PAIRS,
     RANKED,
     TARGET,
+    Entrant,
     GroupResult,
     Interval,
     Placing,
@@ -24,12 +26,15 @@ from compare.results import (
     Standing,
 )
 from compare.steps import Breakdown
+from parity.verdict import SAME
 
 # Entrants that differ by no more are called equally fast, with the figure beside it.
 _AS_GOOD_AS_EQUAL = 0.05
 # What more time would show is said of a race so many times as long.
 _LONGER = 4
-_TRUSTED = ("reference", "bitwise", "rounding")
+# An entrant that sends so many times what its gradients need is named. Less is what libraries send besides: gloo, for
+# example, reduces and scatters by an all-reduce.
+_WASTEFUL = 1.5
 
 
 @dataclass(frozen=True)
@@ -54,8 +59,8 @@ def describe_verdict(results: Results) -> list[str]:
     sentences = []
     if results.standings:
         first = results.standings[0]
-        sentences = [_speed(first, results), *_gain(first)]
-    sentences += _left_out(results.groups)
+        sentences = [_speed(first, results), *_gain(first), *_approximations(first, results)]
+    sentences += [*_wasteful(results.groups), *savings(results.groups), *_left_out(results.groups)]
     if results.problems:
         number_of = "One thing" if len(results.problems) == 1 else f"{len(results.problems)} things"
         sentences.append(f"{number_of} could not be used or compared; the list is below.")
@@ -90,7 +95,7 @@ def warnings_of(results: Results) -> list[str]:
 
 def grounds_of(results: Results) -> list[Ground]:
     """Returns why the report may be trusted, in a few words each."""
-    grounds = [_same_computation(results.groups), _idle_machine(results)]
+    grounds = [_same_computation(results.groups), *_what_is_sent(results.groups), _idle_machine(results)]
     if results.standings:
         first = results.standings[0]
         starts = "1 start" if first.num_starts == 1 else f"{first.num_starts} starts"
@@ -106,16 +111,29 @@ def grounds_of(results: Results) -> list[Ground]:
 def _same_computation(groups: Sequence[GroupResult]) -> Ground:
     held = [one for group in groups for one in group.entrants if one.num_runs and one.role in RANKED]
     verdicts = [one.parity.verdict for one in held]
-    judged = [verdict for verdict in verdicts if verdict != "unknown"]
-    good = [verdict for verdict in judged if verdict in _TRUSTED]
+    judged = [verdict for verdict in verdicts if verdict not in ("unknown", "approximate")]
+    asked = dict.fromkeys(one.name for one in held if one.parity.verdict == "approximate")
+    besides = f"; on purpose, {joined(list(asked))} only approximately" if asked else ""
+    good = [verdict for verdict in judged if verdict in SAME]
     question = "Same computation"
     if len(judged) < 2:
-        return Ground(question, "was not checked", "open")
+        return Ground(question, f"was not checked{besides}", "open")
     same = "to the last bit" if "rounding" not in judged else "up to rounding"
     if len(good) == len(judged):
         everyone = "both" if len(good) == 2 else f"all {len(good)}"
-        return Ground(question, f"{everyone} entrants train the same model, {same}", "good")
-    return Ground(question, f"{len(judged) - len(good)} of {len(judged)} entrants compute something else", "bad")
+        whose = f"{everyone} exact" if asked else everyone
+        return Ground(question, f"{whose} entrants train the same model, {same}{besides}", "good")
+    wrong = f"{len(judged) - len(good)} of {len(judged)} entrants compute something else"
+    return Ground(question, f"{wrong}{besides}", "bad")
+
+
+def _what_is_sent(groups: Sequence[GroupResult]) -> list[Ground]:
+    """Names who sends most, if that is several times what its gradients need."""
+    counted = [one for group in groups for one in group.entrants if one.role in RANKED]
+    most = max(counted, key=lambda one: one.excess or 0.0, default=None)
+    if most is None or (most.excess or 0.0) < _WASTEFUL:
+        return []
+    return [Ground("Bytes sent", f"{most.name} sends {number(most.excess, 2)} times what its gradients need", "bad")]
 
 
 def _overlooked(standing: Standing) -> Ground:
@@ -185,8 +203,13 @@ def _reason(placing: Placing, standing: Standing, results: Results) -> str:
 
 
 def _breakdown(placing: Placing, results: Results) -> Breakdown | None:
+    entrant = _entrant(placing, results)
+    return entrant.breakdown if entrant is not None else None
+
+
+def _entrant(placing: Placing, results: Results) -> Entrant | None:
     entrants = [one for result in results.groups if result.group.key == placing.group for one in result.entrants]
-    return next((one.breakdown for one in entrants if one.name == placing.name), None)
+    return next((one for one in entrants if one.name == placing.name), None)
 
 
 def _gain(standing: Standing) -> list[str]:
@@ -246,10 +269,43 @@ def speed_of(one: Placing, other: Placing) -> float:
     return other.relative / one.relative
 
 
+def _approximations(standing: Standing, results: Results) -> list[str]:
+    """Says what entrants gain that compute an approximation on purpose, and how far they go astray."""
+    opponent = standing.placings[0]
+    parts = []
+    for one in standing.approximations:
+        if one.num_processes != opponent.num_processes:
+            continue
+        said = f"{one.name} cannot be compared after so few starts"
+        if one.claim != "too few" and one.longer is not None:
+            said = f"beside {opponent.name}, {_relation(one, standing, results)}"
+        entrant = _entrant(one, results)
+        if entrant is not None and entrant.parity.distance is not None:
+            off = number(100 * entrant.parity.distance, 2)
+            said += f", with weights off by {off} % of the way that training moved them"
+        parts.append(said)
+    return [f"Only an approximation, and not ranked: {'; '.join(parts)}."] if parts else []
+
+
+def _wasteful(groups: Sequence[GroupResult]) -> list[str]:
+    """Names who sends several times what its gradients need, though it may compute the same."""
+    most: dict[str, tuple[float, str]] = {}
+    for entrant in (one for group in groups for one in group.entrants if one.role in RANKED):
+        if (excess := entrant.excess or 0.0) >= max(_WASTEFUL, most.get(entrant.name, (0.0, ""))[0]):
+            same = "computes the same but " if entrant.parity.verdict in SAME else ""
+            times = f"{number(excess, 2)} times what its gradients need"
+            most[entrant.name] = excess, f"{entrant.name} {same}sends {times}."
+    return [sentence for _, sentence in most.values()]
+
+
 def _left_out(groups: Sequence[GroupResult]) -> list[str]:
     """Names who is not ranked although it took part: it computes something else, or it failed."""
     entrants = [entrant for group in groups for entrant in group.entrants if entrant.role in RANKED]
-    wrong = [one.name for one in entrants if one.parity.verdict == "not comparable"]
-    failed = [one.name for one in entrants if not one.num_runs and one.failures]
-    named = {"Not ranked, because of a computation that differs": wrong, "Failed, and left out": failed}
+    wrong = [one for one in entrants if one.parity.verdict == "not comparable"]
+    named = {
+        "Not ranked, because of a computation that differs": [one.name for one in wrong if one.parity.cause is None],
+        "Not ranked, because BatchNorm takes its statistics from other samples than one process does "
+        "(--sync-batchnorm takes those of all ranks)": [one.name for one in wrong if one.parity.cause is not None],
+        "Failed, and left out": [one.name for one in entrants if not one.num_runs and one.failures],
+    }
     return [f"{why}: {joined(list(dict.fromkeys(names)))}." for why, names in named.items() if names]

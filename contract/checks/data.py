@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from contract.cases import LAYOUTS, ONE_BY_ONE_EVALUATION, PLAIN, SMALL_EVALUATION
 from contract.check import Evidence, Violation, check
-from contract.checks.judging import TIGHT, config_of, reference_of, require_equal
+from contract.checks.judging import TIGHT, bound, config_of, reference_of, require_equal
 from contract.reference import global_batches, micro_batches
 
 
@@ -115,7 +115,7 @@ def metrics_are_those_of_one_process(evidence: Evidence) -> None:
         for epoch, (metrics, wanted) in enumerate(zip(seen["evaluations"], expected, strict=True)):
             require_equal(sorted(metrics), sorted(wanted), what="metrics", rank=rank)
             for name, value in wanted.items():
-                if metrics[name] is None or abs(metrics[name] - value) > TIGHT * abs(value):
+                if metrics[name] is None or abs(metrics[name] - value) > bound(evidence, TIGHT) * abs(value):
                     raise Violation(f"{name} {value!r} after epoch {epoch}", repr(metrics[name]), rank)
 
 
@@ -126,5 +126,5 @@ def logged_loss_is_the_global_mean(evidence: Evidence) -> None:
     for rank, (seen,) in enumerate(evidence.ranks):
         require_equal(len(seen["losses"]), len(expected), what="logged losses:", rank=rank)
         for step, (loss, wanted) in enumerate(zip(seen["losses"], expected, strict=True), start=1):
-            if loss is None or abs(loss - wanted) > TIGHT * abs(wanted):
+            if loss is None or abs(loss - wanted) > bound(evidence, TIGHT) * abs(wanted):
                 raise Violation(f"a loss of {wanted!r} in step {step}", repr(loss), rank)

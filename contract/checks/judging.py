@@ -15,8 +15,10 @@ from records.config import RunConfig
 # Relative to the norm of all tensors together. Correct computations in float64 differ in the order of
 # sums, by about 1e-16 per step; the smallest mistake in a formula changes the third digit.
 TIGHT = 1e-12
-# The same for float32.
+# The same for weights and for gradients in float32. The gradient of a batch of one sample is small, so that rounding
+# errors of the weights are visible in it.
 ROUNDING = 1e-5
+GRADIENT_ROUNDING = 10 * ROUNDING
 
 Tensors = dict[str, torch.Tensor]
 
@@ -31,6 +33,7 @@ def config_of(evidence: Evidence, training: int = 0) -> RunConfig:
         precision=evidence.case.precision,
         device=evidence.device,
         find_unused_parameters=evidence.case.find_unused_parameters,
+        float64=evidence.float64,
     )
 
 
@@ -53,20 +56,30 @@ def reference_of(evidence: Evidence) -> Reference:
     return reference
 
 
+def casts_model(evidence: Evidence) -> bool:
+    """Whether `setup` has cast the model as a whole to another dtype."""
+    before, after = (evidence.ranks[0][0]["setup"][f"weights_{when}"] for when in ("before", "after"))
+    return any(after[name].dtype != before[name].dtype for name in before)
+
+
 def simulation_of(evidence: Evidence) -> Reference:
     """Returns the case's first training computed by hand in its own precision, micro-batch by micro-batch."""
     if "simulation" not in evidence.memory:
         scale = INIT_LOSS_SCALE if evidence.case.precision == "fp16" else 1.0
         setup = evidence.ranks[0][0]["setup"]
-        given, prepared = setup["weights_before"], setup["weights_after"]
-        casts_model = any(prepared[name].dtype != given[name].dtype for name in given)
+        is_cast = casts_model(evidence)
         evidence.memory["simulation"] = simulate_as_a_rank(
-            given if casts_model else prepared,
+            setup["weights_before"] if is_cast else setup["weights_after"],
             config_of(evidence),
-            Arithmetic(scale, casts_model, setup["num_shares"]),
+            Arithmetic(scale, is_cast, setup["num_shares"]),
         )
     simulation: Reference = evidence.memory["simulation"]
     return simulation
+
+
+def bound(evidence: Evidence, of_float64: float, of_float32: float = ROUNDING) -> float:
+    """Returns how far a case that runs in float64 may be from the reference: as said, or as far as float32 rounds."""
+    return of_float64 if evidence.float64 else max(of_float64, of_float32)
 
 
 def distance(seen: Tensors, expected: Tensors) -> float:
@@ -87,13 +100,33 @@ def require_close(seen: Tensors, expected: Tensors, tolerance: float, *, what: s
     if missing:
         raise Violation(f"{what} of {', '.join(sorted(expected))}", f"{', '.join(missing)} on one side only", rank)
     name = max(expected, key=lambda name: _gap(seen[name], expected[name]))
-    ratio = _ratio(seen[name], expected[name])
     raise Violation(
         f"{what} within {tolerance:g} of the reference",
-        f"a difference of {off:.2g}, most in {name}"
-        + (f" ({ratio:.4g} times the reference there)" if ratio is not None else ""),
+        f"a difference of {off:.2g}, most in {name}{_times(seen[name], expected[name])}",
         rank,
     )
+
+
+def require_rows(seen: Tensors, expected: Tensors, tolerance: float, *, what: str, rank: int) -> None:
+    """Raises a Violation, which names the first wrong row, unless each row of each tensor is right by itself.
+
+    The norm of all tensors together, or of one, says nothing about a row that is small beside the others. A row of less
+    than a billionth of all tensors may be what is left of sums that cancel, and is judged as if it were that large.
+    """
+    least = 1e-9 * sum(float(tensor.double().square().sum()) for tensor in expected.values()) ** 0.5
+    for name, wanted in expected.items():
+        if name not in seen or seen[name].shape != wanted.shape:
+            raise Violation(f"{what} of {name}, {list(wanted.shape)}", "none, or another shape", rank)
+        one, other = (tensor.double().reshape(len(tensor) if tensor.ndim else 1, -1) for tensor in (seen[name], wanted))
+        gaps, sizes = torch.nan_to_num((one - other).norm(dim=1), nan=float("inf")), other.norm(dim=1).clamp(min=least)
+        wrong = (gaps > tolerance * sizes).nonzero().flatten().tolist()
+        if wrong:
+            row, more = wrong[0], f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+            raise Violation(
+                f"{what}, row {row} of {name}{more}, within {tolerance:g} of the reference",
+                f"a difference of {float(gaps[row] / sizes[row]):.2g}{_times(one[row], other[row])}",
+                rank,
+            )
 
 
 def _gap(seen: torch.Tensor, expected: torch.Tensor) -> float:
@@ -102,13 +135,13 @@ def _gap(seen: torch.Tensor, expected: torch.Tensor) -> float:
     return float(torch.nan_to_num((seen.double() - expected.double()).norm(), nan=float("inf")))
 
 
-def _ratio(seen: torch.Tensor, expected: torch.Tensor) -> float | None:
-    """Returns the factor between two tensors if one is a multiple of the other, which identifies many mistakes."""
+def _times(seen: torch.Tensor, expected: torch.Tensor) -> str:
+    """Says by which factor two tensors differ if one is a multiple of the other, which identifies many mistakes."""
     if seen.shape != expected.shape or not float(expected.double().norm()):
-        return None
+        return ""
     ratio = float((seen.double() * expected.double()).sum() / (expected.double() ** 2).sum())
     is_multiple = float((seen.double() - ratio * expected.double()).norm()) <= 1e-6 * float(seen.double().norm())
-    return ratio if is_multiple else None
+    return f" ({ratio:.4g} times the reference there)" if is_multiple else ""
 
 
 def require(holds: bool, expected: str, seen: str, rank: int | None = None) -> None:
@@ -156,7 +189,7 @@ def _short(value: Any, limit: int = 160) -> str:
 
 def require_gradients(evidence: Evidence, tolerance: float) -> None:
     """Raises a Violation unless every rank stepped with the gradients of the reference, clipped as the case demands."""
-    expected = reference_of(evidence).gradients
+    expected, tolerance = reference_of(evidence).gradients, bound(evidence, tolerance, GRADIENT_ROUNDING)
     for rank, step, seen in steps_of(evidence):
         gradients, wanted = seen["gradients"], expected[step - 1]
         if gradients is None or wanted is None:
@@ -166,7 +199,7 @@ def require_gradients(evidence: Evidence, tolerance: float) -> None:
 
 def require_weights(evidence: Evidence, tolerance: float) -> None:
     """Raises a Violation unless every rank has the weights of the reference after every step."""
-    expected = reference_of(evidence).weights
+    expected, tolerance = reference_of(evidence).weights, bound(evidence, tolerance)
     for rank, step, seen in steps_of(evidence):
         require_close(seen["weights"], expected[step - 1], tolerance, what=f"weights after step {step}", rank=rank)
 

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from contract.alone import continue_alone
-from contract.cases import INIT_LOSS_SCALE, STATE, STATE_FP16
-from contract.check import Evidence, Violation, check
-from contract.checks.judging import require_close, require_equal, require_repeated, require_same_bits
+from contract.cases import INIT_LOSS_SCALE, STATE, STATE_FP16, STATE_VARIED, WEIGHTS_OF_RANK_0
+from contract.check import SEVERAL, Evidence, Violation, check
+from contract.checks.judging import bound, require, require_close, require_equal, require_repeated, require_same_bits
 
-_STATES = (STATE, STATE_FP16)
+_STATES = (STATE, STATE_VARIED, STATE_FP16)
 # fp16 rounds by the shape of a micro-batch, which differs between one process and two.
 _TOLERANCES = {"fp32": 1e-9, "fp16": 5e-3}
 
@@ -46,6 +46,8 @@ def training_resumes_where_it_was_saved(evidence: Evidence) -> None:
             require_equal(scales[1], scales[0], what=f"loss scales in step {number}:", rank=rank)
             what = f"the weights after step {number} of the training that was not interrupted"
             require_repeated(evidence, other["weights"], one["weights"], what=what, rank=rank)
+            what = f"the buffers after step {number} of the training that was not interrupted"
+            require_same_bits(other["buffers"], one["buffers"], what=what, rank=rank)
 
 
 @check(
@@ -68,7 +70,7 @@ def state_of_one_process_is_loaded(evidence: Evidence) -> None:
                 what=f"a loss scale in step {number} of",
                 rank=rank,
             )
-            tolerance = _TOLERANCES[evidence.case.precision]
+            tolerance = bound(evidence, _TOLERANCES[evidence.case.precision])
             require_close(other["weights"], one["weights"], tolerance, what=f"weights after step {number}", rank=rank)
 
 
@@ -79,17 +81,26 @@ def state_of_one_process_is_loaded(evidence: Evidence) -> None:
     promises=["Backend.weights: The names are those", "Backend.state_dict: The single-process backend loads the state"],
 )
 def state_is_loaded_by_one_process(evidence: Evidence) -> None:
-    """The single-process backend loads state that the adapter has saved, and training continues as it does here."""
+    """The single-process backend loads state that the adapter has saved, and training continues as it does here.
+
+    The state of the loss scaler is the one that the single-process backend has saved in the same training, its count of
+    steps without an overflow included.
+    """
     saved_after = _saved_after(evidence)
     whole = evidence.ranks[0][0]
+    scaler = evidence.memory["alone"]["state"]["backend"]
+    saved = {name: whole["state"]["backend"].get(name) for name in scaler}
+    require_equal(saved, scaler, what="the loss scaler as the single-process backend saves it:")
     try:
-        resumed = continue_alone(evidence.case, evidence.world_size, whole["state"], device=evidence.device)
+        resumed = continue_alone(
+            evidence.case, evidence.world_size, whole["state"], device=evidence.device, float64=evidence.float64
+        )
     except (RuntimeError, KeyError, ValueError) as error:
         raise Violation("state that the single-process backend can load", " ".join(str(error).split())[:200]) from error
     rest = whole["steps"][saved_after:]
     require_equal(len(resumed["steps"]), len(rest), what="steps left after resuming:")
     for number, (one, other) in enumerate(zip(rest, resumed["steps"], strict=True), start=saved_after + 1):
-        tolerance = _TOLERANCES[evidence.case.precision]
+        tolerance = bound(evidence, _TOLERANCES[evidence.case.precision])
         require_close(other["weights"], one["weights"], tolerance, what=f"weights after step {number}", rank=0)
         scales = [step["micro_batches"][0]["scale"] for step in (one, other)]
         require_equal(scales[1], scales[0], what=f"a loss scale in step {number} of")
@@ -97,7 +108,8 @@ def state_is_loaded_by_one_process(evidence: Evidence) -> None:
 
 @check(
     "C42",
-    _STATES,
+    # Each rank has buffers of its own in the other one.
+    (STATE, STATE_FP16),
     traps="K8 K9",
     promises=["Backend.state_dict: The state consists of", "Backend.state_dict: Under fp16, the state contains"],
 )
@@ -136,3 +148,21 @@ def _numbers(value: Any) -> list[float]:
     if isinstance(value, torch.Tensor):
         return [float(value)] if value.numel() == 1 else []
     return [value] if isinstance(value, (int, float)) else []
+
+
+@check(
+    "C47",
+    [WEIGHTS_OF_RANK_0],
+    traps="K12",
+    world_sizes=SEVERAL,
+    promises=["Backend.weights: A rank may call it alone", "Backend.state_dict: A rank may call it alone"],
+)
+def rank_0_saves_alone(evidence: Evidence) -> None:
+    """`weights` and `state_dict` return on rank 0 although no other rank calls them.
+
+    In a training, rank 0 alone saves while the others go on. An adapter that gathers or compares something there passes
+    as long as all ranks call it, and waits for ever in a training. The other ranks look for three seconds, on an idle
+    machine, whether rank 0 has returned.
+    """
+    is_alone = all(seen["is_alone"] for seen in evidence.ranks)
+    require(is_alone, "`weights` and `state_dict` to return on rank 0 alone", "that it waits for the other ranks", 0)

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from contract.cases import HALF, LAYERED, PLAIN
+from contract.cases import ADAMW, ADAMW_CLIPPED, BITS, CLIPPED, HALF, LAYERED, MOMENTUM, PLAIN, UNCLIPPED
 from contract.check import SEVERAL, Evidence, NotSeen, Violation, check
-from contract.checks.judging import config_of, reference_of
+from contract.checks.judging import config_of
+from contract.reference import global_batches
 
+# With clipping and optimizer state, too, which ranks have in common and need not send, and over a hundred steps.
+_TRAFFIC = (*PLAIN, LAYERED, *CLIPPED, UNCLIPPED, MOMENTUM, ADAMW, ADAMW_CLIPPED, BITS)
 # DDP, for example, settles its buckets in the second step.
 _STEPS_TO_SETTLE = 2
 
 
 def _steps(evidence: Evidence) -> Iterator[tuple[int, int, dict[str, Any]]]:
     """Every (rank, step, observation)."""
-    places = {where for (seen,) in evidence.ranks for step in seen["steps"] for where, _, _ in step["traffic"]}
+    places = {where for (seen,) in evidence.ranks for step in seen["steps"] for where, *_ in step["traffic"]}
     if not places - {"loop"}:
         # That gradients are reduced at all is another clause.
         raise NotSeen(
@@ -33,7 +36,7 @@ def _gathers(operation: str) -> bool:
 
 @check(
     "C25",
-    [*PLAIN, LAYERED, *HALF],
+    [*_TRAFFIC, *HALF],
     traps="A8 C2 P1 P5 P11",
     world_sizes=SEVERAL,
     promises=["Backend.step: Every gradient element is reduced exactly once"],
@@ -42,7 +45,8 @@ def every_gradient_is_reduced_once(evidence: Evidence) -> None:
     """Every gradient element is reduced exactly once in an optimizer step, however many micro-batches it has.
 
     Elements are counted where they enter torch.distributed (from C++, too) or Horovod, and compared with the number of
-    trainable elements: a flag or a norm that is reduced along with them is one element too many. Where each rank holds
+    trainable elements: a flag or a norm that is reduced along with them is one element too many, and averaged optimizer
+    state is many. Where each rank holds
     a part of each weight, the rows of a gradient may be filled up so that all parts are equally large, the norm takes
     one element more, and gathering weights is no reduction.
     """
@@ -57,7 +61,7 @@ def every_gradient_is_reduced_once(evidence: Evidence) -> None:
                 raise Violation(f"at most {part} elements of weights on each rank", str(setup["held_weights"]), rank)
         reduced = sum(
             size
-            for where, operation, size in step["traffic"]
+            for where, operation, size, _ in step["traffic"]
             if (where.startswith("backward") or where == "step")
             and ("reduce" in operation if is_sharded else operation != "broadcast")
         )
@@ -68,7 +72,7 @@ def every_gradient_is_reduced_once(evidence: Evidence) -> None:
 
 @check(
     "C26",
-    [case for case in (*PLAIN, LAYERED, *HALF) if case.trainings[0].accumulation > 1],
+    [case for case in (*_TRAFFIC, *HALF) if case.trainings[0].accumulation > 1],
     traps="P1 A3 A4 A8",
     world_sizes=SEVERAL,
     promises=["Backend.no_sync: Inside, no gradient is reduced"],
@@ -80,7 +84,7 @@ def micro_batches_before_the_last_stay_local(evidence: Evidence) -> None:
         gathers_weights = evidence.ranks[rank][0]["setup"]["shards_weights"]
         early = [
             f"{size} elements in {where}"
-            for where, operation, size in step["traffic"]
+            for where, operation, size, _ in step["traffic"]
             if where.startswith("backward")
             and int(where.split()[1]) < last
             and not (gathers_weights and _gathers(operation))
@@ -91,7 +95,7 @@ def micro_batches_before_the_last_stay_local(evidence: Evidence) -> None:
 
 @check(
     "C27",
-    [*PLAIN, LAYERED],
+    _TRAFFIC,
     traps="H8 P2 P4",
     world_sizes=SEVERAL,
     promises=["interface: Between consecutive reports of the loss"],
@@ -105,13 +109,13 @@ def nothing_else_is_communicated(evidence: Evidence) -> None:
     in each micro-batch: for its forward and for its backward pass.
     """
     config = config_of(evidence)
-    batches = reference_of(evidence).batches
+    batches = [batch for epoch in global_batches(config) for batch in epoch]
     epoch_ends = [number for number, batch in enumerate(batches, start=1) if len(batch) < config.global_batch_size]
     for rank, number, step in _steps(evidence):
         if number <= _STEPS_TO_SETTLE:
             continue
         setup = evidence.ranks[rank][0]["setup"]
-        gathered = sum(size for where, operation, size in step["traffic"] if where != "loop" and _gathers(operation))
+        gathered = sum(size for where, operation, size, _ in step["traffic"] if where != "loop" and _gathers(operation))
         most = 2 * setup["padded_weights"] * len(step["micro_batches"]) if setup["shards_weights"] else 0
         if gathered > most:
             raise Violation(f"at most {most} elements of weights to be gathered in step {number}", str(gathered), rank)
@@ -119,7 +123,7 @@ def nothing_else_is_communicated(evidence: Evidence) -> None:
         evaluates = number - 1 in epoch_ends
         others = [
             f"{operation} of {size} in {where}"
-            for where, operation, size in step["traffic"]
+            for where, operation, size, _ in step["traffic"]
             if (where == "loop" and not (reports or evaluates))
             or (where != "loop" and operation in ("barrier", "broadcast"))
             or (where.startswith(("forward", "between")) and not (setup["shards_weights"] and _gathers(operation)))

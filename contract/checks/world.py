@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from contract.cases import BARRIER, COLLECTIVES, PLAIN, REFUSALS, SHUTDOWN, WORLD
+from contract.cases import BARRIER, COLLECTIVES, FINE_FLOAT64, LARGE_INT64, PLAIN, REFUSALS, SHUTDOWN, WORLD
 from contract.check import Evidence, Violation, check
 from contract.checks.judging import require, require_equal
 
@@ -46,7 +46,8 @@ def group_is_the_one_asked_for(evidence: Evidence) -> None:
 def all_reduce_reduces(evidence: Evidence) -> None:
     """`all_reduce` returns the sum, minimum or maximum to every rank and leaves its argument unchanged.
 
-    The check reduces float32, float64, int32 and int64, many elements, and a 0-d tensor, since the loop gathers
+    The check reduces float32, float64, int32 and int64, numbers that need all digits of their dtype, many elements, a
+    tensor that is not contiguous, and a 0-d tensor, since the loop gathers
     metrics, records and losses in this way. A reduction in place would change what the caller still holds, and one
     whose result is dropped would leave each rank with its own value.
     """
@@ -62,6 +63,13 @@ def all_reduce_reduces(evidence: Evidence) -> None:
             require_equal(result["result"], expected[result["operation"]], what=what, rank=rank)
             require_equal(result["dtype"], result["asked_dtype"], what=f"{what} to be", rank=rank)
             require(result["untouched"], f"{what} to leave its argument unchanged", "a changed argument", rank)
+        offset = sum(range(world_size))
+        digits = {
+            "torch.int64": [world_size * LARGE_INT64 + offset],
+            "torch.float64": [world_size * FINE_FLOAT64 + offset],
+        }
+        require_equal(seen["digits"], digits, what="sums of numbers with many digits:", rank=rank)
+        require(seen["strided"], "the sum of a transposed tensor", "other elements", rank)
         require(seen["many"], "the sum of 300 x 1000 elements", "other elements", rank)
         require(seen["kept"], "a result that a later reduction leaves unchanged", "a changed result", rank)
         require_equal(

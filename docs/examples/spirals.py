@@ -57,7 +57,7 @@ class SpiralsTask(Task):
     def collate(self, split, sample_ids):
         """Makes one micro-batch; the loop decides which samples belong to it."""
         points, labels = (tensor[list(sample_ids)] for tensor in self.data[split])
-        return Batch({"points": points, "labels": labels}, num_tokens=len(labels), num_positions=len(labels))
+        return Batch({"points": points, "labels": labels})
 
     def loss_sum(self, model, batch):
         """A sum, not a mean: the loop divides by the size of the global batch, however it is split."""

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.interface import Batch, Overview, Split, Task, TaskInputError
+from tasks.classes import baseline, majority
+from tasks.classification import Classification
+from tasks.interface import Batch, Overview, Split, TaskInputError
 from tasks.text import grammar, labels, packing
 from tasks.text import models as bert_models
 from tasks.text import prepared as prepared_text
@@ -29,13 +31,12 @@ if TYPE_CHECKING:
     from tasks.text.batches import Texts
 
 
-class TextClassification(Task):
+class TextClassification(Classification):
     """Assigns to each text one of the labels that occur in training."""
 
     name = "text-classification"
     Settings = TextClassificationSettings
     settings: TextClassificationSettings
-    metric_names: tuple[str, ...] = ("loss", "accuracy", "f1", "macro_f1", "roc_auc")
     imported_modules = (
         "transformers.modeling_utils",
         "tasks.text.attention",
@@ -214,13 +215,18 @@ class TextClassification(Task):
             self._tables[split] = self._data.open(split)
         return self._tables[split]
 
-    def loss_sum(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """Sums the cross-entropy over the samples."""
-        from torch import nn
+    @property
+    def labels(self) -> list[str]:
+        """The labels that occur in training."""
+        return self._data.labels
 
-        return nn.functional.cross_entropy(self._logits(model, batch), batch.tensors["labels"], reduction="sum")
+    @property
+    def positive_label(self) -> str | None:
+        """The one that the user has named, or that is positive or rarer."""
+        return self._positive
 
-    def _logits(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+    def logits(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        """Passes the texts through the model."""
         from tasks.text.batches import MODEL_INPUTS
 
         options: dict[str, Any] = {name: batch.tensors[name] for name in MODEL_INPUTS if name in batch.tensors}
@@ -230,52 +236,9 @@ class TextClassification(Task):
                 options.pop("attention_mask", None)
             options |= packing.row_options(batch, is_training=model.training)
         outputs = model(**options)
-        # By key, since Apex turns the outputs into a plain dict where it casts the model. In float32, since under
-        # autocast some backends return half precision and others do not.
+        # By key, since Apex turns the outputs into a plain dict where it casts the model.
         logits: torch.Tensor = outputs["logits"].float()
         return logits
-
-    def evaluation_rows(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """Gives for each sample its loss, the number of its label, and the probability of each label."""
-        import torch
-        from torch import nn
-
-        logits, labels = self._logits(model, batch), batch.tensors["labels"]
-        losses = nn.functional.cross_entropy(logits, labels, reduction="none")
-        columns = [losses[:, None].double(), labels[:, None].double(), torch.softmax(logits.double(), dim=1)]
-        return torch.cat(columns, dim=1)
-
-    @property
-    def num_evaluation_columns(self) -> int:
-        """Two, and one for each label."""
-        return 2 + len(self._data.labels)
-
-    def metrics(self, rows: torch.Tensor) -> dict[str, float | None]:
-        """Computes mean loss, accuracy, macro F1 and ROC AUC and, with two labels, the F1 of the positive one.
-
-        The definitions are those of torchmetrics (https://lightning.ai/docs/torchmetrics/stable/). Macro F1 is the mean
-        of the F1 scores of the labels. With two labels, ROC AUC is that of the positive one, otherwise the mean of each
-        label against the rest; it is None if a label does not occur among the samples.
-        """
-        from torchmetrics.functional import classification as scores
-
-        losses, targets, probabilities = rows[:, 0], rows[:, 1].long(), rows[:, 2:]
-        predicted, num_labels = probabilities.argmax(dim=1), probabilities.shape[1]
-        defined, area = bool((targets.bincount(minlength=num_labels) > 0).all()), None
-        macro_f1 = scores.multiclass_f1_score(predicted, targets, num_classes=num_labels, average="macro")
-        metrics = {
-            "loss": losses.mean().item(),
-            "accuracy": (predicted == targets).double().mean().item(),
-            "macro_f1": macro_f1.item(),
-        }
-        if self._positive is not None:
-            number = self._data.labels.index(self._positive)
-            is_positive = (targets == number).long()
-            metrics["f1"] = scores.binary_f1_score((predicted == number).long(), is_positive).item()
-            area = scores.binary_auroc(probabilities[:, number], is_positive) if defined else None
-        elif defined:
-            area = scores.multiclass_auroc(probabilities, targets, num_classes=num_labels)
-        return {**metrics, "roc_auc": None if area is None else area.item()}
 
     def describe(self) -> dict[str, Any]:
         """Collects the origin and the counts of the data, the sizes of the model, and the baseline."""
@@ -307,8 +270,8 @@ class TextClassification(Task):
 
     def _baseline(self) -> tuple[str, dict[str, float]]:
         data = self._data
-        answer = data.labels[labels.majority(data.label_counts["train"])]
-        return answer, labels.baseline(data.labels, data.label_counts, self._positive)
+        answer = data.labels[majority(data.label_counts["train"])]
+        return answer, baseline(data.labels, data.label_counts, self._positive)
 
     def overview(self) -> Overview:
         """Tabulates rows, classes and lengths of both splits, and warns of what looks like a mistake."""

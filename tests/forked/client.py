@@ -21,7 +21,7 @@ from typing import Any
 from filelock import FileLock
 
 from backends.capabilities import Signs
-from compare.race import run as race
+from launch import own_command
 from launch.engines.interface import PROJECT_DIRECTORY, Engine, Ranks
 from launch.engines.registry import ENGINES
 from launch.job import Job, compose_job
@@ -30,8 +30,8 @@ from tests.forked.ranks import START_METHODS
 from tests.forked.server import send
 
 _ENGINE = Path(__file__).with_name("engine.py")
-# What a race does where nothing is forked.
-_run_apart = race.run_command
+# What runs a command where nothing is forked.
+_run_apart = own_command.run_command
 
 
 # Where the server of this test session listens, set by its first process for its workers.
@@ -154,9 +154,9 @@ def _forked_command(engine: Engine, ranks: Ranks, path: str) -> list[str]:
 
 
 def fork_what_follows(path: str) -> None:
-    """Lets this process, which runs the command line, have its ranks and the runs of its race forked."""
+    """Lets this process, which runs the command line, have its ranks and the commands that it runs forked."""
     os.environ[SESSION_VARIABLE] = str(Path(path).parent)
-    race.run_command = _run_of_a_race
+    own_command.run_command = _run_forked
     for name in START_METHODS:
         engine = ENGINES[name]
 
@@ -167,10 +167,13 @@ def fork_what_follows(path: str) -> None:
         vars(engine).update(command=command, launcher=None)
 
 
-def _run_of_a_race(
-    arguments: list[str], variables: Mapping[str, str] = MappingProxyType({}), *, module: Sequence[str] = ("launch",)
+def _run_forked(
+    arguments: list[str],
+    variables: Mapping[str, str] = MappingProxyType({}),
+    *,
+    module: Sequence[str] = own_command.PROGRAM,
 ) -> subprocess.CompletedProcess[str]:
-    if tuple(module) != ("launch",):  # a peer, whose library no process has loaded
+    if tuple(module) != own_command.PROGRAM:  # a peer, whose library no process has loaded
         return _run_apart(arguments, variables, module=module)
     environment = {**os.environ, **variables}
     environment.pop("LOCKSTEP_STARTED_AT", None)

@@ -5,13 +5,29 @@ then fail, in the words that it names: a check that fails for another reason, or
 Importing this package registers all mutants.
 """
 
-from tests.mutants import data, gradients, precision, randomness, setup, sharding, state, steps, unused, world
+from tests.mutants import (
+    batch_norm,
+    compression,
+    data,
+    gradients,
+    precision,
+    randomness,
+    setup,
+    sharding,
+    state,
+    steps,
+    tensors,
+    unused,
+    world,
+)
 from tests.mutants.mutant import MUTANTS, REPLICATED, Mutant
 
 __all__ = [
     "MUTANTS",
     "REPLICATED",
     "Mutant",
+    "batch_norm",
+    "compression",
     "data",
     "gradients",
     "precision",
@@ -20,6 +36,7 @@ __all__ = [
     "sharding",
     "state",
     "steps",
+    "tensors",
     "unused",
     "world",
 ]

@@ -82,6 +82,14 @@ class LonelyBackend(ByHandBackend):
         return tensor.clone()
 
 
+class UnstartableBackend(ByHandBackend):
+    """Joins no group, so that no case ever runs."""
+
+    def __init__(self, options: Any) -> None:
+        super().__init__(options)
+        raise RuntimeError("there is no network here")
+
+
 # The check that each of these must fail, and its words. The adapter that they are derived from passes all checks.
 ADAPTERS = {
     "CarelessBackend": ("C04", "device=cpu, saw ValueError: Error initializing torch.distributed"),

@@ -142,3 +142,42 @@ def changed_learning_rate(num_updates: Callable[[Any], int]) -> Any:
         return set_learning_rate
 
     return replaced(loop.Trainer, "set_learning_rate", mutated)
+
+
+@contextmanager
+def hooked_gradients(
+    backend: Any, is_concerned: Callable[[torch.Tensor], bool], change: Callable[[torch.Tensor], torch.Tensor]
+) -> Iterator[None]:
+    """Changes what the backward pass of this rank gives to some parameters, before anything is reduced."""
+
+    def after(model: Any, optimizer: Any, kept: Any) -> None:
+        for parameter in filter(is_concerned, model.parameters()):
+            parameter.register_hook(change)
+
+    with around_setup(backend, lambda *_: None, after):
+        yield
+
+
+@contextmanager
+def left_local(backend: Any, is_concerned: Callable[[torch.Tensor], bool]) -> Iterator[None]:
+    """Leaves some parameters with the gradient of their own rank, as if the average had gone into a copy."""
+    own: dict[int, torch.Tensor] = {}
+
+    def after(model: Any, optimizer: Any, kept: Any) -> None:
+        for parameter in filter(is_concerned, model.parameters()):
+            parameter.register_hook(adding(id(parameter)))
+
+    def adding(key: int) -> Callable[[torch.Tensor], None]:
+        def add(gradient: torch.Tensor) -> None:
+            own[key] = own[key] + gradient if key in own else gradient.clone()
+
+        return add
+
+    def act(parameters: list[torch.Tensor]) -> None:
+        for parameter in parameters:
+            if id(parameter) in own:
+                parameter.grad.copy_(own[id(parameter)])
+        own.clear()
+
+    with around_setup(backend, lambda *_: None, after), when_reduced(backend, act):
+        yield

@@ -12,7 +12,7 @@ import torch
 from backends.interface import StepResult
 from contract import cases
 from tasks.token_tagging import TokenTagging
-from tests.mutants.changes import kept_local, replaced, scaled_loss, unmutated_autocast, when_reduced
+from tests.mutants.changes import around_step, kept_local, replaced, scaled_loss, unmutated_autocast, when_reduced
 from tests.mutants.mutant import BY_HAND_REDUCES, HOROVOD_SYNCHRONISES, mutant
 from training import loop
 from training.plan import Plan
@@ -200,4 +200,29 @@ def loss_reduced_in_every_step(backend: Any) -> Iterator[None]:
         "train_step",
         lambda original: lambda *a, **o: (original(*a, **o), backend.all_reduce(torch.ones(1)))[0],
     ):
+        yield
+
+
+@mutant(
+    "C16",
+    cases.PLAIN[0],
+    words="gradients in step 1 within 1e-12 of the reference, saw a difference of 0.25, most in mixer.weight (0.75",
+    world_size=3,
+)
+def division_by_a_power_of_two(backend: Any) -> Iterator[None]:
+    """Ranks are summed in pairs, and so is the divisor, as if there were four of three."""
+    with scaled_loss(backend, 3 / 4):
+        yield
+
+
+@mutant("C25", cases.ADAMW, words="391 elements to be reduced in step 1, saw 1173")
+def optimizer_state_reduced(backend: Any) -> Iterator[None]:
+    """Moments are averaged after every update, although they are equal on all ranks."""
+
+    def after(optimizer: Any) -> None:
+        for state in optimizer.state.values():
+            for name in ("exp_avg", "exp_avg_sq"):
+                state[name].copy_(backend.all_reduce(state[name]) / backend.world_size)
+
+    with around_step(backend, lambda optimizer: None, after):
         yield

@@ -28,6 +28,7 @@ class Mutant:
         harmless_on: The adapters on which it is not a fault, each with the reason.
         stops: The adapters whose training it stops ("*": all), each with words of the error.
         of: The adapters whose fault it is; None where it is one of every adapter under which ranks hold all weights.
+        world_size: The number of ranks that show it.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Mutant:
     harmless_on: dict[str, str]
     stops: dict[str, str]
     of: tuple[str, ...] | None
+    world_size: int
 
     @property
     def mutated_case_name(self) -> str:
@@ -69,6 +71,7 @@ def mutant(
     words: str | dict[str, str] = "",
     stops: dict[str, str] | None = None,
     of: tuple[str, ...] | None = None,
+    world_size: int = 2,
     **harmless_on: str,
 ) -> Callable[[Apply], Apply]:
     """Registers a generator function as the mutant of its name; the keyword arguments left are `harmless_on`."""
@@ -76,7 +79,8 @@ def mutant(
     def register(apply: Apply) -> Apply:
         name = apply.__name__
         by_adapter = words if isinstance(words, dict) else {"*": words}
-        MUTANTS[name] = Mutant(name, check_id, case, by_adapter, contextmanager(apply), harmless_on, stops or {}, of)
+        facts = (harmless_on, stops or {}, of, world_size)
+        MUTANTS[name] = Mutant(name, check_id, case, by_adapter, contextmanager(apply), *facts)
         return apply
 
     return register

@@ -18,7 +18,7 @@ from tests.mutants.mutant import BY_HAND_REDUCES, HOROVOD_SYNCHRONISES, mutant
 @mutant(
     "C28",
     cases.HALF[0],
-    words="gradients in step 1 within 0.004 of the reference, saw a difference of 0.",
+    words="gradients in step 1 within 1e-05 of the reference, saw a difference of 0.",
     by_hand=BY_HAND_REDUCES,
     horovod=HOROVOD_SYNCHRONISES,
 )
@@ -30,7 +30,7 @@ def half_precision_gradients_not_reduced(backend: Any) -> Iterator[None]:
 @mutant(
     "C28",
     cases.HALF[0],
-    words="gradients in step 1 within 0.004 of the reference, saw a difference of 0.5, most in mixer.weight (0.5 times",
+    words="gradients in step 1 within 1e-05 of the reference, saw a difference of 0.5, most in mixer.weight (0.5 times",
 )
 def half_precision_gradients_halved(backend: Any) -> Iterator[None]:
     def act(parameters: list[torch.Tensor]) -> None:
@@ -109,4 +109,75 @@ def scaled_gradients_clipped(backend: Any) -> Iterator[None]:
             torch.nn.utils.clip_grad_norm_(parameters, threshold[0])
 
     with when_reduced(backend, act), replaced(backend, "step", remember):
+        yield
+
+
+@mutant(
+    "C28",
+    cases.HALF[0],
+    words="gradients in step 1 within 1e-05 of the reference, saw a difference of 0.00",
+)
+def gradients_sent_in_half_precision(backend: Any) -> Iterator[None]:
+    def act(parameters: list[torch.Tensor]) -> None:
+        for parameter in parameters:
+            parameter.grad.copy_(parameter.grad.bfloat16())
+
+    with when_reduced(backend, act):
+        yield
+
+
+@mutant(
+    "C28",
+    next(case for case in cases.HALF if case.name == "fp16-adamw-2"),
+    words="gradients in step 1 within 1e-05 of the reference, saw a difference of 0.5, most in mixer.weight (0.5 times",
+)
+def gradients_of_adamw_halved(backend: Any) -> Iterator[None]:
+    """Adam hides it from the weights."""
+
+    def act(parameters: list[torch.Tensor]) -> None:
+        if "AdamW" in [kind.__name__ for kind in type(backend.optimizer).__mro__]:
+            for parameter in parameters:
+                parameter.grad.mul_(0.5)
+
+    with when_reduced(backend, act):
+        yield
+
+
+@mutant(
+    "C29",
+    cases.HALF[0],
+    words="a hidden layer in an evaluation in torch.bfloat16, saw torch.float32",
+    accelerate="has put autocast around the model's own forward as well",
+)
+def evaluation_without_autocast(backend: Any) -> Iterator[None]:
+    with replaced(
+        backend, "autocast", lambda original: lambda: original() if torch.is_grad_enabled() else nullcontext()
+    ):
+        yield
+
+
+@mutant("C48", cases.UNSKIPPED, words="skipped steps [], saw [2")
+def nonfinite_update_skipped_unasked(backend: Any) -> Iterator[None]:
+    with mock.patch.object(backend, "must_skip", lambda grad_norm: not bool(grad_norm.isfinite())):
+        yield
+
+
+@mutant("C49", cases.GROWTH, words="loss scales after 1998 good steps: [{1024.0}, {1024.0}, {2048.0}")
+def scale_that_never_grows(backend: Any) -> Iterator[None]:
+    with replaced(
+        torch.amp.GradScaler, "__init__", lambda original: lambda *a, **o: original(*a, **o, growth_interval=10**9)
+    ):
+        yield
+
+
+@mutant("C50", cases.HALF[0], words="in step 1, since `step` returned ")
+def norm_in_half_precision(backend: Any) -> Iterator[None]:
+    def mutated(original: Any) -> Any:
+        def step(max_grad_norm: float) -> StepResult:
+            result = original(max_grad_norm)
+            return StepResult(result.grad_norm.bfloat16().float(), result.skipped)
+
+        return step
+
+    with replaced(backend, "step", mutated):
         yield

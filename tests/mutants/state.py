@@ -79,3 +79,50 @@ def state_that_runs_code(backend: Any) -> Iterator[None]:
 def state_of_the_rank(backend: Any) -> Iterator[None]:
     with replaced(backend, "state_dict", lambda original: lambda: original() | {"rank": backend.rank}):
         yield
+
+
+@mutant("C47", cases.WEIGHTS_OF_RANK_0, words="rank 0: expected `weights` and `state_dict` to return on rank 0 alone")
+def ranks_wait_for_each_other_before_saving(backend: Any) -> Iterator[None]:
+    def mutated(original: Any) -> Any:
+        def weights(model: Any) -> Any:
+            backend.barrier()
+            return original(model)
+
+        return weights
+
+    with replaced(backend, "weights", mutated):
+        yield
+
+
+@mutant("C41", cases.STATE_FP16, words="the loss scaler as the single-process backend saves it: {'scale': 512.0")
+def count_of_good_steps_not_saved(backend: Any) -> Iterator[None]:
+    with replaced(backend, "state_dict", lambda original: lambda: original() | {"_growth_tracker": 0}):
+        yield
+
+
+@mutant("C39", cases.STATE_VARIED, words="the buffers after step 4 of the training that was not interrupted")
+def buffers_not_restored(backend: Any) -> Iterator[None]:
+    def mutated(original: Any) -> Any:
+        def load_weights(model: Any, weights: Any) -> None:
+            own = dict(backend.unwrap(model).named_buffers())
+            original(model, {name: own.get(name, weight) for name, weight in weights.items()})
+
+        return load_weights
+
+    with replaced(backend, "load_weights", mutated):
+        yield
+
+
+@mutant("C39", cases.STATE, words="of the training that was not interrupted, saw a difference of")
+def moments_in_another_layout(backend: Any) -> Iterator[None]:
+    """A fused optimizer then takes other elements of them for those of the parameter."""
+
+    def own_part(original: Any) -> Any:
+        def turned(state: Any, value: Any, parameter: Any) -> Any:
+            own = original(state, value, parameter)
+            return own.t().contiguous().t() if getattr(own, "ndim", 0) == 2 else own
+
+        return turned
+
+    with replaced(TrainingState, "_own_part", own_part):
+        yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -165,6 +166,32 @@ def one_bit_off(backend: Any) -> Iterator[None]:
     def act(parameters: list[torch.Tensor]) -> None:
         for parameter in parameters:
             parameter.grad.mul_(1 + 1.2e-7)
+
+    with when_reduced(backend, act):
+        yield
+
+
+@mutant("C24", cases.BITS, words="the bits of averaging by hand after step 50, saw a difference of")
+def every_fiftieth_step_off(backend: Any) -> Iterator[None]:
+    num_steps = itertools.count(1)
+
+    def act(parameters: list[torch.Tensor]) -> None:
+        if next(num_steps) % 50 == 0:
+            for parameter in parameters:
+                parameter.grad.mul_(0.99)
+
+    with when_reduced(backend, act):
+        yield
+
+
+@mutant("C16", cases.UNCLIPPED, words="gradients in step 1 within 1e-12 of the reference, saw a difference of ")
+def clipping_that_scales_up(backend: Any) -> Iterator[None]:
+    """The quotient of threshold and norm is used as it is, also where it is greater than one."""
+
+    def act(parameters: list[torch.Tensor]) -> None:
+        norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters])
+        for parameter in parameters:
+            parameter.grad.mul_(100 / norm)
 
     with when_reduced(backend, act):
         yield

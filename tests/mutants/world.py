@@ -38,3 +38,14 @@ def reduction_in_place(backend: Any) -> Iterator[None]:
 def barrier_that_does_not_wait(backend: Any) -> Iterator[None]:
     with mock.patch.object(backend, "barrier"):
         yield
+
+
+@mutant("C02", cases.COLLECTIVES, words="sums of numbers with many digits: {'torch.int64': [72057594037927939]")
+def digits_lost(backend: Any) -> Iterator[None]:
+    """Everything is reduced in float32."""
+    with replaced(
+        backend,
+        "all_reduce",
+        lambda original: lambda tensor, op="sum": original(tensor.float(), op).to(tensor.dtype),
+    ):
+        yield

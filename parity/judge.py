@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from compare.results import Parity
+from parity.verdict import Parity
 from records.record import DiagnosisRecord, RunRecord
 
 _FACTOR = 30.0
@@ -40,6 +40,8 @@ def diagnosed_parity(run: RunRecord, reference: RunRecord, yardstick: RunRecord 
     if step == 0:
         detail = f"it starts from other weights than the reference ({name})"
         return Parity(verdict="not comparable", detail=detail, first_step=0, parameter=name)
+    if yardstick is not None and (why := _dependence_on_the_split(reference, yardstick)) is not None:
+        return Parity(verdict="not comparable", detail=why, first_step=step, parameter=name)
     judged = _measured_parity(run, reference, yardstick) if yardstick else losses_parity(run, reference)
     if judged.first_step is None:
         judged = judged.model_copy(update={"first_step": step, "parameter": name})
@@ -76,9 +78,78 @@ def _measured_parity(run: RunRecord, reference: RunRecord, yardstick: RunRecord)
     return Parity(verdict="rounding", detail=detail)
 
 
+def _dependence_on_the_split(reference: RunRecord, yardstick: RunRecord) -> str | None:
+    """Says by how much more than rounding a single process computes something else from the same batch in other parts.
+
+    Such a yardstick measures no rounding, and would excuse everything. The first step is compared, before which the
+    weights are the same.
+    """
+    ours, theirs = yardstick.steps[0], reference.steps[0]
+    for name in ("loss", "grad_norm"):
+        mine, other = getattr(ours, name), getattr(theirs, name)
+        if not _relative_distance(mine, other) <= _TOLERANCE[reference.config.precision] and not theirs.skipped:
+            sizes = yardstick.config.micro_batch_size, reference.config.micro_batch_size
+            return (
+                f"the result depends on how a batch is split: in step 1, one process has a {_in_words(name)} of "
+                f"{_show(mine)} with micro-batches of {sizes[0]}, and of {_show(other)} with {sizes[1]}; layers "
+                "such as BatchNorm normalise each micro-batch by itself"
+            )
+    return None
+
+
+def _in_words(name: str) -> str:
+    return name.replace("_", " ").replace("grad", "gradient")
+
+
+def approximate_parity(run: RunRecord, reference: RunRecord) -> Parity:
+    """Says how far a run with compressed gradients, which computes an approximation, ends from the reference."""
+    how = f"gradients travel as {run.config.grad_compression}"
+    if run.ranks[0].diagnosis is None or reference.ranks[0].diagnosis is None:
+        detail = f"{how}; only diagnosis runs (--diagnose) tell how far it goes astray"
+        return Parity(verdict="approximate", detail=detail)
+    ours, theirs = _diagnosis(run), _diagnosis(reference)
+    if ours.parameters != theirs.parameters or ours.digests[0] != theirs.digests[0]:
+        detail = "it trains other parameters than the reference, or starts from other weights"
+        return Parity(verdict="not comparable", detail=detail, first_step=0)
+    mine, other = (np.array(one.sketches, dtype=np.float64) for one in (ours, theirs))
+    length = min(len(mine), len(other))
+    apart = float(np.linalg.norm(mine[length - 1] - other[length - 1]))
+    distance = apart / max(float(np.linalg.norm(other[length - 1] - other[0])), np.finfo(np.float64).tiny)
+    if not np.isfinite(distance):
+        return Parity(verdict="not comparable", detail=f"{how}, and its weights are not finite in the end")
+    step, name = _first_difference(ours, theirs)
+    off = f"its weights are off by {100 * distance:.2g} % of the way that training moved the reference's"
+    detail = f"{how}; after {length - 1} steps, {off}"
+    return Parity(verdict="approximate", detail=detail, first_step=step, parameter=name, distance=distance)
+
+
 def _steps_before_skips_differ(*records: RunRecord) -> int:
     skips = list(zip(*([step.skipped for step in record.steps] for record in records), strict=False))
     return next((index for index, skipped in enumerate(skips) if len(set(skipped)) > 1), len(skips))
+
+
+def normalised_otherwise(run: RunRecord, reference: RunRecord) -> Parity | None:
+    """Says that BatchNorm takes statistics of other samples in a run than in the reference; None if it does not.
+
+    This is no rounding, however close the results may come.
+    """
+    ours, theirs = (_samples_of_statistics(record) for record in (run, reference))
+    if ours is None or theirs is None or ours == theirs:
+        return None
+    detail = (
+        f"BatchNorm ({run.num_batch_norms} layers) takes its statistics from {ours} samples, and from {theirs} in the "
+        "reference"
+    )
+    if run.config.num_processes > 1 and not run.config.sync_batchnorm:
+        detail += ": those of each rank alone, where --sync-batchnorm takes them over all ranks"
+    return Parity(verdict="not comparable", detail=detail, cause="BatchNorm")
+
+
+def _samples_of_statistics(run: RunRecord) -> int | None:
+    """Returns from how many samples BatchNorm takes its statistics in a full step; None without BatchNorm."""
+    if not run.num_batch_norms:
+        return None
+    return run.config.micro_batch_size * (run.config.num_processes if run.config.sync_batchnorm else 1)
 
 
 def losses_parity(run: RunRecord, reference: RunRecord) -> Parity:
@@ -102,8 +173,7 @@ def losses_parity(run: RunRecord, reference: RunRecord) -> Parity:
             apart = _relative_distance(mine, other)
             worst = max(worst, apart)
             if apart > tolerance:
-                words = name.replace("_", " ").replace("grad", "gradient")
-                detail = f"its {words} of step {ours.step} is {_show(mine)}, the reference's {_show(other)}"
+                detail = f"its {_in_words(name)} of step {ours.step} is {_show(mine)}, the reference's {_show(other)}"
                 return Parity(verdict="not comparable", detail=detail, first_step=ours.step)
     detail = (
         f"losses and gradient norms of the first {_NUM_JUDGED_STEPS} steps are within {worst:.1e} of the reference's; "
@@ -193,10 +263,8 @@ def _stray_of_curve(name: str, excess: _Numbers) -> Parity | None:
     if not len(beyond):
         return None
     step = int(beyond[0]) + 1
-    words = name.replace("_", " ").replace("grad", "gradient")
-    detail = (
-        f"in step {step}, its {words} is {excess[beyond[0]]:.3g} times as far from the reference as rounding explains"
-    )
+    times = f"{excess[beyond[0]]:.3g} times"
+    detail = f"in step {step}, its {_in_words(name)} is {times} as far from the reference as rounding explains"
     return Parity(verdict="not comparable", detail=detail, first_step=step)
 
 

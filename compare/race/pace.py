@@ -1,0 +1,74 @@
+"""How far a race gets within its budget, from what its parts have taken so far."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import groupby
+
+from compare.race.plan import PlannedRun, RacePlan, heats_of
+from compare.results import MIN_PAIRS
+
+Heat = list[PlannedRun]
+
+# How much the expectation weighs against what finished runs took, as if it had been seen for so many seconds.
+_SECONDS_OF_TRUST = 30.0
+
+
+class Pace:
+    """Expects how long runs take: as the plan does, corrected by how it was right so far.
+
+    A race goes on with further blocks of timed runs until its budget is spent, and leaves blocks out that it has no
+    time for, but never one of the first three, without which nothing could be compared.
+
+    Args:
+        plan: The plan of the race.
+        left: The runs that are not finished yet.
+        seconds: The time for all runs; what is left has a share of it, as the plan expects.
+    """
+
+    def __init__(self, plan: RacePlan, left: Sequence[PlannedRun], seconds: float) -> None:
+        self._plan = plan
+        self.left = heats_of(list(left))
+        self._expected = self._taken = _SECONDS_OF_TRUST
+        expected = [heat for heat in heats_of(plan.runs()) if self._is_expected(heat)]
+        share = sum(self._planned(heat) for heat in expected if heat in self.left) / sum(map(self._planned, expected))
+        self._deadline = time.monotonic() + seconds * share
+
+    def note(self, heat: Heat, seconds: float) -> None:
+        """Notes that runs which took place together are over, and how long they took."""
+        self.left.remove(heat)
+        self._expected += self._planned(heat)
+        self._taken += seconds
+
+    def skip(self, heat: Heat) -> None:
+        """Notes that runs need not take place any more."""
+        self.left.remove(heat)
+
+    def seconds(self, heats: Sequence[Heat]) -> float:
+        """Returns how long these are expected to take, one after the other."""
+        return sum(map(self._planned, heats)) * self._taken / self._expected
+
+    def to_come(self) -> list[Heat]:
+        """Returns the heats that will take place, as far as can be told now."""
+        timed = [heat for heat in self.left if heat[0].purpose == "timed"]
+        others = [heat for heat in self.left if heat[0].purpose != "timed"]
+        seconds = self._deadline - time.monotonic() - self.seconds(others)
+        chosen: list[Heat] = []
+        for block, heats in ((block, list(heats)) for block, heats in groupby(timed, lambda heat: heat[0].block)):
+            seconds -= self.seconds(heats)
+            has_begun = len(heats) < len(self._of_block(block))
+            if seconds < 0 and block > MIN_PAIRS and not has_begun:
+                break
+            chosen += heats
+        return [heat for heat in self.left if heat in chosen or heat in others]
+
+    def _is_expected(self, heat: Heat) -> bool:
+        return heat[0].purpose != "timed" or heat[0].block <= self._plan.schedule.repeats
+
+    def _of_block(self, block: int) -> list[Heat]:
+        return [heat for heat in heats_of(self._plan.runs()) if (heat[0].purpose, heat[0].block) == ("timed", block)]
+
+    def _planned(self, heat: Heat) -> float:
+        assert self._plan.costs is not None
+        return self._plan.costs.heat(heat, self._plan.options, self._plan.schedule.timed_steps)

@@ -1,0 +1,1 @@
+"""The task that classifies images: files in the format of MNIST, drawn images, and ResNets."""

@@ -1,0 +1,109 @@
+"""How far a race gets within its budget, on a clock that the test sets."""
+
+from __future__ import annotations
+
+import pytest
+
+from compare.race import pace as module
+from compare.race.costs import Costs
+from compare.race.options import RaceOptions
+from compare.race.pace import Pace
+from compare.race.plan import Entrant, RacePlan, Schedule, heats_of
+
+COSTS = Costs(
+    step_seconds={"fp32, 1, 32": 0.01, "bf16, 1, 32": 0.01},
+    evaluation_seconds=1.0,
+    import_seconds=1.0,
+    steps_of_whole=100,
+    gradient_bytes=0,
+    num_cpus=2,
+    rank_bytes=1,
+    available_bytes=2**40,
+)
+
+
+class Clock:
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+def _plan(*, repeats: int, most_repeats: int, precisions: tuple[str, ...] = ("fp32",)) -> RacePlan:
+    entrants = [
+        Entrant(backend=name, num_processes=2, precision=precision, accumulation=1, global_batch_size=32)
+        for name in ("one", "other")
+        for precision in precisions
+    ]
+    return RacePlan(
+        schema_version=7,
+        options=RaceOptions(diagnosis=False),
+        schedule=Schedule(repeats=repeats, most_repeats=most_repeats, timed_steps=100, seconds=0.0),
+        costs=COSTS,
+        entrants=entrants,
+        run_options=[],
+        diagnosis_options=[],
+        left_out=[],
+        command="",
+        race="",
+    )
+
+
+def _race(plan: RacePlan, clock: Clock, *, seconds: float, speed: float) -> int:
+    """Returns in how many blocks a race takes place whose runs take `speed` times what is expected."""
+    pace = Pace(plan, plan.runs(), seconds)
+    assert plan.costs is not None
+    blocks = set()
+    for heat in heats_of(plan.runs()):
+        if heat in pace.to_come():
+            took = speed * plan.costs.heat(heat, plan.options, plan.schedule.timed_steps)
+            clock.now += took
+            pace.note(heat, took)
+            blocks.add(heat[0].block)
+        else:
+            pace.skip(heat)
+    assert not pace.left
+    return len(blocks)
+
+
+@pytest.mark.parametrize(("speed", "blocks"), [(1.0, 5), (0.5, 9), (0.25, 12), (1.4, 3), (9.0, 3)])
+def test_a_race_goes_on_while_there_is_time(clock: Clock, speed: float, blocks: int) -> None:
+    """Faster than expected, it has more starts, up to a limit; slower, it has fewer, but three at least."""
+    plan = _plan(repeats=5, most_repeats=12)
+    (heat,) = {tuple(run.entrant for run in heat) for heat in heats_of(plan.runs()[:2])}
+    seconds = 5 * COSTS.heat(plan.runs()[:2], plan.options, 100)
+    assert len(heat) == 2
+    assert _race(plan, clock, seconds=seconds * 1.001, speed=speed) == blocks
+
+
+def test_a_block_that_has_begun_is_completed(clock: Clock) -> None:
+    plan = _plan(repeats=4, most_repeats=4, precisions=("fp32", "bf16"))
+    heats = heats_of(plan.runs())
+    assert len(heats) == 8
+    pace = Pace(plan, plan.runs(), 1000.0)
+    for heat in heats[:7]:
+        pace.note(heat, 1.0)
+    clock.now = 1e6
+    assert pace.to_come() == heats[7:]
+
+
+def test_a_race_that_was_complete_has_nothing_left(clock: Clock) -> None:
+    """What there was no time for does not take place when the same command is repeated."""
+    plan = _plan(repeats=4, most_repeats=10)
+    left = [run for run in plan.runs() if run.block > 4]
+    assert Pace(plan, left, 1000.0).to_come() == []
+
+
+def test_an_interrupted_race_has_its_share_of_the_time(clock: Clock) -> None:
+    plan = _plan(repeats=8, most_repeats=20)
+    left = [run for run in plan.runs() if run.block > 4]
+    seconds = 8 * COSTS.heat(plan.runs()[:2], plan.options, 100)
+    blocks = {heat[0].block for heat in Pace(plan, left, seconds * 1.001).to_come()}
+    assert blocks == {5, 6, 7, 8}

@@ -1,0 +1,142 @@
+"""``launch/run.sh verify``, and the contract on a task of one's own: does this very training compute what one does?"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from launch.engines.interface import PROJECT_DIRECTORY
+from parity.causes import likely_causes
+from tests.launching import lockstep
+
+EXAMPLES = {"PYTHONPATH": f"{PROJECT_DIRECTORY}:{PROJECT_DIRECTORY / 'docs' / 'examples'}"}
+SMALL = "--task token-tagging --global-batch-size 16 --micro-batch-size 4 --verify-steps 6"
+STRAYING = "tests.variants_of_ddp:StrayingDDP"
+
+
+def test_a_run_that_trains_what_one_process_trains(tmp_path: Path) -> None:
+    """In float64, with accumulation, and with options of the run, of the backend and of the task."""
+    target = tmp_path / "verdict.json"
+    done = lockstep(
+        *("verify", "ddp", *shlex.split(SMALL), "--bucket-cap-mb", "1", "--hidden-size", "9"), "--json", target
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "SAME: ddp on 2 ranks trains what one process trains, up to rounding, in each of 6 steps" in done.stdout
+    facts = json.loads(target.read_text())
+    assert (facts["verdict"], facts["num_steps"], facts["num_processes"], facts["causes"]) == ("rounding", 6, 2, [])
+    # One training under the backend, and two in one process: on whole batches, and in micro-batches of a rank.
+    assert re.findall(r"training: (\w+)", done.stdout) == ["ddp", "single", "single"]
+    assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize("options", ["--precision bf16", "--precision fp16 --init-loss-scale 1024"])
+def test_half_precision_is_compared_with_half_precision(options: str) -> None:
+    done = lockstep("verify", "ddp", *shlex.split(SMALL), "--dtype", "float32", *options.split())
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "SAME: " in done.stdout
+
+
+def test_overflows_that_depend_on_the_split_are_no_verdict() -> None:
+    done = lockstep("verify", "ddp", *shlex.split(SMALL), "--dtype", "float32", "--precision", "fp16")
+    assert done.returncode == 1
+    assert "UNKNOWN: it cannot be told whether ddp on 2 ranks trains what one process trains" in done.stdout
+    assert "give a smaller --init-loss-scale than 65536" in done.stdout
+
+
+def test_the_step_and_the_weight_that_differ_are_named() -> None:
+    plain = "--optimizer sgd --max-grad-norm 0 --warmup-ratio 0"
+    done = lockstep("verify", STRAYING, *shlex.split(f"{SMALL} {plain}"))
+    assert done.returncode == 1
+    assert re.search(r"DIFFERENT: \S+ on 2 ranks .* from step 1 on, first in (mixer|embedding)", done.stdout)
+    assert "times as far from the reference as rounding explains" in done.stdout
+
+
+def test_what_in_the_model_depends_on_the_split_is_named() -> None:
+    done = lockstep("verify", "ddp", *shlex.split(SMALL.replace("token-tagging", "tests.normed:NormedTask")))
+    assert done.returncode == 1
+    assert "a likely cause: 1 layer normalises each micro-batch by its own statistics (norm)" in done.stdout
+
+
+def test_causes_are_those_of_the_model() -> None:
+    assert likely_causes(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.0), nn.LayerNorm(2))) == []
+    norms = [nn.BatchNorm1d(2) for _ in range(5)]
+    drops, normalise = likely_causes(nn.Sequential(nn.Dropout(0.1), *norms))[::-1]
+    assert normalise.startswith("5 layers normalise each micro-batch")
+    assert "(1, 2, 3, ...)" in normalise
+    assert drops.startswith("1 layer drops elements at random (0)")
+
+
+def test_dropout_is_left_out_where_its_masks_depend_on_the_split() -> None:
+    done = lockstep("verify", "ddp", *shlex.split(SMALL), "--dropout", "0.5")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "left out: dropout, whose masks depend on how a batch is split" in done.stdout
+
+
+def test_a_training_that_fails_is_named_and_its_logs_are_kept() -> None:
+    done = lockstep("verify", "tests.variants_of_ddp:FailingDDP", *shlex.split(SMALL))
+    assert done.returncode == 1
+    assert "did not complete: " in done.stderr
+    assert "planted failure" in done.stderr
+    (place,) = re.findall(r"the logs of its ranks are in (\S+)", done.stderr)
+    assert list(Path(place).glob("run-1/logs/*"))
+
+
+def test_a_task_of_ones_own_is_proven_at_every_number_of_ranks(tmp_path: Path) -> None:
+    target = tmp_path / "proofs.json"
+    options = ("--task", "spirals:SpiralsTask", "--num-points", "60", "--precision", "fp32", "--json", target)
+    done = lockstep("contract", "ddp", *options, "--num-processes", "1,3", env=EXAMPLES)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "ddp, spirals:SpiralsTask: 4 passed"
+    proofs = json.loads(target.read_text())["proofs"]
+    assert [(one["num_processes"], one["micro_batch_size"]) for one in proofs] == [(1, 16), (1, 8), (3, 6), (3, 3)]
+    assert all(one["state"] == "passed" for one in proofs)
+
+
+def test_a_task_that_an_adapter_trains_wrongly_fails() -> None:
+    options = ("--task", "spirals:SpiralsTask", "--num-points", "60", "--precision", "fp32", "--num-processes", "2")
+    done = lockstep("contract", STRAYING, *options, env=EXAMPLES)
+    assert done.returncode == 1
+    assert f"{STRAYING} does not train spirals:SpiralsTask as one process does" in done.stderr
+    assert done.stdout.splitlines()[-1] == f"{STRAYING}, spirals:SpiralsTask: 2 failed"
+    assert "DIFFERENT: " in done.stdout
+
+
+def test_what_a_backend_does_not_support_is_said() -> None:
+    options = ("--task", "spirals:SpiralsTask", "--num-points", "60", "--precision", "fp16", "--num-processes", "2")
+    done = lockstep("contract", "fsdp2", *options, env=EXAMPLES)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "fsdp2, spirals:SpiralsTask: 2 unsupported"
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("verify", "name a backend first"),
+        ("verify --num-processes 2 ddp", "name a backend first"),
+        ("verify nothing", "there is no backend 'nothing'"),
+        ("verify ddp --verify-steps 0", "--verify-steps 0"),
+        ("verify ddp --presicion fp16", "did you mean --precision?"),
+        ("verify ddp --resume", "--resume"),
+        ("verify ddp --output-dir x", "--output-dir x: verify keeps nothing of its runs"),
+        ("verify ddp --num-nodes 2 --num-processes 2 --master-addr here", "--num-nodes 2: verify starts all ranks"),
+        ("verify ddp --json /nowhere/at/all.json", "there is no directory /nowhere/at"),
+        ("verify ddp --task tests.normed:Nothing", "tests.normed:Nothing"),
+        ("contract ddp --task nowhere:Task", "'nowhere:Task' cannot be imported"),
+        ("contract ddp --task token-tagging --check C16", "--check C16 names clauses"),
+        ("contract ddp --task token-tagging --num-points 3", "--num-points 3"),
+        ("contract ddp --task token-tagging --num-train-samples 10", "only 10 training samples"),
+        ("contract single --task token-tagging --num-processes 2", "--num-processes 2: single runs at most 1"),
+        ("contract ddp --num-points 3", "--num-points 3"),
+    ],
+)
+def test_bad_requests_end_in_one_line(tmp_path: Path, command: str, words: str) -> None:
+    done = lockstep(*shlex.split(command), cwd=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert words in done.stderr
+    assert not list(tmp_path.iterdir())
