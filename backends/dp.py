@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch.nn.parallel import DataParallel
 from typing_extensions import override
 
-from backends.interface import BackendOptions, StepResult
+from backends.interface import BackendOptions, KnownFailure, StepResult
 from backends.registry import BACKENDS
 from backends.single import SingleBackend
 
@@ -26,6 +26,12 @@ class DPBackend(SingleBackend):
 
     name = "dp"
     capabilities = BACKENDS["dp"].capabilities
+    known_failures: ClassVar = {
+        "C46": KnownFailure(
+            "buffers that change in a forward pass are those of the first replica, which sees a share of the batch",
+            "https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html",
+        )
+    }
 
     def __init__(self, options: BackendOptions) -> None:
         super().__init__(options)

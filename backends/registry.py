@@ -163,7 +163,8 @@ def _dp() -> Capabilities:
         # A copy of a compiled module would call the compiled code of the module that it was made of.
         compiled_models=False,
         cuts_batches=True,
-        reasons={"num_processes": "which uses all GPUs"},
+        sync_batchnorm=False,
+        reasons={"num_processes": "which uses all GPUs", "grad_compression": "torch adds gradients up as they are"},
     )
 
 

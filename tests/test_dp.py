@@ -142,9 +142,22 @@ def test_every_gpu_drops_other_units() -> None:
 def test_bert_learns_what_it_learns_in_one_process(tmp_path: Path) -> None:
     """A batch of two samples has fewer than there are devices, and dropout is that of the sample."""
     options = ("--max-steps", "3", "--dropout", "0.1", "--micro-batch-size", "2", "--global-batch-size", "4")
-    options = (*options, "--threads-per-rank", "1", "--save-every", "never", "--no-evaluate", "--batching", "sorted")
+    options = (
+        *options,
+        "--threads-per-rank",
+        "1",
+        "--save-every",
+        "never",
+        "--no-evaluate",
+        "--batching",
+        "sorted",
+        "--trace",
+        "1",
+    )
     alone, replicated = (train(name, tmp_path / name.partition(":")[0], *options) for name in ("single", ON_CPU))
     assert replicated["ranks"][0]["effective_settings"]["num_devices"] == NUM_DEVICES
+    assert alone["ranks"][0]["memory"]["activation_bytes"] > 0
+    assert replicated["ranks"][0]["memory"]["activation_bytes"] is None
     for one, other in zip(alone["steps"], replicated["steps"], strict=True):
         assert other["loss"] == pytest.approx(one["loss"], rel=1e-5)
         assert other["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-4)

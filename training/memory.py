@@ -20,8 +20,10 @@ class MemoryMeter(Hooks):
     def __init__(self, trainer: Trainer) -> None:
         self._state = trainer.state
         config = trainer.config
-        # The hooks slow a forward pass down, and a compiled model would be compiled again for them.
-        self._counts_activations = (config.diagnose or config.trace > 0) and not config.torch_compile
+        # The hooks slow a forward pass down, and a compiled model would be compiled again for them. They see one thread
+        # alone, and a process that computes on several devices has a thread for each.
+        is_seen = not config.torch_compile and trainer.backend.num_devices == 1
+        self._counts_activations = (config.diagnose or config.trace > 0) and is_seen
         self._activations: dict[int, torch.UntypedStorage] = {}
         self._activation_bytes = 0
         self._gradient_bytes: int | None = None
