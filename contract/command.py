@@ -19,6 +19,7 @@ from launch.display import console
 from launch.errors import UsageError
 from launch.options import add_options, validated
 from launch.signals import Interrupted, signals_raised
+from records.environment import describe_environment
 from records.files import write_atomically
 from tasks.registry import load_task
 
@@ -90,7 +91,9 @@ def run(arguments: list[str]) -> int:
         if code != 1:
             shutil.rmtree(directory, ignore_errors=True)
     if code == 1:
-        what = "breaks the contract" if asked.task is None else f"does not train {asked.task} as one process does"
+        what = (
+            "breaks the contract" if asked.task is None else f"is not proven to train {asked.task} as one process does"
+        )
         _tell(f"{asked.adapter} {what}; the logs of its ranks are in {directory}")
     return code
 
@@ -146,11 +149,14 @@ def _task_prover(name: str, arguments: list[str], options: ContractOptions) -> _
                 "schema_version": 1,
                 "adapter": adapter,
                 "proofs": [{"state": one.state, **one.facts} for one in proofs],
+                "environment": describe_environment(with_torch=True).model_dump(mode="json"),
             }
             write_atomically(target.absolute(), json.dumps(content, indent=1) + "\n")
         counts = Counter(proof.state for proof in proofs)
         console().print(f"{adapter}, {name}: " + ", ".join(f"{number} {state}" for state, number in counts.items()))
-        return 1 if counts["failed"] else 0
+        if not counts.keys() - {"unsupported"}:
+            return _nothing_proven(adapter, "it supports none of what was asked for")
+        return 1 if counts["failed"] or counts["unknown"] else 0
 
     return prove
 

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from backends.capabilities import PRECISIONS, UnsupportedError
+from backends.devices import count_gpus
 from backends.registry import BackendRow, find_backend
 from contract.cases import INIT_LOSS_SCALE
 from contract.options import ContractOptions
@@ -50,7 +51,7 @@ class Proof(NamedTuple):
 
     Attributes:
         place: Under which conditions, in words.
-        state: "passed", "failed" or "unsupported".
+        state: "passed", "failed", "unknown" or "unsupported".
         lines: Why, in sentences.
         facts: The same for a file.
     """
@@ -61,7 +62,7 @@ class Proof(NamedTuple):
     facts: dict[str, Any]
 
 
-_STYLES = {"passed": "green", "failed": "bold red", "unsupported": "cyan"}
+_STYLES = {"passed": "green", "failed": "bold red", "unknown": "yellow", "unsupported": "cyan"}
 
 
 def global_batch_size(world_size: int) -> int:
@@ -72,8 +73,12 @@ def global_batch_size(world_size: int) -> int:
 
 def world_sizes(row: BackendRow, options: ContractOptions) -> list[int]:
     """Returns the numbers of ranks to prove a task with: those asked for, or 1 to 4 as far as the backend goes."""
-    most = row.capabilities.max_world_size
-    return [size for size in options.num_processes or _WORLD_SIZES if most is None or size <= most]
+    most = row.capabilities.max_world_size or max(_WORLD_SIZES)
+    if options.num_processes:
+        return [size for size in options.num_processes if row.capabilities.max_world_size is None or size <= most]
+    if options.device != "cpu" and count_gpus() and not row.capabilities.ranks_may_share_gpu:
+        most = min(most, count_gpus())
+    return [size for size in _WORLD_SIZES if size <= most]
 
 
 def prove_task(adapter: str, own: OwnTask, options: ContractOptions, directory: Path, terminal: Console) -> list[Proof]:
@@ -153,10 +158,12 @@ def _prove(place: str, adapter: str, row: BackendRow, own: OwnTask, asked: RunOp
 
 
 def _judged(place: str, trial: Trial, outcome: Outcome, own: OwnTask) -> Proof:
-    from parity.causes import likely_causes  # it imports torch, which takes seconds
+    from parity.causes import causes_of, in_view_of  # it imports torch, which takes seconds
 
-    causes = [] if outcome.is_same else likely_causes(own.task.build_model())
+    causes = causes_of(trial, own.task)
+    outcome = in_view_of(outcome, causes)
     facts = {"place": place, **as_facts(trial, outcome, causes)}
     if outcome.is_same:
         return Proof(place, "passed", [outcome.parity.detail], facts)
-    return Proof(place, "failed", describe(trial, outcome, causes), facts)
+    state = "unknown" if outcome.parity.verdict == "unknown" else "failed"
+    return Proof(place, state, describe(trial, outcome, causes), facts)

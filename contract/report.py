@@ -54,7 +54,7 @@ class Rows:
             return
         (verdict,) = [verdict for verdict in self.verdicts() if verdict.check is check]
         if verdict.causes and verdict.causes <= self._told.keys():
-            teller = next(self._told[cause] for cause in verdict.causes)
+            teller = min(self._told[cause] for cause in verdict.causes)
             self._alike.setdefault((verdict.state, teller), []).append(check.id)
             return
         for cause in verdict.causes:

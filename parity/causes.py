@@ -4,41 +4,69 @@ from __future__ import annotations
 
 from torch import nn
 
+from parity.trial import Outcome, Trial
+from parity.verdict import Parity
+from tasks.interface import Task
+from training.batch_norm import batch_norms
 
-def likely_causes(model: nn.Module) -> list[str]:
-    """Names the layers whose result depends on how a batch is split, a sentence for each kind.
+
+def causes_of(trial: Trial, task: Task) -> list[str]:
+    """Names the layers of a trial's model whose result depends on how a batch is split, a sentence for each kind.
 
     Args:
-        model: A model as its task builds it.
+        trial: The trial.
+        task: Its task, prepared.
     """
+    own = type(task)(type(task).Settings.model_validate(dict(trial.task_settings)))
+    own.prepare()
+    config, model = trial.config, own.build_model()
     found = []
-    norms = [name for name, module in model.named_modules() if _has_batch_statistics(module)]
-    if norms:
-        found.append(
-            f"{_counted(norms, 'layer')} {_verb(norms, 'normalises', 'normalise')} each micro-batch by its own "
-            f"statistics ({_listed(norms)}), so that the result depends on how a batch is split; use GroupNorm or "
-            "LayerNorm, or statistics that all ranks compute together"
-        )
-    dropouts = [name for name, module in model.named_modules() if _drops(module)]
-    if dropouts:
-        found.append(
-            f"{_counted(dropouts, 'layer')} {_verb(dropouts, 'drops', 'drop')} elements at random "
-            f"({_listed(dropouts)}), on each rank others; give the task an option called dropout, which a trial can "
-            "set to 0"
-        )
+    if config.num_processes > 1 and not config.sync_batchnorm:
+        found += normalising(model)
+    if not task.describe().get("dropout_by_sample"):
+        found += dropping(model)
     return found
 
 
-def _has_batch_statistics(module: nn.Module) -> bool:
-    return isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(module, nn.SyncBatchNorm)
+def in_view_of(outcome: Outcome, causes: list[str]) -> Outcome:
+    """Calls nothing the same, up to rounding, that depends on chance: a second reference then measures no rounding."""
+    if outcome.parity.verdict != "rounding" or not causes:
+        return outcome
+    detail = f"the results agree ({outcome.parity.detail}), but only as far as chance allows"
+    return outcome._replace(parity=Parity(verdict="unknown", detail=detail))
+
+
+def normalising(model: nn.Module) -> list[str]:
+    """Says which layers normalise by statistics of a micro-batch, in at most one sentence."""
+    names = list(batch_norms(model.train()))
+    if not names:
+        return []
+    return [
+        f"{_counted(names)} {_verb(names, 'normalises', 'normalise')} each micro-batch by its own statistics "
+        f"({_listed(names)}), so that the result depends on how a batch is split; give --sync-batchnorm, or use "
+        "GroupNorm or LayerNorm"
+    ]
+
+
+def dropping(model: nn.Module) -> list[str]:
+    """Says which layers drop elements at random, in at most one sentence."""
+    names = [name for name, module in model.named_modules() if _drops(module)]
+    if not names:
+        return []
+    return [
+        f"{_counted(names)} {_verb(names, 'drops', 'drop')} elements at random ({_listed(names)}), on each rank "
+        "others; give the task an option called dropout, which a trial can set to 0"
+    ]
 
 
 def _drops(module: nn.Module) -> bool:
-    return isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        return module.p > 0
+    return isinstance(module, (nn.MultiheadAttention, nn.RNNBase)) and module.dropout > 0
 
 
-def _counted(names: list[str], noun: str) -> str:
-    return f"{len(names)} {noun}{'s' * (len(names) > 1)}"
+def _counted(names: list[str]) -> str:
+    return f"{len(names)} layer{'s' * (len(names) > 1)}"
 
 
 def _verb(names: list[str], one: str, several: str) -> str:

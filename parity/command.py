@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -17,10 +18,15 @@ from launch.display import console, describe_world, saying
 from launch.errors import UsageError, refused_path, tell
 from launch.options import Options, add_options, read_options, validated
 from launch.resolve import Resolved, resolve
+from launch.resume import Finished
 from launch.signals import Interrupted, signals_raised
 from parity.report import as_facts, describe
-from parity.trial import NUM_STEPS, Trial, TrialFailed, Trials, trial_of
+from parity.trial import NUM_STEPS, Outcome, Trial, TrialFailed, Trials, trial_of
+from records.environment import describe_environment
 from records.files import write_atomically
+
+# A loss scale under which hardly any gradient overflows.
+_SMALL_SCALE = 1024.0
 
 
 class VerifyOptions(BaseModel):
@@ -28,7 +34,7 @@ class VerifyOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    verify_steps: int = Field(NUM_STEPS, ge=1, le=1000, description="optimizer steps to compare, at most")
+    verify_steps: int = Field(NUM_STEPS, ge=3, le=1000, description="optimizer steps to compare, at most")
 
 
 def run(arguments: list[str]) -> int:
@@ -64,7 +70,10 @@ def _resolve(backend: str, arguments: list[str]) -> Resolved:
     """
     row = find_backend(backend)
     try:
-        asked = read_options(backend, row.settings, arguments)
+        try:
+            asked = read_options(backend, row.settings, arguments)
+        except Finished as finished:
+            raise UsageError(f"--resume: verify trains from the beginning; leave it out ({finished})") from finished
         _refuse(asked)
         return resolve(backend, row, asked, started_at=time.time())
     except OSError as error:  # any path among the options may be one that the system refuses
@@ -86,33 +95,57 @@ def _refuse(asked: Options) -> None:
 
 def _verify(trial: Trial, resolved: Resolved, target: Path | None) -> int:
     """Makes the trial, shows what came of it, and returns the exit code."""
+    from parity.causes import causes_of, in_view_of  # it imports torch, which takes seconds
+
     terminal = console()
     terminal.print(f"verify: {resolved.config.backend}: {describe_world(resolved.config)}, {trial.num_steps} steps")
     for left_out in trial.left_out:
         terminal.print(f"left out: {left_out}")
-    directory, keeps = Path(tempfile.mkdtemp(prefix="lockstep-verify-")), False
+    directory, keeps = Path(tempfile.mkdtemp(prefix="lockstep-verify-")), True
     try:
         with signals_raised(), saying(terminal) as say:
             outcome = Trials(directory, say).outcome(trial)
+        causes = causes_of(trial, resolved.task)
+        outcome = in_view_of(outcome, causes)
+        keeps = not outcome.is_same
     except TrialFailed as failure:
-        keeps = True
         tell(f"{failure}; the logs of its ranks are in {directory}")
+        _write(target, {"verdict": "failed", "detail": str(failure)}, resolved)
         return 1
     except Interrupted as interruption:
+        keeps = False
         tell(f"interrupted by {interruption}; all ranks have been ended")
         return 128 + interruption.signal_number
     finally:
         if not keeps:
             shutil.rmtree(directory, ignore_errors=True)
-    causes = [] if outcome.is_same else _causes(resolved)
-    for line in describe(trial, outcome, causes):
+    for line in [*describe(trial, outcome, [] if outcome.is_same else causes), *_advice(trial, outcome)]:
         terminal.print(line)
-    if target is not None:
-        write_atomically(target.absolute(), json.dumps(as_facts(trial, outcome, causes), indent=1) + "\n")
-    return 0 if outcome.is_same else 1
+    _write(target, as_facts(trial, outcome, causes), resolved)
+    if outcome.is_same:
+        return 0
+    tell(f"the records and logs of its trainings are in {directory}")
+    return 1
 
 
-def _causes(resolved: Resolved) -> list[str]:
-    from parity.causes import likely_causes  # it imports torch, which takes seconds
+def _advice(trial: Trial, outcome: Outcome) -> list[str]:
+    """Says what to do where too many steps overflowed."""
+    scale = trial.config.init_loss_scale
+    if outcome.parity.verdict != "unknown" or trial.config.precision != "fp16" or scale <= _SMALL_SCALE:
+        return []
+    return [
+        "what overflows depends on how a batch is split; give a smaller --init-loss-scale than "
+        f"{scale:g}, such as {_SMALL_SCALE:g}"
+    ]
 
-    return likely_causes(resolved.task.build_model())
+
+def _write(target: Path | None, facts: dict[str, Any], resolved: Resolved) -> None:
+    if target is None:
+        return
+    content = {
+        "schema_version": 1,
+        "command": resolved.config.launch_command,
+        **facts,
+        "environment": describe_environment(with_torch=True).model_dump(mode="json"),
+    }
+    write_atomically(target.absolute(), json.dumps(content, indent=1) + "\n")

@@ -24,6 +24,12 @@ _METRIC_SLACK = 0.01
 # How far losses and gradient norms of the first steps may lie apart in runs without a diagnosis, by precision.
 _TOLERANCE = {"fp32": 1e-3, "bf16": 3e-2, "fp16": 3e-2}
 _NUM_JUDGED_STEPS = 10
+# How far they may lie apart where all weights are the same bits: they are sums in another order.
+_SAME_BITS = 1e-4
+# Losses below this are no measure of a relative difference.
+_SMALL = 1e-3
+# Which share of the way that training moved them weights may lie apart where rounding cannot be measured, by precision.
+_MOST_APART = {"fp32": 0.02, "bf16": 0.2, "fp16": 0.2}
 
 _Numbers = npt.NDArray[np.float64]
 
@@ -36,16 +42,63 @@ def diagnosed_parity(run: RunRecord, reference: RunRecord, yardstick: RunRecord 
         return Parity(verdict="not comparable", detail=detail)
     step, name = _first_difference(ours, theirs)
     if step is None:
-        return Parity(verdict="bitwise", detail=f"all weights after each of {len(run.steps)} steps are bitwise equal")
+        return _bitwise(run, reference)
     if step == 0:
         detail = f"it starts from other weights than the reference ({name})"
         return Parity(verdict="not comparable", detail=detail, first_step=0, parameter=name)
     if yardstick is not None and (why := _dependence_on_the_split(reference, yardstick)) is not None:
         return Parity(verdict="not comparable", detail=why, first_step=step, parameter=name)
     judged = _measured_parity(run, reference, yardstick) if yardstick else losses_parity(run, reference)
-    if judged.first_step is None:
+    if judged.first_step is None and judged.verdict == "rounding":
         judged = judged.model_copy(update={"first_step": step, "parameter": name})
     return judged
+
+
+def _bitwise(run: RunRecord, reference: RunRecord) -> Parity:
+    """Judges a run whose weights are those of the reference, bit for bit, after every step."""
+    digests = _diagnosis(run).digests
+    if digests[-1] == digests[0]:
+        detail = "no weight moved in any step, since the learning rate was 0 or every step overflowed"
+        return Parity(verdict="unknown", detail=detail, num_steps=0)
+    for ours, theirs in zip(run.steps, reference.steps, strict=True):
+        # Clipping hides a gradient that is wrong by a factor from the weights.
+        for name in ("loss", "grad_norm"):
+            mine, other = getattr(ours, name), getattr(theirs, name)
+            if _relative_distance(mine, other) > _SAME_BITS:
+                detail = f"its {_in_words(name)} of step {ours.step} is {_show(mine)}, the reference's {_show(other)}"
+                return Parity(verdict="not comparable", detail=detail, first_step=ours.step)
+    return Parity(verdict="bitwise", detail=f"all weights after each of {len(run.steps)} steps are bitwise equal")
+
+
+def parity_in_equal_parts(run: RunRecord, reference: RunRecord) -> Parity:
+    """Judges a run with BatchNorm, whose reference takes the same samples together.
+
+    BatchNorm computes something else from other parts of a batch, so that no second reference can measure rounding.
+    Losses and gradient norms must be those of the reference, and the weights may lie apart by a small share of the way
+    that training has moved them.
+    """
+    ours, theirs = _diagnosis(run), _diagnosis(reference)
+    if ours.parameters != theirs.parameters or len(run.steps) != len(reference.steps):
+        detail = "it trains other parameters than the reference, or another number of steps"
+        return Parity(verdict="not comparable", detail=detail)
+    step, name = _first_difference(ours, theirs)
+    if step is None:
+        return _bitwise(run, reference)
+    judged = losses_parity(run, reference)
+    if judged.verdict != "rounding":
+        return judged
+    distance = _distance(ours, theirs)
+    far = distance > _MOST_APART[run.config.precision]
+    detail = f"its weights end {100 * distance:.2g} % of the way apart that training moved the reference's"
+    return Parity(verdict="not comparable" if far else "rounding", detail=detail, first_step=step, parameter=name)
+
+
+def _distance(ours: DiagnosisRecord, theirs: DiagnosisRecord) -> float:
+    """Returns how far the last weights of two runs lie apart, over how far training has moved those of the second."""
+    mine, other = (np.array(one.sketches, dtype=np.float64) for one in (ours, theirs))
+    last = min(len(mine), len(other)) - 1
+    moved = max(float(np.linalg.norm(other[last] - other[0])), np.finfo(np.float64).tiny)
+    return float(np.linalg.norm(mine[last] - other[last])) / moved
 
 
 def _measured_parity(run: RunRecord, reference: RunRecord, yardstick: RunRecord) -> Parity:
@@ -75,7 +128,7 @@ def _measured_parity(run: RunRecord, reference: RunRecord, yardstick: RunRecord)
     detail = (
         f"at most {nearness:.1f} times as far from the reference as the reference with other micro-batches is{until}"
     )
-    return Parity(verdict="rounding", detail=detail)
+    return Parity(verdict="rounding", detail=detail, num_steps=together)
 
 
 def _dependence_on_the_split(reference: RunRecord, yardstick: RunRecord) -> str | None:
@@ -84,10 +137,12 @@ def _dependence_on_the_split(reference: RunRecord, yardstick: RunRecord) -> str 
     Such a yardstick measures no rounding, and would excuse everything. The first step is compared, before which the
     weights are the same.
     """
-    ours, theirs = yardstick.steps[0], reference.steps[0]
+    first, other_first = yardstick.steps[0], reference.steps[0]
+    if first.skipped or other_first.skipped:  # by an overflow, which depends on the split
+        return None
     for name in ("loss", "grad_norm"):
-        mine, other = getattr(ours, name), getattr(theirs, name)
-        if not _relative_distance(mine, other) <= _TOLERANCE[reference.config.precision] and not theirs.skipped:
+        mine, other = getattr(first, name), getattr(other_first, name)
+        if _relative_distance(mine, other, floor=_SMALL) > _TOLERANCE[reference.config.precision]:
             sizes = yardstick.config.micro_batch_size, reference.config.micro_batch_size
             return (
                 f"the result depends on how a batch is split: in step 1, one process has a {_in_words(name)} of "
@@ -111,15 +166,12 @@ def approximate_parity(run: RunRecord, reference: RunRecord) -> Parity:
     if ours.parameters != theirs.parameters or ours.digests[0] != theirs.digests[0]:
         detail = "it trains other parameters than the reference, or starts from other weights"
         return Parity(verdict="not comparable", detail=detail, first_step=0)
-    mine, other = (np.array(one.sketches, dtype=np.float64) for one in (ours, theirs))
-    length = min(len(mine), len(other))
-    apart = float(np.linalg.norm(mine[length - 1] - other[length - 1]))
-    distance = apart / max(float(np.linalg.norm(other[length - 1] - other[0])), np.finfo(np.float64).tiny)
+    distance = _distance(ours, theirs)
     if not np.isfinite(distance):
         return Parity(verdict="not comparable", detail=f"{how}, and its weights are not finite in the end")
     step, name = _first_difference(ours, theirs)
     off = f"its weights are off by {100 * distance:.2g} % of the way that training moved the reference's"
-    detail = f"{how}; after {length - 1} steps, {off}"
+    detail = f"{how}; after {len(ours.digests) - 1} steps, {off}"
     return Parity(verdict="approximate", detail=detail, first_step=step, parameter=name, distance=distance)
 
 
@@ -136,8 +188,9 @@ def normalised_otherwise(run: RunRecord, reference: RunRecord) -> Parity | None:
     ours, theirs = (_samples_of_statistics(record) for record in (run, reference))
     if ours is None or theirs is None or ours == theirs:
         return None
+    layers = "1 layer" if run.num_batch_norms == 1 else f"{run.num_batch_norms} layers"
     detail = (
-        f"BatchNorm ({run.num_batch_norms} layers) takes its statistics from {ours} samples, and from {theirs} in the "
+        f"BatchNorm ({layers}) takes its statistics from {ours} samples, and from {theirs} in the "
         "reference"
     )
     if run.config.num_processes > 1 and not run.config.sync_batchnorm:
@@ -149,7 +202,9 @@ def _samples_of_statistics(run: RunRecord) -> int | None:
     """Returns from how many samples BatchNorm takes its statistics in a full step; None without BatchNorm."""
     if not run.num_batch_norms:
         return None
-    return run.config.micro_batch_size * (run.config.num_processes if run.config.sync_batchnorm else 1)
+    ranks = run.config.num_processes if run.config.sync_batchnorm else 1
+    devices = int(run.ranks[0].effective_settings.get("num_devices", 1))  # of DataParallel, each of which has a share
+    return run.config.micro_batch_size * ranks // devices
 
 
 def losses_parity(run: RunRecord, reference: RunRecord) -> Parity:
@@ -182,10 +237,10 @@ def losses_parity(run: RunRecord, reference: RunRecord) -> Parity:
     return Parity(verdict="rounding", detail=detail)
 
 
-def _relative_distance(mine: float | None, other: float | None) -> float:
+def _relative_distance(mine: float | None, other: float | None, *, floor: float = 1e-12) -> float:
     if mine is None or other is None:
         return 0.0 if mine is other else float("inf")
-    return abs(mine - other) / max(abs(other), 1e-12)
+    return abs(mine - other) / max(abs(other), floor)
 
 
 def _split(run: RunRecord) -> tuple[int, int]:

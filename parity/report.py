@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from parity.trial import Outcome, Trial
-from records.environment import describe_environment
 
 
 def describe(trial: Trial, outcome: Outcome, causes: list[str]) -> list[str]:
@@ -16,13 +15,7 @@ def describe(trial: Trial, outcome: Outcome, causes: list[str]) -> list[str]:
         outcome: What came of it.
         causes: What in the model explains a difference, a sentence each.
     """
-    lines = [_verdict(trial, outcome), outcome.parity.detail, *(f"a likely cause: {cause}" for cause in causes)]
-    if outcome.parity.verdict == "unknown" and trial.config.precision == "fp16":
-        lines.append(
-            "what overflows depends on how a batch is split; give a smaller --init-loss-scale than "
-            f"{trial.config.init_loss_scale:g}, such as 1024"
-        )
-    return lines
+    return [_verdict(trial, outcome), outcome.parity.detail, *(f"a likely cause: {cause}" for cause in causes)]
 
 
 def _verdict(trial: Trial, outcome: Outcome) -> str:
@@ -30,8 +23,9 @@ def _verdict(trial: Trial, outcome: Outcome) -> str:
     ranks = "1 rank" if config.num_processes == 1 else f"{config.num_processes} ranks"
     who = f"{config.backend} on {ranks}"
     if outcome.is_same:
+        steps = trial.num_steps if parity.num_steps is None else parity.num_steps
         how = "bit for bit" if parity.verdict == "bitwise" else "up to rounding"
-        return f"SAME: {who} trains what one process trains, {how}, in each of {trial.num_steps} steps"
+        return f"SAME: {who} trains what one process trains, {how}, in each of {steps} steps"
     if parity.verdict == "approximate":
         return f"APPROXIMATE: {who} does not train what one process trains, since its gradients are compressed"
     if parity.verdict == "unknown":
@@ -44,14 +38,21 @@ def _verdict(trial: Trial, outcome: Outcome) -> str:
 def as_facts(trial: Trial, outcome: Outcome, causes: list[str]) -> dict[str, Any]:
     """Returns the same as plain facts, which can be written as JSON."""
     config = trial.config
-    shown = ("backend", "num_processes", "precision", "global_batch_size", "micro_batch_size", "batching", "task")
+    shown = (
+        "backend",
+        "num_processes",
+        "device",
+        "precision",
+        "global_batch_size",
+        "micro_batch_size",
+        "batching",
+        "task",
+    )
     return {
-        "schema_version": 1,
         **config.model_dump(mode="json", include=set(shown)),
-        "num_steps": trial.num_steps,
+        "num_steps": trial.num_steps if outcome.parity.num_steps is None else outcome.parity.num_steps,
         "left_out": trial.left_out,
-        **outcome.parity.model_dump(),
+        **outcome.parity.model_dump(exclude={"num_steps"}),
         "causes": causes,
         "warnings": outcome.warnings,
-        "environment": describe_environment(with_torch=False).model_dump(mode="json"),
     }

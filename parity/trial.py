@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from backends.registry import REFERENCE
 from launch import own_command
 from launch.display import describe_world
-from parity.judge import approximate_parity, diagnosed_parity, normalised_otherwise
+from launch.errors import one_line
+from parity.judge import approximate_parity, diagnosed_parity, normalised_otherwise, parity_in_equal_parts
 from parity.verdict import SAME, Parity
 from records.config import RunConfig, RunOptions
 from records.names import RECORD_NAME
@@ -87,7 +88,9 @@ def trial_of(config: RunConfig, task: Task, *, num_steps: int) -> Trial:
     asked = config.num_steps(Plan.of(config, task).steps_per_epoch)
     settings, left_out = dict(config.task_settings), []
     if asked > num_steps:
-        left_out.append(f"all but {num_steps} of {asked} steps, so that the learning rate changes faster")
+        left_out.append(
+            f"all but the first {num_steps} of {asked} steps; the learning rate runs through its whole curve in them"
+        )
     if config.torch_compile:
         left_out.append("--torch-compile, since no step of a compiled model can be observed")
     if settings.get("dropout") and not task.describe().get("dropout_by_sample"):
@@ -121,40 +124,66 @@ class Trials:
         """
         config = trial.config
         run = self._record(config.backend, {**_options(trial), **_set(config.backend_settings)}, describe_world(config))
+        parity = self._parity(trial, run)
+        if parity.verdict == "rounding" and parity.num_steps is not None and 2 * parity.num_steps < trial.num_steps:
+            detail = f"only {parity.num_steps} of {trial.num_steps} steps could be compared ({parity.detail})"
+            parity = parity.model_copy(update={"verdict": "unknown", "detail": detail})
+        return Outcome(parity, run.warnings)
+
+    def _parity(self, trial: Trial, run: RunRecord) -> Parity:
+        config = trial.config
+        if run.status == "diverged":
+            return Parity(verdict="not comparable", detail=one_line(run.error))
         options = {name: value for name, value in _options(trial).items() if name not in _OF_THE_RANKS}
-        whole = config.global_batch_size
-        if run.num_batch_norms and config.sync_batchnorm:
-            # BatchNorm computes something else from other micro-batches, so these are the only ones to compare with.
-            reference = self._alone(options, config.micro_batch_size * config.num_processes)
-            return Outcome(diagnosed_parity(run, reference, None), run.warnings)
+        # BatchNorm computes something else from other parts of a batch.
+        in_equal_parts = bool(run.num_batch_norms) and (config.sync_batchnorm or config.num_processes == 1)
+        whole = config.micro_batch_size * config.num_processes if in_equal_parts else config.global_batch_size
         reference = self._alone(options, whole)
-        if (otherwise := normalised_otherwise(run, reference)) is not None:
-            return Outcome(otherwise, run.warnings)
         if config.grad_compression != "none":
-            return Outcome(approximate_parity(run, reference), run.warnings)
-        smaller = config.micro_batch_size if config.micro_batch_size < whole else whole // 2
-        yardstick = self._alone(options, smaller) if smaller else None
-        return Outcome(diagnosed_parity(run, reference, yardstick), run.warnings)
+            return approximate_parity(run, reference)
+        if (otherwise := normalised_otherwise(run, reference)) is not None:
+            return otherwise
+        if in_equal_parts:
+            return parity_in_equal_parts(run, reference)
+        smaller = _smaller_part(config, run.steps[0].num_samples)
+        return diagnosed_parity(run, reference, self._alone(options, smaller) if smaller else None)
 
     def _alone(self, options: Mapping[str, Any], micro_batch_size: int) -> RunRecord:
         """Returns the record of one process that takes micro-batches of this size."""
         words = f"one process, micro-batches of {micro_batch_size}"
-        return self._record(REFERENCE, {**options, "num_processes": 1, "micro_batch_size": micro_batch_size}, words)
+        own = {"num_processes": 1, "micro_batch_size": micro_batch_size}
+        try:
+            return self._record(REFERENCE, {**options, **own}, words)
+        except TrialFailed as failure:
+            hint = "one process takes a whole global batch at once, so a smaller --global-batch-size needs less memory"
+            raise TrialFailed(f"{failure} ({hint})") from failure
 
     def _record(self, backend: str, options: Mapping[str, Any], words: str) -> RunRecord:
         """Returns the record of a training, which is made when it is first asked for."""
-        text = json.dumps(options, sort_keys=True)
+        text = json.dumps(options, sort_keys=True, ensure_ascii=False)
         if (key := backend + text) not in self._records:
             self._say(f"training: {backend}: {words}")
             place = self._directory / f"run-{len(self._records) + 1}"
             file = place.with_suffix(".json")
-            file.write_text(text)
+            file.write_text(text, encoding="utf-8")
             done = own_command.run_command([backend, f"--config={file}", f"--output-dir={place}"])
             why = own_command.why_it_failed(done, place)
-            if why is not None:
+            if why is not None and not _has_diverged(place):
                 raise TrialFailed(f"the training under {backend} ({words}) did not complete: {why}")
             self._records[key] = read_record(place / RECORD_NAME)
         return self._records[key]
+
+
+def _has_diverged(place: Path) -> bool:
+    """Whether a training came to its end with ranks that differ, which is a result."""
+    return (place / RECORD_NAME).exists() and read_record(place / RECORD_NAME).status == "diverged"
+
+
+def _smaller_part(config: RunConfig, num_samples: int) -> int:
+    """Returns the size of micro-batches that really split the first global batch of so many samples; 0 if none does."""
+    most = config.micro_batch_size if config.micro_batch_size < num_samples else num_samples // 2
+    sizes = [size for size in range(1, most + 1) if config.global_batch_size % size == 0]
+    return max(sizes, default=0)
 
 
 def _options(trial: Trial) -> dict[str, Any]:

@@ -19,6 +19,7 @@ class Parity(BaseModel):
     detail: str = Field(description="one sentence: compared with what, how close, or where it differs")
     first_step: int | None = Field(default=None, description="first step that differs, where one does")
     parameter: str | None = Field(default=None, description="first parameter that differs in that step")
+    num_steps: int | None = Field(default=None, description="how many steps could be compared; null for all of them")
     cause: Literal["BatchNorm"] | None = Field(default=None, description="what makes it differ, where that is known")
     distance: float | None = Field(
         default=None,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+
 import pytest
 
 from compare.race import pace as module
@@ -57,19 +60,20 @@ def _plan(*, repeats: int, most_repeats: int, precisions: tuple[str, ...] = ("fp
 
 
 def _race(plan: RacePlan, clock: Clock, *, seconds: float, speed: float) -> int:
-    """Returns in how many blocks a race takes place whose runs take `speed` times what is expected."""
+    """Returns how many blocks a race has, all of them whole, whose runs take `speed` times what is expected."""
     pace = Pace(plan, plan.runs(), seconds)
     assert plan.costs is not None
-    blocks = set()
+    blocks: Counter[int] = Counter()
     for heat in heats_of(plan.runs()):
         if heat in pace.to_come():
             took = speed * plan.costs.heat(heat, plan.options, plan.schedule.timed_steps)
             clock.now += took
             pace.note(heat, took)
-            blocks.add(heat[0].block)
+            blocks[heat[0].block] += 1
         else:
             pace.skip(heat)
     assert not pace.left
+    assert len(set(blocks.values())) == 1
     return len(blocks)
 
 
@@ -77,10 +81,20 @@ def _race(plan: RacePlan, clock: Clock, *, seconds: float, speed: float) -> int:
 def test_a_race_goes_on_while_there_is_time(clock: Clock, speed: float, blocks: int) -> None:
     """Faster than expected, it has more starts, up to a limit; slower, it has fewer, but three at least."""
     plan = _plan(repeats=5, most_repeats=12)
-    (heat,) = {tuple(run.entrant for run in heat) for heat in heats_of(plan.runs()[:2])}
     seconds = 5 * COSTS.heat(plan.runs()[:2], plan.options, 100)
-    assert len(heat) == 2
     assert _race(plan, clock, seconds=seconds * 1.001, speed=speed) == blocks
+
+
+@pytest.mark.parametrize(("speed", "blocks"), [(1.0, 4), (0.25, 9), (3.0, 3)])
+def test_blocks_under_several_conditions_are_whole(clock: Clock, speed: float, blocks: int) -> None:
+    plan = _plan(repeats=4, most_repeats=9, precisions=("fp32", "bf16"))
+    seconds = 8 * COSTS.heat(plan.runs()[:2], plan.options, 100)
+    assert _race(plan, clock, seconds=seconds * 1.001, speed=speed) == blocks
+
+
+def test_what_the_user_has_settled_is_not_cut_short(clock: Clock) -> None:
+    plan = _plan(repeats=7, most_repeats=7)
+    assert _race(plan, clock, seconds=math.inf, speed=100.0) == 7
 
 
 def test_a_block_that_has_begun_is_completed(clock: Clock) -> None:

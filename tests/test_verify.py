@@ -11,7 +11,7 @@ import pytest
 from torch import nn
 
 from launch.engines.interface import PROJECT_DIRECTORY
-from parity.causes import likely_causes
+from parity.causes import dropping, normalising
 from tests.launching import lockstep
 
 EXAMPLES = {"PYTHONPATH": f"{PROJECT_DIRECTORY}:{PROJECT_DIRECTORY / 'docs' / 'examples'}"}
@@ -22,9 +22,8 @@ STRAYING = "tests.variants_of_ddp:StrayingDDP"
 def test_a_run_that_trains_what_one_process_trains(tmp_path: Path) -> None:
     """In float64, with accumulation, and with options of the run, of the backend and of the task."""
     target = tmp_path / "verdict.json"
-    done = lockstep(
-        *("verify", "ddp", *shlex.split(SMALL), "--bucket-cap-mb", "1", "--hidden-size", "9"), "--json", target
-    )
+    options = (*shlex.split(SMALL), "--bucket-cap-mb", "1", "--hidden-size", "9", "--json", target)
+    done = lockstep("verify", "ddp", *options, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "SAME: ddp on 2 ranks trains what one process trains, up to rounding, in each of 6 steps" in done.stdout
     facts = json.loads(target.read_text())
@@ -39,6 +38,34 @@ def test_half_precision_is_compared_with_half_precision(options: str) -> None:
     done = lockstep("verify", "ddp", *shlex.split(SMALL), "--dtype", "float32", *options.split())
     assert done.returncode == 0, done.stdout + done.stderr
     assert "SAME: " in done.stdout
+
+
+@pytest.mark.parametrize("options", ["", "--precision bf16 --dtype float32"])
+def test_one_percent_too_much_is_seen_with_the_options_of_a_training(options: str) -> None:
+    """AdamW and clipping hide it from the weights, and half precision is coarse: the gradient's norm shows it."""
+    done = lockstep("verify", STRAYING, *shlex.split(SMALL), *options.split())
+    assert done.returncode == 1, done.stdout
+    assert "DIFFERENT: " in done.stdout
+
+
+def test_compressed_gradients_are_an_approximation() -> None:
+    done = lockstep("verify", "ddp", *shlex.split(SMALL), "--dtype", "float32", "--grad-compression", "bf16")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "APPROXIMATE: ddp on 2 ranks" in done.stdout
+    assert "% of the way that training moved the reference's" in done.stdout
+
+
+def test_a_training_in_which_no_weight_moves_proves_nothing() -> None:
+    done = lockstep("verify", "ddp", *shlex.split(SMALL), "--warmup-ratio", "1", "--learning-rate", "1e-30")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "no weight moved in any step" in done.stdout
+
+
+def test_more_samples_in_a_batch_than_there_are() -> None:
+    """The global batch is the whole of ten samples, which a second reference still has to split."""
+    few = SMALL.replace("--global-batch-size 16 --micro-batch-size 4", "--num-train-samples 10")
+    done = lockstep("verify", "ddp", *shlex.split(few))
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_overflows_that_depend_on_the_split_are_no_verdict() -> None:
@@ -63,12 +90,12 @@ def test_what_in_the_model_depends_on_the_split_is_named() -> None:
 
 
 def test_causes_are_those_of_the_model() -> None:
-    assert likely_causes(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.0), nn.LayerNorm(2))) == []
-    norms = [nn.BatchNorm1d(2) for _ in range(5)]
-    drops, normalise = likely_causes(nn.Sequential(nn.Dropout(0.1), *norms))[::-1]
-    assert normalise.startswith("5 layers normalise each micro-batch")
-    assert "(1, 2, 3, ...)" in normalise
-    assert drops.startswith("1 layer drops elements at random (0)")
+    innocent = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.0), nn.LayerNorm(2), nn.LSTM(2, 2))
+    assert normalising(innocent) + dropping(innocent) == []
+    model = nn.Sequential(nn.Dropout(0.1), nn.MultiheadAttention(2, 1, dropout=0.1), *[nn.BatchNorm1d(2)] * 4)
+    (normalise,), (drop,) = normalising(model), dropping(model)
+    assert normalise.startswith("1 layer normalises each micro-batch by its own statistics (2)")
+    assert drop.startswith("2 layers drop elements at random (0, 1)")
 
 
 def test_dropout_is_left_out_where_its_masks_depend_on_the_split() -> None:
@@ -101,7 +128,7 @@ def test_a_task_that_an_adapter_trains_wrongly_fails() -> None:
     options = ("--task", "spirals:SpiralsTask", "--num-points", "60", "--precision", "fp32", "--num-processes", "2")
     done = lockstep("contract", STRAYING, *options, env=EXAMPLES)
     assert done.returncode == 1
-    assert f"{STRAYING} does not train spirals:SpiralsTask as one process does" in done.stderr
+    assert f"{STRAYING} is not proven to train spirals:SpiralsTask as one process does" in done.stderr
     assert done.stdout.splitlines()[-1] == f"{STRAYING}, spirals:SpiralsTask: 2 failed"
     assert "DIFFERENT: " in done.stdout
 
@@ -109,8 +136,9 @@ def test_a_task_that_an_adapter_trains_wrongly_fails() -> None:
 def test_what_a_backend_does_not_support_is_said() -> None:
     options = ("--task", "spirals:SpiralsTask", "--num-points", "60", "--precision", "fp16", "--num-processes", "2")
     done = lockstep("contract", "fsdp2", *options, env=EXAMPLES)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 2, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "fsdp2, spirals:SpiralsTask: 2 unsupported"
+    assert "nothing was proven" in done.stderr
 
 
 @pytest.mark.parametrize(

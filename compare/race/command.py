@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shlex
 import sys
@@ -71,8 +72,11 @@ def run(arguments: list[str]) -> int:
                         plan.tuned = tuned_entrants(plan, plan.costs, terminal.print)
                     plan_in_force = stack.enter_context(directory.opened(plan))
                     _announce(plan_in_force, directory, terminal)
+                    # What the user has settled is not cut short.
+                    is_settled = options.repeats is not None or options.timed_steps is not None
                     spent = time.monotonic() - began + seconds_of_collectives(options)
-                    run_race(plan_in_force, directory, terminal, seconds=options.budget - spent)
+                    seconds = math.inf if is_settled else options.budget - spent
+                    run_race(plan_in_force, directory, terminal, seconds=seconds)
                     _measure_collectives(plan_in_force, directory, terminal)
             except Interrupted as interruption:
                 directory.clear()

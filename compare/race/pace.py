@@ -30,6 +30,7 @@ class Pace:
     def __init__(self, plan: RacePlan, left: Sequence[PlannedRun], seconds: float) -> None:
         self._plan = plan
         self.left = heats_of(list(left))
+        self._begun = {heat[0].block for heat in heats_of(plan.runs()) if _is_timed(heat) and heat not in self.left}
         self._expected = self._taken = _SECONDS_OF_TRUST
         expected = [heat for heat in heats_of(plan.runs()) if self._is_expected(heat)]
         share = sum(self._planned(heat) for heat in expected if heat in self.left) / sum(map(self._planned, expected))
@@ -38,6 +39,8 @@ class Pace:
     def note(self, heat: Heat, seconds: float) -> None:
         """Notes that runs which took place together are over, and how long they took."""
         self.left.remove(heat)
+        if _is_timed(heat):
+            self._begun.add(heat[0].block)
         self._expected += self._planned(heat)
         self._taken += seconds
 
@@ -51,24 +54,23 @@ class Pace:
 
     def to_come(self) -> list[Heat]:
         """Returns the heats that will take place, as far as can be told now."""
-        timed = [heat for heat in self.left if heat[0].purpose == "timed"]
-        others = [heat for heat in self.left if heat[0].purpose != "timed"]
-        seconds = self._deadline - time.monotonic() - self.seconds(others)
-        chosen: list[Heat] = []
-        for block, heats in ((block, list(heats)) for block, heats in groupby(timed, lambda heat: heat[0].block)):
-            seconds -= self.seconds(heats)
-            has_begun = len(heats) < len(self._of_block(block))
-            if seconds < 0 and block > MIN_PAIRS and not has_begun:
+        timed = [heat for heat in self.left if _is_timed(heat)]
+        seconds = self._deadline - time.monotonic() - self.seconds([heat for heat in self.left if not _is_timed(heat)])
+        blocks: set[int] = set()
+        for block, heats in groupby(timed, lambda heat: heat[0].block):
+            seconds -= self.seconds(list(heats))
+            if seconds < 0 and block > MIN_PAIRS and block not in self._begun:
                 break
-            chosen += heats
-        return [heat for heat in self.left if heat in chosen or heat in others]
+            blocks.add(block)
+        return [heat for heat in self.left if not _is_timed(heat) or heat[0].block in blocks]
 
     def _is_expected(self, heat: Heat) -> bool:
-        return heat[0].purpose != "timed" or heat[0].block <= self._plan.schedule.repeats
-
-    def _of_block(self, block: int) -> list[Heat]:
-        return [heat for heat in heats_of(self._plan.runs()) if (heat[0].purpose, heat[0].block) == ("timed", block)]
+        return not _is_timed(heat) or heat[0].block <= self._plan.schedule.repeats
 
     def _planned(self, heat: Heat) -> float:
         assert self._plan.costs is not None
         return self._plan.costs.heat(heat, self._plan.options, self._plan.schedule.timed_steps)
+
+
+def _is_timed(heat: Heat) -> bool:
+    return heat[0].purpose == "timed"

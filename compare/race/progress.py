@@ -55,7 +55,9 @@ class ProgressOfRace:
         self._began = time.monotonic()
         run = heat[0]
         who = run.entrant.label if len(heat) == 1 else f"{len(heat)} entrants"
-        self._show(f"{run.purpose}, block {run.block}: starting {who}" if run.block else f"{run.purpose}: {who}")
+        self._show(
+            f"{run.purpose}, block {run.block}: starting {who}" if run.purpose == "timed" else f"{run.purpose}: {who}"
+        )
 
     def say(self, what: str) -> None:
         """Shows what the race waits for, or why it does something again."""
