@@ -33,11 +33,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from backends.capabilities import TORCH_SIGNS, BackendSettings, Capabilities, KnownFailure, Signs, UnsupportedError
+from backends.options import BackendOptions
 
 if TYPE_CHECKING:
     import torch
@@ -56,35 +57,6 @@ __all__ = [
     "StepResult",
     "UnsupportedError",
 ]
-
-
-@dataclass(frozen=True)
-class BackendOptions:
-    """What the launcher passes to an adapter, the same for every backend.
-
-    Attributes:
-        precision: "fp32" computes in the dtype of the parameters; "bf16" and "fp16" use autocast.
-        device: The device type, "cpu" or "cuda".
-        timeout_seconds: The time after which a collective that some rank never enters fails, in seconds.
-        init_loss_scale: The first loss scale under fp16.
-        find_unused_parameters: Whether some parameters may get no gradient in a step.
-        skip_nonfinite: Whether a step whose averaged gradient is not finite is skipped; under fp16 it always is.
-        is_traced: Whether `timeline` will be called.
-        grad_compression: In what gradients travel: "none" is their own dtype; others are among `COMPRESSIONS`.
-        seed: Seeds what a backend itself draws, the same on all ranks.
-        settings: The options of this backend alone.
-    """
-
-    precision: str = "fp32"
-    device: str = "cpu"
-    timeout_seconds: float = 300.0
-    init_loss_scale: float = 65536.0
-    find_unused_parameters: bool = False
-    skip_nonfinite: bool = False
-    is_traced: bool = False
-    grad_compression: str = "none"
-    seed: int = 0
-    settings: BackendSettings = field(default_factory=BackendSettings)
 
 
 @dataclass(frozen=True)
