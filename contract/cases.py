@@ -229,7 +229,11 @@ WIDE = Case(
     world_sizes=_PAIR,
 )
 # So many that a library may put them into several groups.
-MANY = Case("many-tensors", (Training({"max_steps": 2}, {"num_layers": 70, "hidden_size": 3}),), world_sizes=_PAIR)
+MANY = Case(
+    "many-tensors",
+    (Training({"max_steps": 2, "learning_rate": 0.001}, {"num_layers": 70, "hidden_size": 3}),),
+    world_sizes=_PAIR,
+)
 # Tensors of other kinds: some are not contiguous, have small gradients in some rows, change in a forward pass.
 # Six steps: an evaluation lies among them.
 VARIED = Case(

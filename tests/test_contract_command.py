@@ -28,7 +28,7 @@ def test_command_prints_a_row_a_check_and_writes_json(tmp_path: Path) -> None:
     assert sorted(rows) == ["C01", "C04", "C16"]
     assert all(" passed " in row for row in rows.values())
     # Whoever waits for a file to grow sees which group has begun, before any of its rows.
-    assert lines.index("2 ranks, fp32: 0 of 10 results so far") < lines.index(rows["C16"])
+    assert lines.index("2 ranks, fp32: 0 of 12 results so far") < lines.index(rows["C16"])
     assert done.stdout.splitlines()[-1].startswith(f"{BY_HAND} on cpu: 3 passed in")
     report = json.loads(target.read_text())
     assert report["adapter"] == BY_HAND
@@ -36,7 +36,7 @@ def test_command_prints_a_row_a_check_and_writes_json(tmp_path: Path) -> None:
     seen = {result["case"] for result in report["checks"][2]["results"]}
     assert seen == {
         *("accumulation-1", "accumulation-2", "accumulation-4", "wide", "layers"),
-        *("packed-batches", "sorted-batches", "varied"),
+        *("packed-batches", "sorted-batches", "varied", "many-tensors", "unclipped"),
     }
 
 

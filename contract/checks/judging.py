@@ -111,9 +111,10 @@ def require_rows(seen: Tensors, expected: Tensors, tolerance: float, *, what: st
     """Raises a Violation, which names the first wrong row, unless each row of each tensor is right by itself.
 
     The norm of all tensors together, or of one, says nothing about a row that is small beside the others. A row of less
-    than a billionth of all tensors may be what is left of sums that cancel, and is judged as if it were that large.
+    than a thousandth of the tolerance of all tensors (1e-9 in float64) may be what is left of sums that cancel, and is
+    judged as if it were that large.
     """
-    least = 1e-9 * sum(float(tensor.double().square().sum()) for tensor in expected.values()) ** 0.5
+    least = 1e-3 * tolerance * sum(float(tensor.double().square().sum()) for tensor in expected.values()) ** 0.5
     for name, wanted in expected.items():
         if name not in seen or seen[name].shape != wanted.shape:
             raise Violation(f"{what} of {name}, {list(wanted.shape)}", "none, or another shape", rank)
