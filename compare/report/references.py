@@ -26,13 +26,13 @@ def entrant_parity(entrant: EntrantRuns, group: list[EntrantRuns], completed: Se
     # As it comes: a race may have a variant of it, too.
     reference = next((run for run in candidates if run.entrant == REFERENCE), None)
     if reference is None and own.purpose == "timed":  # then the first run of the group is the reference
-        reference = sample_of(group)
-    if reference is None:
+        reference = next((one.timed[0] for one in group if one.timed and not _is_compressed(one.timed[0])), None)
+    if _is_compressed(own):
+        parity = approximate_parity(own.record, reference.record if reference else None)
+    elif reference is None:
         return Parity(verdict="unknown", detail="no diagnosis run of the reference completed")
-    if own is reference:
+    elif own is reference:
         parity = Parity(verdict="reference", detail="the run that all others are compared with")
-    elif own.record.config.grad_compression != "none" and own.record.config.num_processes > 1:
-        parity = approximate_parity(own.record, reference.record)
     elif own.record.ranks[0].diagnosis and reference.record.ranks[0].diagnosis:
         yardstick = _yardstick(own, reference, candidates)
         parity = diagnosed_parity(own.record, reference.record, yardstick.record if yardstick else None)
@@ -51,6 +51,11 @@ def entrant_parity(entrant: EntrantRuns, group: list[EntrantRuns], completed: Se
 def sample_of(group: Sequence[EntrantRuns]) -> Run:
     """Returns a timed run of a group, to read the conditions of the group from."""
     return next(entrant.timed[0] for entrant in group if entrant.timed)
+
+
+def _is_compressed(run: Run) -> bool:
+    """Tells whether gradients were compressed, so that the run is an approximation; one rank has none to send."""
+    return run.record.config.grad_compression != "none" and run.record.config.num_processes > 1
 
 
 def _references(own: Run, completed: Sequence[Run]) -> list[Run]:
