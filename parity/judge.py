@@ -156,10 +156,10 @@ def _in_words(name: str) -> str:
     return name.replace("_", " ").replace("grad", "gradient")
 
 
-def approximate_parity(run: RunRecord, reference: RunRecord) -> Parity:
+def approximate_parity(run: RunRecord, reference: RunRecord | None) -> Parity:
     """Says how far a run with compressed gradients, which computes an approximation, ends from the reference."""
     how = f"gradients travel as {run.config.grad_compression}"
-    if run.ranks[0].diagnosis is None or reference.ranks[0].diagnosis is None:
+    if reference is None or run.ranks[0].diagnosis is None or reference.ranks[0].diagnosis is None:
         detail = f"{how}; only diagnosis runs (--diagnose) tell how far it goes astray"
         return Parity(verdict="approximate", detail=detail)
     ours, theirs = _diagnosis(run), _diagnosis(reference)

@@ -122,7 +122,7 @@ def results(report: Path) -> Results:
 
 def _entrants(results: Results) -> dict[str, Any]:
     (group,) = [one for one in results.groups if one.group.num_processes == 2]
-    return {one.settings.get("grad_compression", one.name): one for one in group.entrants}
+    return {one.settings.get("grad_compression", one.backend): one for one in group.entrants}
 
 
 def test_an_approximation_is_shown_beside_the_ranking_and_never_in_it(report: Path, results: Results) -> None:
@@ -139,6 +139,16 @@ def test_an_approximation_is_shown_beside_the_ranking_and_never_in_it(report: Pa
     assert f"≈ {fp16.name}, 2 ranks" in (report / "report.md").read_text().replace("\\", "")
     assert "only approximately" in grounds_of(results)[0].answer
     assert all(one.parity.verdict in ("reference", "bitwise", "rounding") for one in _ranked(results))
+
+
+def test_an_approximation_is_no_reference(tmp_path: Path, unbroken: UnbrokenRuns) -> None:
+    """Where one process did not take part, the first exact entrant is the reference."""
+    records = [unbroken("ddp", *WIDE, *more) / "record.json" for more in (("--grad-compression", "bf16"), ())]
+    done = lockstep("report", *records, "--output-dir", tmp_path / "report")
+    assert done.returncode == 0, done.stderr
+    results = Results.model_validate_json((tmp_path / "report" / "results.json").read_bytes())
+    verdicts = {compression: one.parity.verdict for compression, one in _entrants(results).items()}
+    assert verdicts == {"bf16": "approximate", "ddp": "reference"}, verdicts
 
 
 def _ranked(results: Results) -> list[Any]:

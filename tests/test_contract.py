@@ -47,7 +47,8 @@ def instances(check_ids: list[str], adapters: Sequence[str] = ADAPTERS) -> list[
 def _marks(instance: Instance) -> list[pytest.MarkDecorator]:
     """The short tests hold each adapter to the core of the contract: one and two ranks in fp32."""
     case = instance.case
-    is_core = case.precision == "fp32" and instance.world_size <= 2 and not case.find_unused_parameters
+    is_plain = not case.find_unused_parameters and case.grad_compression == "none"
+    is_core = case.precision == "fp32" and instance.world_size <= 2 and is_plain
     return [] if is_core and not case.is_job else [pytest.mark.slow]
 
 

@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from backends.registry import REFERENCE
 from compare.report.grouping import EntrantRuns, unsplit
 from compare.report.runs import Run
-from parity.judge import approximate_parity, diagnosed_parity, losses_parity, normalised_otherwise
+from parity.judge import (
+    approximate_parity,
+    diagnosed_parity,
+    losses_parity,
+    normalised_otherwise,
+    parity_in_equal_parts,
+)
 from parity.verdict import Parity
 
 
@@ -30,24 +36,27 @@ def entrant_parity(entrant: EntrantRuns, group: list[EntrantRuns], completed: Se
         as_it_comes.sort(key=lambda run: run.record.gradient_accumulation_steps != steps)
     reference = next(iter(as_it_comes), None)
     if reference is None and own.purpose == "timed":  # then the first run of the group is the reference
-        reference = sample_of(group)
-    if reference is None:
-        return Parity(verdict="unknown", detail="no diagnosis run of the reference completed")
-    if own is reference:
-        parity = Parity(verdict="reference", detail="the run that all others are compared with")
-    elif own.record.config.grad_compression != "none" and own.record.config.num_processes > 1:
-        parity = approximate_parity(own.record, reference.record)
-    elif (otherwise := normalised_otherwise(own.record, reference.record)) is not None:
+        reference = next((one.timed[0] for one in group if one.timed and not _is_compressed(one.timed[0])), None)
+    otherwise = normalised_otherwise(own.record, reference.record) if reference else None
+    if otherwise is not None:
         parity = otherwise
-    elif own.record.ranks[0].diagnosis and reference.record.ranks[0].diagnosis:
+    elif _is_compressed(own):
+        parity = approximate_parity(own.record, reference.record if reference else None)
+    elif reference is None:
+        return Parity(verdict="unknown", detail="no diagnosis run of the reference completed")
+    elif own is reference:
+        parity = Parity(verdict="reference", detail="the run that all others are compared with")
+    elif not (own.record.ranks[0].diagnosis and reference.record.ranks[0].diagnosis):
+        parity = losses_parity(own.record, reference.record)
+    elif own.record.num_batch_norms:
+        parity = parity_in_equal_parts(own.record, reference.record)
+    else:
         yardstick = _yardstick(own, reference, candidates)
         parity = diagnosed_parity(own.record, reference.record, yardstick.record if yardstick else None)
         # A yardstick with batches of another kind would hide that these are wrong.
         coarse = losses_parity(own.record, reference.record)
         if _batching(own) != _batching(reference) and coarse.verdict == "not comparable":
             parity = coarse
-    else:
-        parity = losses_parity(own.record, reference.record)
     ends = {run.record.ranks[0].weights_sha256 for run in entrant.timed}
     repeated = f"; its {len(entrant.timed)} timed runs end with {len(ends)} different sets of weights"
     extra = repeated if len(ends) > 1 else _same_bits(entrant, group)
@@ -57,6 +66,11 @@ def entrant_parity(entrant: EntrantRuns, group: list[EntrantRuns], completed: Se
 def sample_of(group: Sequence[EntrantRuns]) -> Run:
     """Returns a timed run of a group, to read the conditions of the group from."""
     return next(entrant.timed[0] for entrant in group if entrant.timed)
+
+
+def _is_compressed(run: Run) -> bool:
+    """Tells whether gradients were compressed, so that the run is an approximation; one rank has none to send."""
+    return run.record.config.grad_compression != "none" and run.record.config.num_processes > 1
 
 
 def _references(own: Run, completed: Sequence[Run]) -> list[Run]:
