@@ -246,6 +246,12 @@ def _what_is_different(config: RunConfig, start: Start) -> Iterator[str]:
             if now != then:
                 option = name.replace("_", "-")
                 yield f"--{option} is {now} and was {then}: results are equal up to rounding, not bit for bit"
+    steps_now, steps_before = config.gradient_accumulation_steps, before.gradient_accumulation_steps
+    if config.sync_batchnorm and steps_now != steps_before:
+        yield (
+            f"a step has {steps_now} micro-step(s) and had {steps_before}: BatchNorm takes statistics of other "
+            "samples; choose another --micro-batch-size"
+        )
     if start.best_path is not None and not start.best_path.exists():
         yield f"the best model so far is missing ({start.best_path}); the best of the remaining evaluations is kept"
 

@@ -137,8 +137,12 @@ def inherited_options(config: RunConfig, backend: str, given: Mapping[str, Any])
         UsageError: The checkpoint asks for so many ranks that the user must confirm it.
     """
     names = [*_BINDING, *_INHERITED]
-    if str(given.get("num_processes", config.num_processes)) != str(config.num_processes):
+    changed: dict[str, Any] = {}
+    if (number := str(given.get("num_processes", config.num_processes))) != str(config.num_processes):
         names.remove("micro_batch_size")  # it fitted the old number
+        together = config.micro_batch_size * config.num_processes
+        if config.sync_batchnorm and number.isdecimal() and int(number) and together % int(number) == 0:
+            changed["micro_batch_size"] = together // int(number)  # for the same statistics of BatchNorm
     elif "num_processes" not in given and config.num_processes > max(4, 2 * (os.cpu_count() or 1)):
         raise UsageError(
             f"--resume: the run had {config.num_processes} ranks, which is many for this machine; "
@@ -149,7 +153,8 @@ def inherited_options(config: RunConfig, backend: str, given: Mapping[str, Any])
     before = config.model_dump(mode="json")
     own = config.backend_settings if backend == config.backend else {}
     taken = {name: before[name] for name in names if before[name] is not None}
-    return {**config.task_settings, **{name: value for name, value in own.items() if value is not None}, **taken}
+    own = {name: value for name, value in own.items() if value is not None}
+    return {**config.task_settings, **own, **taken, **changed}
 
 
 def check_same_trajectory(start: Start, options: RunOptions, task_settings: TaskSettings) -> None:

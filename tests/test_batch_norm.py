@@ -28,7 +28,7 @@ IMAGES = (
     *("--optimizer", "sgd", "--momentum", "0.9", "--learning-rate", "0.05"),
 )
 NORMED = ("--task", "tests.normed:NormedTask", "--num-processes", "2", "--max-steps", "6")
-_RANKS = [2, 3]
+_RANKS = [2, pytest.param(3, marks=pytest.mark.slow)]
 
 
 def _options(num_processes: int) -> tuple[str, ...]:
@@ -86,17 +86,22 @@ def test_without_it_they_do_not_and_the_run_says_why(tmp_path: Path, alone: Path
     assert _distance(again, run) == 0
 
 
+@pytest.mark.slow
 def test_a_checkpoint_goes_on_in_one_process(tmp_path: Path, alone: Path) -> None:
+    """With as many micro-steps, unless others are asked for."""
     run = tmp_path / "run"
     train("ddp", run, *_options(2), SYNC, "--save-every", "3", "--keep", "9")
-    options = ("--num-processes", "1", "--micro-batch-size", "6")
-    train("single", tmp_path / "on", "--resume", checkpoint_path(run, 3), *options)
+    resume = ("--num-processes", "1", "--resume", checkpoint_path(run, 3))
+    train("single", tmp_path / "on", *resume)
     assert _distance(tmp_path / "on", alone) < 1e-12
+    other = lockstep("single", *resume, "--micro-batch-size", "12", "--output-dir", tmp_path / "other")
+    assert "a step has 1 micro-step(s) and had 2: BatchNorm takes statistics of other samples" in other.stdout
     refused = lockstep("ddp", "--resume", checkpoint_path(run, 3), "--no-sync-batchnorm", cwd=tmp_path)
     assert refused.returncode == 2
     assert "--sync-batchnorm False: the run to resume has True" in refused.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_half_precision_learns(tmp_path: Path, precision: str) -> None:
     options = ("--task", "image-classification", "--num-train-samples", "320", "--num-validation-samples", "100")
