@@ -169,6 +169,8 @@ def check_same_trajectory(start: Start, options: RunOptions, task_settings: Task
     # An option that is newer than the checkpoint had its default.
     defaults = type(task_settings).model_construct().model_dump(mode="json")
     before = {**start.config.model_dump(mode="json", include=binding), **defaults, **start.config.task_settings}
+    if start.config.num_processes == 1:  # its statistics were those of all ranks in any case
+        del asked["sync_batchnorm"]
     for name, value in asked.items():
         if before.get(name) != value:
             option = name.replace("_", "-")

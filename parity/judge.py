@@ -189,10 +189,7 @@ def normalised_otherwise(run: RunRecord, reference: RunRecord) -> Parity | None:
     if ours is None or theirs is None or ours == theirs:
         return None
     layers = "1 layer" if run.num_batch_norms == 1 else f"{run.num_batch_norms} layers"
-    detail = (
-        f"BatchNorm ({layers}) takes its statistics from {ours} samples, and from {theirs} in the "
-        "reference"
-    )
+    detail = f"BatchNorm ({layers}) takes its statistics from {ours} samples, and from {theirs} in the reference"
     if run.config.num_processes > 1 and not run.config.sync_batchnorm:
         detail += ": those of each rank alone, where --sync-batchnorm takes them over all ranks"
     return Parity(verdict="not comparable", detail=detail, cause="BatchNorm")

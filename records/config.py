@@ -226,6 +226,15 @@ class RunOptions(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _no_sync_batchnorm_of_unused(self) -> RunOptions:
+        if self.sync_batchnorm and self.find_unused_parameters:
+            raise ValueError(
+                "--sync-batchnorm needs all ranks to use the same layers in the same order, which "
+                "--find-unused-parameters does not promise; leave out one of the two"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _no_trace_of_diagnosis(self) -> RunOptions:
         if self.trace and self.diagnose:
             raise ValueError(
@@ -235,16 +244,17 @@ class RunOptions(BaseModel):
 
     @model_validator(mode="after")
     def _error_feedback_is_sound(self) -> RunOptions:
+        skips = "a step that is skipped leaves an infinite remainder behind"
         spoils = {
-            "--precision fp16": self.precision == "fp16",
-            "--on-nan skip": self.on_nan == "skip",
-            "--find-unused-parameters": self.find_unused_parameters,
+            "--precision fp16": self.precision == "fp16" and skips,
+            "--on-nan skip": self.on_nan == "skip" and skips,
+            "--find-unused-parameters": self.find_unused_parameters and "a gradient that is not used takes one away",
         }
-        other = next((option for option, is_asked in spoils.items() if is_asked), None)
-        if self.grad_compression == "powersgd" and other is not None:
+        option, why = next(((option, why) for option, why in spoils.items() if why), ("", ""))
+        if self.grad_compression == "powersgd" and why:
             raise ValueError(
-                f"--grad-compression powersgd adds what a step leaves out to the next, which {other} spoils, since it "
-                "leaves gradients out, too; leave out one of the two"
+                f"--grad-compression powersgd adds what a step leaves out to the next, and with {option} {why}; "
+                "change one of the two"
             )
         return self
 

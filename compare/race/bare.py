@@ -50,6 +50,7 @@ def why_no_loop(config: RunConfig) -> str | None:
         "--on-nan stop": config.on_nan == "stop",
         "--no-torch-compile": not config.torch_compile,
         "--no-sync-batchnorm": not config.sync_batchnorm,
+        "--grad-compression none": config.grad_compression == "none",
         "--no-find-unused-parameters": not config.find_unused_parameters,
         "one rank on each GPU": config.device == "cpu" or config.num_processes <= count_gpus(),
         "the library's own defaults": not any(config.backend_settings.values()),

@@ -81,7 +81,9 @@ def _mfu(runs: Sequence[Run]) -> float | None:
         peak = run.race.matmul_flops_per_second if run.race else None
         if config.device == "cuda" and gpus:
             sheet = peak_flops_per_second(gpus[0], config.precision)
-            peak = sheet * len({(rank.hostname, rank.device) for rank in run.record.ranks}) if sheet else None
+            num_devices = len({(rank.hostname, rank.device) for rank in run.record.ranks})
+            num_devices *= int(run.record.ranks[0].effective_settings.get("num_devices", 1))  # several in one process
+            peak = sheet * num_devices if sheet else None
         reached = model_flops_per_second(run.record)
         if peak and reached:
             shares.append(reached / peak)

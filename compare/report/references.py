@@ -46,21 +46,26 @@ def entrant_parity(entrant: EntrantRuns, group: list[EntrantRuns], completed: Se
         return Parity(verdict="unknown", detail="no diagnosis run of the reference completed")
     elif own is reference:
         parity = Parity(verdict="reference", detail="the run that all others are compared with")
-    elif not (own.record.ranks[0].diagnosis and reference.record.ranks[0].diagnosis):
-        parity = losses_parity(own.record, reference.record)
-    elif own.record.num_batch_norms:
-        parity = parity_in_equal_parts(own.record, reference.record)
     else:
-        yardstick = _yardstick(own, reference, candidates)
-        parity = diagnosed_parity(own.record, reference.record, yardstick.record if yardstick else None)
-        # A yardstick with batches of another kind would hide that these are wrong.
-        coarse = losses_parity(own.record, reference.record)
-        if _batching(own) != _batching(reference) and coarse.verdict == "not comparable":
-            parity = coarse
+        parity = _exact_parity(own, reference, candidates)
     ends = {run.record.ranks[0].weights_sha256 for run in entrant.timed}
     repeated = f"; its {len(entrant.timed)} timed runs end with {len(ends)} different sets of weights"
     extra = repeated if len(ends) > 1 else _same_bits(entrant, group)
     return parity.model_copy(update={"detail": parity.detail + extra})
+
+
+def _exact_parity(own: Run, reference: Run, candidates: Sequence[Run]) -> Parity:
+    """Compares a run that is to compute what the reference computes, in the best way that their records allow."""
+    coarse = losses_parity(own.record, reference.record)
+    if not (own.record.ranks[0].diagnosis and reference.record.ranks[0].diagnosis):
+        return coarse
+    if own.record.num_batch_norms:
+        return parity_in_equal_parts(own.record, reference.record)
+    # A yardstick with batches of another kind would hide that these are wrong.
+    if _batching(own) != _batching(reference) and coarse.verdict == "not comparable":
+        return coarse
+    yardstick = _yardstick(own, reference, candidates)
+    return diagnosed_parity(own.record, reference.record, yardstick.record if yardstick else None)
 
 
 def sample_of(group: Sequence[EntrantRuns]) -> Run:

@@ -21,6 +21,8 @@ def needed_bytes(run: RunRecord) -> float:
     seen, share = _diagnosis(run), 1 - 1 / len(run.ranks)
     size = _BYTES_AS.get(run.config.grad_compression)
     gradients = seen.gradient_bytes if size is None else size * seen.gradient_elements
+    if run.config.grad_compression == "powersgd" and seen.reduced_bytes:
+        gradients = sum(seen.reduced_bytes[-1].values())  # it decides by itself which matrices are worth it
     if not seen.sharded_bytes:
         return 2 * share * gradients
     micro_steps = max(run.gradient_accumulation_steps, 2 if run.config.batching == "sorted" else 1)
@@ -33,6 +35,8 @@ def excess_of(run: RunRecord) -> float | None:
     Bytes are counted where they enter the communication library and, if gradients are large, on the network interface.
     """
     needed = needed_bytes(run)
+    if run.config.sync_batchnorm:  # which sends something else besides, as it was asked to
+        return None
     if not needed or not _diagnosis(run).reduced_bytes:
         return None
     last = _diagnosis(run).reduced_bytes[-1]
