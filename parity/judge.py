@@ -19,6 +19,9 @@ _SHARED = 1e-3
 # A few changes of the last digit of a weight, relative to its size.
 _LAST_DIGITS = {"float64": 1e-15}
 _LAST_DIGITS_OF_FLOAT32 = 1e-6
+# So many times as much of a norm: it depends on the order in which the squares of all elements are added up, which is
+# another one where ranks hold parts of a gradient.
+_SQUARES = 20.0
 # With few samples, metrics jump by a whole sample, and depend on which of two equal logits comes first.
 _METRIC_SLACK = 0.01
 # How far losses and gradient norms of the first steps may lie apart in runs without a diagnosis, by precision.
@@ -111,7 +114,11 @@ def _measured_parity(run: RunRecord, reference: RunRecord, yardstick: RunRecord)
     digits = _LAST_DIGITS.get(_diagnosis(reference).inner_dtype, _LAST_DIGITS_OF_FLOAT32)
     excess = _weight_excess(_diagnosis(run), _diagnosis(reference), _diagnosis(yardstick), digits)[: together + 1]
     # AdamW and clipping hide a gradient that is wrong by a factor from the weights, but not from its norm.
-    curves = {name: _curve_excess(name, run, reference, yardstick, digits)[:together] for name in ("loss", "grad_norm")}
+    digits_of = {"loss": digits, "grad_norm": digits * _SQUARES}
+    curves = {
+        name: _curve_excess(name, run, reference, yardstick, of_curve)[:together]
+        for name, of_curve in digits_of.items()
+    }
     strayed = [_stray(_diagnosis(run), excess), *(_stray_of_curve(name, curve) for name, curve in curves.items())]
     found = [parity for parity in strayed if parity is not None]
     if found:
