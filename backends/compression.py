@@ -13,13 +13,15 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import _disable_current_modes
 
-from backends.interface import BackendOptions
+from backends.interface import BackendOptions, UnsupportedError
 from backends.traffic import count_for_this_thread
 
-# Of the matrices that PowerSGD sends in place of gradients. From 3 on, torch makes columns orthogonal by a QR
-# factorization, which does not divide by the norm of a column, and so not by zero.
+# Of the matrices that PowerSGD sends in place of gradients.
 POWERSGD_RANK = 4
+# Where torch makes columns orthogonal one after the other, as it does in half precision, it divides by their norms.
+_NOT_ZERO = 1e-8
 # As few as torch allows: DDP arranges its buckets anew after its first step, and errors belong to a place in a bucket.
 POWERSGD_EXACT_STEPS = 2
 
@@ -36,10 +38,17 @@ def compress_gradients(wrapped: DistributedDataParallel, options: BackendOptions
     if options.grad_compression == "none" or dist.get_world_size() == 1:
         return
     if options.grad_compression == "powersgd":
+        scalars = [name for name, one in wrapped.module.named_parameters() if one.requires_grad and not one.ndim]
+        if scalars:
+            raise UnsupportedError(
+                f"--grad-compression powersgd: torch's hook cannot send {scalars[0]}, which has no dimension; choose "
+                "fp16 or bf16"
+            )
         state = PowerSGDState(
             None,
             matrix_approximation_rank=POWERSGD_RANK,
             start_powerSGD_iter=POWERSGD_EXACT_STEPS,
+            orthogonalization_epsilon=_NOT_ZERO,
             random_seed=options.seed,
         )
         wrapped.register_comm_hook(state, lambda state, bucket: _finished_power_sgd(state, bucket))
@@ -62,10 +71,13 @@ def _finished_power_sgd(state: PowerSGDState, bucket: Any) -> torch.futures.Futu
     The hook reduces its matrices one after the other, each from a thread of gloo. With a second bucket on its way,
     ranks would call these collectives in different orders.
     """
-    is_compressed = state.iter >= state.start_powerSGD_iter
-    average: torch.futures.Future[torch.Tensor] = powerSGD_hook(state, bucket)
-    average.wait()
-    if is_compressed:
-        for matrices in (state.p_memory_dict, state.q_memory_dict):
-            count_for_this_thread("allreduce", matrices[bucket.index()])
+    if state.iter < state.start_powerSGD_iter:
+        return powerSGD_hook(state, bucket)
+    before = state.total_numel_after_compression
+    # Which of its collectives this thread would see depends on chance: they are counted together.
+    with _disable_current_modes():
+        average: torch.futures.Future[torch.Tensor] = powerSGD_hook(state, bucket)
+        average.wait()
+    num_elements = state.total_numel_after_compression - before
+    count_for_this_thread("allreduce", bucket.buffer().new_empty(num_elements, device="meta"))
     return average

@@ -197,7 +197,7 @@ class RankWork:
         if self._config.grad_compression == "powersgd" and backend.rank == 0:
             self._progress.warn(
                 "a checkpoint has nothing of what PowerSGD has left out of gradients so far: it is lost, and the next "
-                "two steps are not compressed, so this run goes on otherwise than one that was not interrupted"
+                "step is not compressed, so this run differs from one that was not interrupted"
             )
         resumption = Resumption(
             checkpoint=str(path or ""),
