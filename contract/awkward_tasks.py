@@ -138,7 +138,9 @@ class NormedTask(TokenTagging):
         import torch
 
         model = super().build_model()
-        model.add_module("norm", torch.nn.BatchNorm1d(self.settings.hidden_size // 2, dtype=torch.float64))
+        model.add_module(
+            "norm", torch.nn.BatchNorm1d(self.settings.hidden_size // 2, dtype=getattr(torch, self.settings.dtype))
+        )
         model.register_forward_hook(_use_norm)
         return model
 

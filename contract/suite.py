@@ -151,6 +151,10 @@ class Suite:
     def _require_supported(self, instance: Instance) -> None:
         """Raises UnsupportedError for what the adapter does not declare, provided that it refuses that itself."""
         case, world_size = instance.case, instance.world_size
+        reduces_within = any(training.options.get("sync_batchnorm") for training in case.trainings)
+        if reduces_within and not self.row.capabilities.sync_batchnorm:
+            # The launcher refuses it, before there is an adapter.
+            raise UnsupportedError(f"--sync-batchnorm: {self.adapter} does not declare it")
         try:
             self.row.capabilities.check(
                 name=self.adapter,

@@ -13,8 +13,10 @@ from contract.check import SEVERAL, Evidence, NotSeen, Violation, check
 from contract.checks.judging import (
     TIGHT,
     Tensors,
+    bound,
     config_of,
     initial_weights,
+    require,
     require_close,
     require_equal,
     require_same_bits,
@@ -159,12 +161,16 @@ def what_powersgd_leaves_out_comes_later(evidence: Evidence) -> None:
             left_out[name] = due - gradient
             if step.number <= POWERSGD_EXACT_STEPS or min(gradient.shape) <= POWERSGD_RANK or gradient.ndim < 2:
                 what = f"the exact gradient of {name} in step {step.number}"
-                require_close({name: gradient}, {name: exact[name]}, TIGHT, what=what, rank=step.rank)
+                require_close({name: gradient}, {name: exact[name]}, bound(evidence, TIGHT), what=what, rank=step.rank)
                 continue
             what = f"the gradient of {name} and what was left out before it, projected, in step {step.number}"
-            require_close({name: gradient}, {name: _projected(due, gradient)}, 1e-6, what=what, rank=step.rank)
+            projected = {name: _projected(due, gradient)}
+            require_close({name: gradient}, projected, bound(evidence, 1e-6, 1e-4), what=what, rank=step.rank)
             if float((gradient - due).norm()) > TIGHT * float(due.norm()):
                 compressed.add(name)
+                directions = int(torch.linalg.matrix_rank(gradient, rtol=_NO_DIRECTION))
+                what = f"at most {POWERSGD_RANK} directions of {name} in step {step.number}"
+                require(directions <= POWERSGD_RANK, what, str(directions), step.rank)
     if not compressed:
         raise Violation("a matrix that is compressed", "the exact gradient of each")
 
