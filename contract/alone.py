@@ -11,7 +11,7 @@ import torch
 
 from backends.interface import BackendOptions
 from backends.registry import reference_backend
-from contract.cases import INIT_LOSS_SCALE, Case
+from contract.case import INIT_LOSS_SCALE, Case
 from contract.scenes import Scenery, train_once
 
 # Keyed by case, world size, device and dtype; it is the same for every adapter.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from contract.cases import Case
+from contract.case import Case
 
 # World sizes that a check may apply to.
 ANY = range(1, sys.maxsize)

@@ -18,7 +18,8 @@ import torch
 
 from backends.capabilities import Signs
 from backends.registry import find_backend
-from contract.cases import SHUTDOWN, Case
+from contract.case import Case
+from contract.cases import SHUTDOWN
 from contract.patience import stretched
 from contract.worker import SPECIFICATION_NAME, Specification, observation_path, phases_path
 from launch.engines.interface import Engine, Ranks

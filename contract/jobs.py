@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from backends.registry import find_backend
-from contract.cases import Case, global_batch_size
+from contract.case import Case, global_batch_size
 from contract.patience import stretched
 from launch.engines.environment import engine_environment
 from launch.engines.interface import PROJECT_DIRECTORY, Ranks

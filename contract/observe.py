@@ -16,7 +16,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from backends.interface import Backend, StepResult
-from contract.cases import Overflow
+from contract.case import Overflow
 from tasks.interface import Batch, PackedData, Split, Task
 
 Tensors = dict[str, torch.Tensor]

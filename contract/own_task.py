@@ -18,7 +18,7 @@ from rich.text import Text
 from backends.capabilities import PRECISIONS, UnsupportedError
 from backends.devices import count_gpus
 from backends.registry import BackendRow, find_backend
-from contract.cases import INIT_LOSS_SCALE
+from contract.case import INIT_LOSS_SCALE
 from contract.options import ContractOptions
 from launch.display import saying
 from launch.errors import UsageError

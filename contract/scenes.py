@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 
 from backends.interface import Backend, UnsupportedError
-from contract.cases import FINE_FLOAT64, LARGE_INT64, Case, Training
+from contract.case import FINE_FLOAT64, LARGE_INT64, Case, Training
 from contract.observe import ObservedBackend, ObservedTask, Watch
 from contract.patience import stretched
 from records.config import RunConfig

@@ -16,7 +16,8 @@ from backends.interface import KnownFailure
 from backends.registry import find_backend, load_backend
 from contract import jobs
 from contract.alone import train_alone
-from contract.cases import ALL, REFUSALS, SHUTDOWN, WORLD, Case
+from contract.case import Case
+from contract.cases import ALL, REFUSALS, SHUTDOWN, WORLD
 from contract.check import Check, Evidence, NotRun, NotSeen, State, Violation, all_checks
 from contract.groups import Breakdown, Compose, Group, GroupKey, Outcome, run_group
 from contract.options import ContractOptions

@@ -17,7 +17,8 @@ from pydantic import BaseModel, ConfigDict
 from backends.interface import Backend, BackendOptions
 from backends.registry import load_backend
 from contract import scenes
-from contract.cases import BY_NAME, INIT_LOSS_SCALE, SKIPPING_PRECISIONS, Case
+from contract.case import INIT_LOSS_SCALE, SKIPPING_PRECISIONS, Case
+from contract.cases import BY_NAME
 from watch.rank_files import reporting
 
 SPECIFICATION_NAME = "group.json"

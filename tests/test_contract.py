@@ -17,7 +17,8 @@ import torch
 
 from backends.capabilities import Signs
 from backends.registry import find_backend
-from contract.cases import BITS, STATE, STATE_FP16, Case
+from contract.case import Case
+from contract.cases import BITS, STATE, STATE_FP16
 from contract.check import Evidence, State, all_checks
 from contract.groups import Compose, Group, GroupKey, run_group
 from contract.options import ContractOptions

@@ -17,7 +17,7 @@ from contract.reference import Arithmetic, simulate
 
 
 @check(
-    "C58",
+    "C54",
     [BATCH_NORM],
     traps="G22 G23",
     promises=["Backend.all_reduce: The call may be made in the middle"],

@@ -68,7 +68,7 @@ def _steps(evidence: Evidence) -> Iterator[_Step]:
 
 
 @check(
-    "C55",
+    "C51",
     COMPRESSED_HALF,
     traps="B1",
     world_sizes=SEVERAL,
@@ -102,7 +102,7 @@ def compressed_gradients_are_as_precise_as_their_format(evidence: Evidence) -> N
 
 
 @check(
-    "C56",
+    "C52",
     [*COMPRESSED_HALF, POWERSGD],
     traps="B1",
     world_sizes=SEVERAL,
@@ -134,7 +134,7 @@ def compressed_gradients_travel_in_fewer_bytes(evidence: Evidence) -> None:
 
 
 @check(
-    "C57",
+    "C53",
     [POWERSGD],
     traps="B3",
     world_sizes=SEVERAL,

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from contract.cases import INIT_LOSS_SCALE
+from contract.case import INIT_LOSS_SCALE
 from contract.check import Evidence, Violation
 from contract.reference import Arithmetic, Reference, compute_reference
 from contract.simulator import key_of, simulate_as_a_rank

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from contract.case import GROWTH_INTERVAL, INIT_LOSS_SCALE
 from contract.cases import (
     CLIP_FP16,
     COMPRESSED_OVERFLOW,
     GROWTH,
-    GROWTH_INTERVAL,
     HALF,
     INFINITE_GRADIENT,
     INFINITE_LOSS,
-    INIT_LOSS_SCALE,
     OVERFLOWS,
     UNSKIPPED,
 )

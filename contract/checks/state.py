@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from contract.alone import continue_alone
-from contract.cases import INIT_LOSS_SCALE, STATE, STATE_BF16, STATE_FP16, STATE_VARIED, WEIGHTS_OF_RANK_0
+from contract.case import INIT_LOSS_SCALE
+from contract.cases import STATE, STATE_BF16, STATE_FP16, STATE_VARIED, WEIGHTS_OF_RANK_0
 from contract.check import SEVERAL, Evidence, Violation, check
 from contract.checks.judging import bound, require, require_close, require_equal, require_repeated, require_same_bits
 

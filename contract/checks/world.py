@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 
-from contract.cases import BARRIER, COLLECTIVES, FINE_FLOAT64, LARGE_INT64, PLAIN, REFUSALS, SHUTDOWN, WORLD
+from contract.case import FINE_FLOAT64, LARGE_INT64
+from contract.cases import BARRIER, COLLECTIVES, PLAIN, REFUSALS, SHUTDOWN, WORLD
 from contract.check import Evidence, Violation, check
 from contract.checks.judging import require, require_equal
 

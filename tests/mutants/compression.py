@@ -19,13 +19,13 @@ from tests.mutants.mutant import mutant
 WITH_HOOKS = ("ddp", "accelerate", "fabric")
 
 
-@mutant("C56", cases.COMPRESSED_HALF[0], words="bytes to be sent in step 1, saw")
+@mutant("C52", cases.COMPRESSED_HALF[0], words="bytes to be sent in step 1, saw")
 def compression_asked_for_and_not_done(backend: Any) -> Iterator[None]:
     with mock.patch.object(backend, "options", dataclasses.replace(backend.options, grad_compression="none")):
         yield
 
 
-@mutant("C55", cases.COMPRESSED_HALF[0], words="an average within 3 roundings to fp16 in step 1, saw")
+@mutant("C51", cases.COMPRESSED_HALF[0], words="an average within 3 roundings to fp16 in step 1, saw")
 def gradients_compressed_twice(backend: Any) -> Iterator[None]:
     """What has travelled as fp16 is also rounded to bf16."""
 
@@ -38,7 +38,7 @@ def gradients_compressed_twice(backend: Any) -> Iterator[None]:
         yield
 
 
-@mutant("C55", cases.COMPRESSED_HALF[0], words="the bits of the gradients of rank 0 in step 1, saw")
+@mutant("C51", cases.COMPRESSED_HALF[0], words="the bits of the gradients of rank 0 in step 1, saw")
 def own_gradients_uncompressed(backend: Any) -> Iterator[None]:
     """A rank other than 0 adds digits that no other has."""
 
@@ -51,7 +51,7 @@ def own_gradients_uncompressed(backend: Any) -> Iterator[None]:
         yield
 
 
-@mutant("C55", cases.COMPRESSED_HALF[0], words="a norm of")
+@mutant("C51", cases.COMPRESSED_HALF[0], words="a norm of")
 def norm_of_something_else(backend: Any) -> Iterator[None]:
     def step(original: Any) -> Any:
         def mutated(max_grad_norm: float) -> StepResult:
@@ -79,7 +79,7 @@ def compression_that_saturates(backend: Any) -> Iterator[None]:
         yield
 
 
-@mutant("C57", cases.POWERSGD, words="and what was left out before it, projected, in step 4", of=WITH_HOOKS)
+@mutant("C53", cases.POWERSGD, words="and what was left out before it, projected, in step 4", of=WITH_HOOKS)
 def error_feedback_dropped(backend: Any) -> Iterator[None]:
     state = functools.partial(compression.PowerSGDState, use_error_feedback=False)
     with mock.patch.object(compression, "PowerSGDState", state):

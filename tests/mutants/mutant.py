@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from contract.cases import Case
+from contract.case import Case
 
 # The adapters that show that the contract catches faults where every rank holds all weights.
 REPLICATED = ("ddp", "horovod", "accelerate", "by_hand")
