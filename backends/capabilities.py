@@ -136,7 +136,7 @@ class Capabilities:
         if grad_compression not in ("none", *self.compressions):
             why = self._why("grad_compression")
             raise UnsupportedError(
-                f"--grad-compression {grad_compression}: {name} cannot compress gradients so{why}; "
+                f"--grad-compression {grad_compression}: {name} cannot send gradients as {grad_compression}{why}; "
                 f"choose {' or '.join(('none', *self.compressions))}, or another backend"
             )
 

@@ -36,7 +36,7 @@ class FSDP2Backend(TorchGroupBackend, TorchAmpBackend):
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer
     ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         _require_parts(model)
-        make_contiguous(model)  # fully_shard refuses other parameters
+        make_contiguous(model, optimizer)  # fully_shard refuses other parameters
         for tensor in (*model.parameters(), *model.buffers()):  # fully_shard takes each rank's rows as they are
             dist.broadcast(tensor.detach(), src=0)
         names = {id(parameter): name for name, parameter in model.named_parameters()}

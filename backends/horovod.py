@@ -74,7 +74,7 @@ class HorovodBackend(TorchAmpBackend):
                     f"parameter {name} is bfloat16, which Horovod cannot reduce; keep parameters in float32 "
                     "and use --precision bf16 for autocast"
                 )
-        make_contiguous(model)  # Horovod refuses other tensors, from inside the backward pass
+        make_contiguous(model, optimizer)  # Horovod refuses other tensors, from inside the backward pass
         # Not state_dict(): it leaves out the non-persistent buffers. Not broadcast_optimizer_state():
         # on a fresh optimizer it takes a real step with zero gradients, which decays every weight.
         tensors = [*model.named_parameters(), *((name, _carried(buffer)) for name, buffer in model.named_buffers())]

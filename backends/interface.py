@@ -181,7 +181,7 @@ class Backend(ABC):
         - The optimizer is given, on every rank, the average over ranks of the gradients that have added up.
         - Gradients are averaged in their own dtype, without compression, unless `options.grad_compression` asks for it.
         - Each element is averaged, whatever the size, the memory layout, the dtype or the range of its tensor.
-        - With "fp16" or "bf16", an element of the average has N + 1 roundings of its terms to this format, on N ranks.
+        - With "fp16" or "bf16", an element of the average is within N + 1 roundings to this format, on N ranks.
         - Compressed gradients travel in the bytes of their format; with "powersgd", in less than half, after two steps.
         - With "powersgd", what the average of a step leaves out is added to the gradients of the next step.
         - Every gradient element is reduced exactly once in an optimizer step, here or in `backward`.

@@ -124,8 +124,7 @@ def _check_early(backend: str, row: BackendRow, options: RunOptions, device: str
 def _check_sync_batchnorm(backend: str, row: BackendRow, batching: Batching | None, task: type[Task]) -> None:
     if not row.capabilities.sync_batchnorm:
         raise UsageError(
-            f"--sync-batchnorm: nobody has seen {backend} take statistics over ranks; leave the option out, or choose "
-            "another backend"
+            f"--sync-batchnorm: {backend} does not support it; leave the option out, or choose another backend"
         )
     if not task.has_batch_norm:
         raise UsageError(
