@@ -202,8 +202,8 @@ COMPRESSED_OVERFLOW = Case(
 _NORMED = Training(
     {"sync_batchnorm": True}, {"num_train_samples": 35}, accumulation=2, task="contract.awkward_tasks:NormedTask"
 )
-# The last step is short: three samples on two ranks, eleven on three, which cannot share them evenly. Where micro-batches
-# have one sample, a rank has none in the last micro-step.
+# The last step is short: three samples on two ranks, eleven on three, which cannot share them evenly. Where
+# micro-batches have one sample, a rank has none in the last micro-step.
 BATCH_NORM = Case(
     "batch-norm",
     (_NORMED, replace(_NORMED, options={"sync_batchnorm": True, "micro_batch_size": 1})),
