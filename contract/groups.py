@@ -141,12 +141,13 @@ def _not_run(num_starts: int, phase: str, breakdown: Breakdown | None, outcomes:
     """Says why some cases never ran."""
     if breakdown is None:
         why = "the ranks ended without any observation"
-    elif breakdown.is_hang:
-        hung = [name for name, outcome in outcomes.items() if isinstance(outcome, Breakdown) and outcome.is_hang]
-        why = f"{' and '.join(hung) or phase} hung ({breakdown.message})"
     else:
         where = "" if breakdown.rank is None else f"rank {breakdown.rank}: "
-        why = f"the last start ended in {phase!r} with: {where}{breakdown.message}"
+        what = f"{where}{breakdown.message}"
+        hung = [name for name, outcome in outcomes.items() if isinstance(outcome, Breakdown) and outcome.is_hang]
+        why = f"{' and '.join(hung) or phase} hung ({what})"
+        if not breakdown.is_hang:
+            why = f"the last start ended in {phase!r} with: {what}"
     return Breakdown(None, f"the group was started {num_starts} time{'s' * (num_starts > 1)}, and {why}", has_run=False)
 
 

@@ -70,12 +70,12 @@ def test_a_hang_is_ended_and_named_within_half_a_minute(tmp_path: Path) -> None:
     began = time.monotonic()
     options = ("--num-processes", "2", "--precision", "fp32", "--check", "C23,C24", "--json", target)
     done = lockstep("contract", "tests.mutants.adapters:HangingBackend", *options)
-    # The group is started a second time for what the first left undone, which hangs as well.
     assert time.monotonic() - began < stretched(2 * 30 + 30)
     assert done.returncode == 1
     first, second = json.loads(target.read_text())["checks"]
+    # C23 has two cases, which both hang; then nothing else is tried.
+    assert (first["state"], second["state"]) == ("failed", "not run")
     for check in (first, second):
-        assert check["state"] == "failed"
         assert "rank 1" in check["reason"]
         assert "stuck" in check["reason"]
 

@@ -19,8 +19,8 @@ from training.world import weights_digest
 
 def _meter(directory: Path, module: torch.nn.Module, optimizer: torch.optim.Optimizer, **options: Any) -> MemoryMeter:
     config = run_config("single", 1, directory, micro_batch_size=32, **options)
-    state = SimpleNamespace(module=module, optimizer=optimizer)
-    return MemoryMeter(cast(Trainer, SimpleNamespace(config=config, state=state)))
+    state, backend = SimpleNamespace(module=module, optimizer=optimizer), SimpleNamespace(num_devices=1)
+    return MemoryMeter(cast(Trainer, SimpleNamespace(config=config, state=state, backend=backend)))
 
 
 def _step(meter: MemoryMeter, module: torch.nn.Module, *batches: torch.Tensor, step: int = 1) -> None:

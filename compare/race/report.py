@@ -113,13 +113,12 @@ def files_of(directory: RaceDirectory) -> list[Path]:
 def info_of(directory: RaceDirectory, plan: RacePlan) -> ReportInfo:
     """Returns what a race tells its report besides its runs."""
     options = plan.options
-    blocks = {run.block for run in plan.runs() if run.purpose == "timed" and directory.is_finished(run)}
     return ReportInfo(
         title="Race of data-parallel backends",
         problems=[*plan.left_out, *directory.failures(without_record=True)],
         commands=_commands(plan),
         facts={
-            "starts of each entrant": len(blocks),
+            "starts of each entrant": directory.num_starts(),
             "steps of each start": plan.schedule.timed_steps,
             "order": f"drawn anew for each round of turns, --order-seed {options.order_seed}",
         },
