@@ -158,7 +158,8 @@ def test_a_request_would_be_stopped(visit: Callable[..., Visit]) -> None:
         const stopped = [];
         document.addEventListener('securitypolicyviolation', (event) => stopped.push(event.effectiveDirective));
         await fetch('http://127.0.0.1:9/').catch(() => {});
-        document.body.insertAdjacentHTML('beforeend', '<img src="http://127.0.0.1:9/a.png"><b onclick="window.executed = true">x</b>');
+        document.body.insertAdjacentHTML('beforeend', '<img src="http://127.0.0.1:9/a.png">');
+        document.body.insertAdjacentHTML('beforeend', '<b onclick="window.executed = true">x</b>');
         document.body.lastElementChild.click();
         const script = document.createElement('script');
         script.textContent = 'window.executed = true';
