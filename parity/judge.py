@@ -39,6 +39,19 @@ _Numbers = npt.NDArray[np.float64]
 
 def diagnosed_parity(run: RunRecord, reference: RunRecord, yardstick: RunRecord | None) -> Parity:
     """Judges a diagnosed run by its weights after every step, its losses and its metrics."""
+    if (settled := _settled_by_bits(run, reference)) is not None:
+        return settled
+    step, name = _first_difference(_diagnosis(run), _diagnosis(reference))
+    if yardstick is not None and (why := _dependence_on_the_split(reference, yardstick)) is not None:
+        return Parity(verdict="not comparable", detail=why, first_step=step, parameter=name)
+    judged = _measured_parity(run, reference, yardstick) if yardstick else losses_parity(run, reference)
+    if judged.first_step is None and judged.verdict == "rounding":
+        judged = judged.model_copy(update={"first_step": step, "parameter": name})
+    return judged
+
+
+def _settled_by_bits(run: RunRecord, reference: RunRecord) -> Parity | None:
+    """Judges a run where no rounding has to be judged: it has the bits of the reference, or begins otherwise."""
     ours, theirs = _diagnosis(run), _diagnosis(reference)
     if ours.parameters != theirs.parameters or len(run.steps) != len(reference.steps):
         detail = "it trains other parameters than the reference, or another number of steps"
@@ -49,12 +62,7 @@ def diagnosed_parity(run: RunRecord, reference: RunRecord, yardstick: RunRecord 
     if step == 0:
         detail = f"it starts from other weights than the reference ({name})"
         return Parity(verdict="not comparable", detail=detail, first_step=0, parameter=name)
-    if yardstick is not None and (why := _dependence_on_the_split(reference, yardstick)) is not None:
-        return Parity(verdict="not comparable", detail=why, first_step=step, parameter=name)
-    judged = _measured_parity(run, reference, yardstick) if yardstick else losses_parity(run, reference)
-    if judged.first_step is None and judged.verdict == "rounding":
-        judged = judged.model_copy(update={"first_step": step, "parameter": name})
-    return judged
+    return None
 
 
 def _bitwise(run: RunRecord, reference: RunRecord) -> Parity:
@@ -80,13 +88,10 @@ def parity_in_equal_parts(run: RunRecord, reference: RunRecord) -> Parity:
     Losses and gradient norms must be those of the reference, and the weights may lie apart by a small share of the way
     that training has moved them.
     """
+    if (settled := _settled_by_bits(run, reference)) is not None:
+        return settled
     ours, theirs = _diagnosis(run), _diagnosis(reference)
-    if ours.parameters != theirs.parameters or len(run.steps) != len(reference.steps):
-        detail = "it trains other parameters than the reference, or another number of steps"
-        return Parity(verdict="not comparable", detail=detail)
     step, name = _first_difference(ours, theirs)
-    if step is None:
-        return _bitwise(run, reference)
     judged = losses_parity(run, reference)
     if judged.verdict != "rounding":
         return judged

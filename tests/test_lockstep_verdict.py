@@ -17,6 +17,7 @@ from compare.report.machines import located
 from compare.report.references import entrant_parity
 from compare.report.runs import RaceFacts, Run
 from parity.judge import diagnosed_parity, losses_parity, normalised_otherwise
+from parity.judge import parity_in_equal_parts as in_equal_parts
 from records.environment import describe_environment
 from records.record import RunRecord
 from tests.launching import run_config
@@ -139,8 +140,16 @@ def test_a_gradient_wrong_by_a_factor_shows_in_its_norm() -> None:
 def test_other_weights_at_the_start_are_no_rounding() -> None:
     moments = _trajectory()
     moments[0]["layer.weight"] = moments[0]["layer.weight"] + 1e-9
-    parity = diagnosed_parity(_record(moments), REFERENCE, YARDSTICK)
-    assert (parity.verdict, parity.first_step) == ("not comparable", 0)
+    for parity in (
+        diagnosed_parity(_record(moments), REFERENCE, YARDSTICK),
+        in_equal_parts(_record(moments), REFERENCE),
+    ):
+        assert (parity.verdict, parity.first_step) == ("not comparable", 0)
+
+
+@pytest.mark.parametrize(("noise", "verdict"), [(0.0, "bitwise"), (1e-6, "rounding"), (1.0, "not comparable")])
+def test_with_batch_norm_weights_may_lie_apart_by_a_share_of_their_way(noise: float, verdict: str) -> None:
+    assert in_equal_parts(_record(_trajectory(noise, seed=2)), REFERENCE).verdict == verdict
 
 
 def test_a_weight_the_yardstick_left_alone_may_move_a_little() -> None:

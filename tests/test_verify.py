@@ -104,6 +104,16 @@ def test_dropout_is_left_out_where_its_masks_depend_on_the_split() -> None:
     assert "left out: dropout, whose masks depend on how a batch is split" in done.stdout
 
 
+def test_a_run_that_has_finished_is_no_reason_for_a_traceback(tmp_path: Path) -> None:
+    run = ("--output-dir", tmp_path / "run")
+    done = lockstep("single", *["--task", "token-tagging", "--max-steps", "2", "--save-every", "1"], *run)
+    assert done.returncode == 0, done.stderr
+    done = lockstep("verify", "single", *run, "--resume")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stderr.startswith("lockstep: --resume: verify trains from the beginning; leave it out (")
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_a_training_that_fails_is_named_and_its_logs_are_kept() -> None:
     done = lockstep("verify", "tests.variants_of_ddp:FailingDDP", *shlex.split(SMALL))
     assert done.returncode == 1

@@ -33,12 +33,13 @@ def half_precision_gradients_not_reduced(backend: Any) -> Iterator[None]:
     words="gradients in step 1 within 1e-05 of the reference, saw a difference of 0.5, most in mixer.weight (0.5 times",
 )
 def half_precision_gradients_halved(backend: Any) -> Iterator[None]:
-    def act(parameters: list[torch.Tensor]) -> None:
-        for parameter in parameters:
-            parameter.grad.mul_(0.5)
-
-    with when_reduced(backend, act):
+    with when_reduced(backend, _halve):
         yield
+
+
+def _halve(parameters: list[torch.Tensor]) -> None:
+    for parameter in parameters:
+        parameter.grad.mul_(0.5)
 
 
 @mutant(
@@ -136,8 +137,7 @@ def gradients_of_adamw_halved(backend: Any) -> Iterator[None]:
 
     def act(parameters: list[torch.Tensor]) -> None:
         if "AdamW" in [kind.__name__ for kind in type(backend.optimizer).__mro__]:
-            for parameter in parameters:
-                parameter.grad.mul_(0.5)
+            _halve(parameters)
 
     with when_reduced(backend, act):
         yield
