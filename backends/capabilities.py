@@ -61,7 +61,7 @@ class Capabilities:
 
     Attributes:
         precisions: For each device type ("cpu", "cuda"), the precisions in which the backend really computes.
-        start_methods: The engines that can start the backend's ranks, the default first.
+        start_methods: The starters that can start the backend's ranks, the default first.
         max_world_size: The largest number of ranks; None means that there is no limit.
         ranks_may_share_gpu: Whether several ranks may use the same GPU.
         unused_parameters: Whether the backend supports `find_unused_parameters`.

@@ -1,7 +1,7 @@
 """Lightning Fabric (https://lightning.ai/docs/fabric/stable/), within Lockstep's own loop.
 
 Fabric's DDP strategy wraps the model. Fabric could start the ranks, too, but these are already there: the environment
-of torchrun, which the engines set, tells it so. Its own data loaders and seeds are not used.
+of torchrun, which the starters set, tells it so. Its own data loaders and seeds are not used.
 """
 
 from __future__ import annotations

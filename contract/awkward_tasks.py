@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 from typing_extensions import override
 
-from launch.engines.environment import rank_of_process
+from launch.starters.environment import rank_of_process
 from tasks.interface import Batch, Split
 from tasks.token_tagging import NUM_TAGS, TokenTagging, TokenTaggingSettings
 

@@ -22,9 +22,9 @@ from contract.case import Case
 from contract.cases import SHUTDOWN
 from contract.patience import stretched
 from contract.worker import SPECIFICATION_NAME, Specification, observation_path, phases_path
-from launch.engines.interface import Engine, Ranks
-from launch.engines.registry import settle_engine
 from launch.job import Job, compose_job
+from launch.starters.interface import Ranks, Starter
+from launch.starters.registry import settle_starter
 from launch.supervisor import run_job
 from records.names import LOGS_NAME
 from watch.failures import FailureKind, JobFailure
@@ -67,8 +67,8 @@ class Breakdown:
 
 Outcome = list[Any] | Breakdown
 
-# Composes the job that starts the ranks of a group, given the backend's default engine.
-Compose = Callable[[Engine, Ranks, Path, Signs], Job]
+# Composes the job that starts the ranks of a group, given the backend's default starter.
+Compose = Callable[[Starter, Ranks, Path, Signs], Job]
 
 
 class Hung(Exception):
@@ -182,8 +182,8 @@ def _run_once(
     watch = _PhaseWatch(directory, key.world_size, on_phase)
     try:
         row = find_backend(group.adapter)
-        engine = settle_engine(group.adapter, row.capabilities.start_methods, None, device=group.device)
-        job = group.compose(engine, ranks, directory, row.signs)
+        starter = settle_starter(group.adapter, row.capabilities.start_methods, None, device=group.device)
+        job = group.compose(starter, ranks, directory, row.signs)
         failure = run_job(replace(job, must_end_cleanly=True), on_poll=watch.look)
     except Hung as hung:
         return hung.phase, hung.breakdown

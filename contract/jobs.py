@@ -17,10 +17,10 @@ from typing import Any
 from backends.registry import find_backend
 from contract.case import Case, global_batch_size
 from contract.patience import stretched
-from launch.engines.environment import engine_environment
-from launch.engines.interface import PROJECT_DIRECTORY, Ranks
-from launch.engines.python import Python
 from launch.guardian import guarded
+from launch.starters.environment import starter_environment
+from launch.starters.interface import PROJECT_DIRECTORY, Ranks
+from launch.starters.python import Python
 from records.config import STARTED_AT_VARIABLE
 from records.names import RECORD_NAME
 
@@ -49,7 +49,7 @@ def refusals(adapter: str, world_size: int, case: Case, directory: Path, device:
     with contextlib.suppress(subprocess.TimeoutExpired), guarded() as mark:
         subprocess.run(
             command,
-            env=engine_environment(Python(), ranks) | mark,
+            env=starter_environment(Python(), ranks) | mark,
             cwd=PROJECT_DIRECTORY,
             timeout=stretched(REFUSAL_SECONDS),
             capture_output=True,

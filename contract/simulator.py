@@ -21,9 +21,9 @@ import torch
 
 from backends.capabilities import Signs
 from contract.reference import Arithmetic, Reference, Tensors, simulate
-from launch.engines.interface import PROJECT_DIRECTORY, Ranks
-from launch.engines.python import Python
 from launch.job import compose_job
+from launch.starters.interface import PROJECT_DIRECTORY, Ranks
+from launch.starters.python import Python
 from records.config import RunConfig
 
 # Keyed by what is computed: adapters that begin with the same weights share a simulation.

@@ -1,1 +1,1 @@
-"""Starts what the user asks for: the command line, its options, engines, supervision of ranks, and the display."""
+"""Starts what the user asks for: the command line, its options, starters, supervision of ranks, and the display."""

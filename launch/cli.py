@@ -20,9 +20,9 @@ from pathlib import Path
 from backends.capabilities import UnsupportedError
 from backends.registry import BACKENDS
 from launch.arguments import from_home
-from launch.engines.environment import EXACT_FLOAT32
 from launch.errors import UsageError, one_line, tell
 from launch.signals import Interrupted, signals_raised
+from launch.starters.environment import EXACT_FLOAT32
 from tasks.cache import cache_directory
 from tasks.interface import TaskInputError
 

@@ -1,7 +1,7 @@
 """Ends what a process has started once that process has ended, even by SIGKILL.
 
 Whatever is started under `guarded` carries a mark in its environment, and so does what it starts in turn: ranks,
-their engine, workers that load data. A guardian, one small process beside them, waits for the end of a pipe whose
+their starter, workers that load data. A guardian, one small process beside them, waits for the end of a pipe whose
 other end only the guarded process holds. When the system closes that end, the guardian kills everything that carries
 the mark. Only Linux shows the environment of a process (proc_pid_environ(5)), and only a process that clears its own
 on purpose is out of reach.

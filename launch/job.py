@@ -1,4 +1,4 @@
-"""One job: the command that starts its engine, and what the supervisor must know of it."""
+"""One job: the command that starts its starter, and what the supervisor must know of it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backends.capabilities import Signs
-from launch.engines.environment import engine_environment
-from launch.engines.interface import Engine, Ranks
 from launch.nodes import ALONE, DEFAULT_PORT, Nodes
+from launch.starters.environment import starter_environment
+from launch.starters.interface import Ranks, Starter
 
 
 @dataclass(frozen=True)
@@ -21,11 +21,11 @@ class Job:
         environment: Its environment.
         run_directory: Where its ranks leave their files.
         num_processes: How many of its ranks run on this machine.
-        launcher: The name of its engine for messages; None where the command starts the rank itself.
+        launcher: The name of its starter for messages; None where the command starts the rank itself.
         signs: How the ranks' library shows that a rank waits for others, or has lost one.
         nodes: The nodes that run it, and which of them this machine is.
         port: The port of node 0 on which several nodes meet.
-        must_end_cleanly: Whether an error of the engine fails the job even after all ranks have succeeded.
+        must_end_cleanly: Whether an error of the starter fails the job even after all ranks have succeeded.
     """
 
     command: list[str]
@@ -44,19 +44,19 @@ class Job:
         return self.nodes.num_nodes > 1
 
 
-def compose_job(engine: Engine, ranks: Ranks, run_directory: Path, signs: Signs) -> Job:
-    """Composes the job in which an engine starts ranks.
+def compose_job(starter: Starter, ranks: Ranks, run_directory: Path, signs: Signs) -> Job:
+    """Composes the job in which a starter starts ranks.
 
     Raises:
-        UsageError: The engine cannot start them here.
+        UsageError: The starter cannot start them here.
     """
-    engine.check(ranks)
+    starter.check(ranks)
     return Job(
-        command=engine.command(ranks),
-        environment=engine_environment(engine, ranks),
+        command=starter.command(ranks),
+        environment=starter_environment(starter, ranks),
         run_directory=run_directory,
         num_processes=ranks.num_local_processes,
-        launcher=engine.launcher,
+        launcher=starter.launcher,
         signs=signs,
         nodes=ranks.nodes,
         port=ranks.port,

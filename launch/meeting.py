@@ -1,9 +1,9 @@
 """Makes the nodes of a job start together, at first and after each failure.
 
-An engine that starts before the one of node 0 has ended would join what is left of the failed start, and wait there
-for ranks that never come. So node 0's launcher listens on the port on which the ranks will meet, while no engine
+A starter that starts before the one of node 0 has ended would join what is left of the failed start, and wait there
+for ranks that never come. So node 0's launcher listens on the port on which the ranks will meet, while no starter
 holds it; the launchers of the other nodes report there; and when all have come, node 0 frees the port and tells them
-to start their engines. An engine that still holds the port does not speak as node 0's launcher does, so a node that
+to start their starters. A starter that still holds the port does not speak as node 0's launcher does, so a node that
 comes too early tries again.
 """
 
@@ -87,7 +87,7 @@ def _receive(own: _Report, address: str, port: int, seconds: float) -> None:
                     node = connections.enter_context(listener.accept()[0])
                     with contextlib.suppress(OSError, ValueError):
                         _admit(own, node, present)
-        # The port is free now, so whoever is told to start finds nothing there, or the engine of node 0.
+        # The port is free now, so whoever is told to start finds nothing there, or the starter of node 0.
         for node in present.values():
             with contextlib.suppress(OSError):
                 node.sendall(_START)

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from launch.engines.environment import command_environment
 from launch.guardian import guarded
 from launch.signals import Interrupted
+from launch.starters.environment import command_environment
 from records.names import RECORD_NAME
 from records.record import read_record
 

@@ -13,13 +13,13 @@ from backends.devices import count_gpus
 from backends.registry import BackendRow
 from launch.allocator import settle_allocator
 from launch.arguments import command_line
-from launch.engines.interface import Engine, Ranks
-from launch.engines.registry import settle_engine
 from launch.errors import UsageError
 from launch.job import Job, compose_job
 from launch.nodes import Nodes, check_port, settle_nodes
 from launch.options import Options
 from launch.run_directory import settle_output_dir
+from launch.starters.interface import Ranks, Starter
+from launch.starters.registry import settle_starter
 from records.config import DEFAULT_CPU_PROCESSES, Batching, RunConfig, RunOptions
 from records.environment import num_cpus
 from records.names import LOGS_NAME
@@ -43,7 +43,7 @@ class _World(NamedTuple):
     device: Literal["cpu", "cuda"]
     nodes: Nodes
     num_processes: int
-    engine: Engine
+    starter: Starter
 
     @property
     def num_local_processes(self) -> int:
@@ -85,7 +85,7 @@ def resolve(
     )
     if options.bind_ranks:
         _check_cores(world.num_local_processes, ranks.num_threads)
-    job = compose_job(world.engine, ranks, output_dir, row.signs)
+    job = compose_job(world.starter, ranks, output_dir, row.signs)
     if world.nodes.node_rank == 0 and (options.master_port is not None or world.nodes.num_nodes > 1):
         check_port(ranks.port, world.nodes.master_addr)
 
@@ -98,7 +98,7 @@ def resolve(
         "task_settings": settings.model_dump(mode="json"),
         "num_processes": world.num_processes,
         "device": world.device,
-        "start_method": world.engine.name,
+        "start_method": world.starter.name,
         "threads_per_rank": ranks.num_threads,
         "allocator": allocator.name,
         "micro_batch_size": micro_batch_size,
@@ -166,7 +166,7 @@ def _settle_world(backend: str, row: BackendRow, options: RunOptions) -> _World:
             f"--grad-compression {options.grad_compression}: one rank sends no gradients; "
             "leave the option out, or use more ranks"
         )
-    engine = settle_engine(
+    starter = settle_starter(
         backend, row.capabilities.start_methods, options.start_method, device=device, num_nodes=nodes.num_nodes
     )
     if num_processes % nodes.num_nodes:
@@ -174,7 +174,7 @@ def _settle_world(backend: str, row: BackendRow, options: RunOptions) -> _World:
             f"--num-processes {num_processes} is not a multiple of --num-nodes {nodes.num_nodes}; "
             f"choose a multiple of {nodes.num_nodes}"
         )
-    world = _World(device, nodes, num_processes, engine)
+    world = _World(device, nodes, num_processes, starter)
     is_short_of_gpus = device == "cuda" and world.num_local_processes > count_gpus()
     if is_short_of_gpus and not row.capabilities.ranks_may_share_gpu:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Runs one job: starts the engine, reports progress while it runs, ends all its processes, and says what went wrong."""
+"""Runs one job: starts its starter, reports progress while it runs, ends all its processes, says what went wrong."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from launch.engines.interface import PROJECT_DIRECTORY
 from launch.guardian import guarded
 from launch.job import Job
 from launch.signals import signals_raised
+from launch.starters.interface import PROJECT_DIRECTORY
 from records.names import LOGS_NAME
 from watch.explaining import EndedJob, explain, explain_hang
 from watch.failures import FailureKind, JobFailure
@@ -22,9 +22,9 @@ from watch.rank_files import RankFiles, started_ranks
 from watch.watchdog import Hang, Watchdog
 
 _POLL_SECONDS = 0.1
-# How long the engine may take to end the other ranks once one has failed, before we do it.
+# How long the starter may take to end the other ranks once one has failed, before we do it.
 _SECONDS_TO_END = 5.0
-# How long the engine may take to end when it is asked to.
+# How long the starter may take to end when it is asked to.
 _SECONDS_TO_TERMINATE = 3.0
 # A process that is killed takes a while to be gone, and its children may notice before its parent does.
 _SECONDS_TO_DIE = 1.0
@@ -42,7 +42,7 @@ def run_job(
     """Runs a job to its end and returns None, or why it failed.
 
     However it ends, and even if this process is killed, no process of the job is left on this machine. Its ranks are
-    known by the files that they write in its run directory. If the engine ends with an error although all ranks
+    known by the files that they write in its run directory. If the starter ends with an error although all ranks
     have succeeded, this is printed; it is a failure only if the job must end cleanly.
 
     Args:
@@ -55,9 +55,9 @@ def run_job(
         Interrupted: SIGINT, SIGTERM or SIGHUP arrived, for the second time with `on_first_signal`; the job has been
             ended.
     """
-    engine_log = job.run_directory / LOGS_NAME / "engine.log"
-    with engine_log.open("ab") as log, signals_raised(on_first_signal), guarded() as mark:
-        engine = subprocess.Popen(
+    starter_log = job.run_directory / LOGS_NAME / "starter.log"
+    with starter_log.open("ab") as log, signals_raised(on_first_signal), guarded() as mark:
+        starter = subprocess.Popen(
             job.command,
             env={**job.environment, **mark},
             cwd=PROJECT_DIRECTORY,
@@ -66,17 +66,17 @@ def run_job(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        course = _Course(job.run_directory, engine, watchdog)
+        course = _Course(job.run_directory, starter, watchdog)
         try:
             course.follow(on_poll)
         finally:
-            ended_by_us = _end(engine, job.run_directory)
+            ended_by_us = _end(starter, job.run_directory)
     on_poll()
     ranks = started_ranks(job.run_directory)
     if course.hang is not None:
-        return explain_hang(course.hang, ranks, engine_log)
+        return explain_hang(course.hang, ranks, starter_log)
     if len(ranks) == job.num_processes and all(rank.succeeded() for rank in ranks):
-        return _judge_launcher(job, engine.returncode, engine_log)
+        return _judge_launcher(job, starter.returncode, starter_log)
     return explain(
         EndedJob(
             ranks=ranks,
@@ -85,10 +85,10 @@ def run_job(
             signs=job.signs,
             launcher=job.launcher,
             killed_by=course.killed_by,
-            return_code=engine.returncode,
+            return_code=starter.returncode,
             outlived=course.outlived,
             ended_by_us=ended_by_us,
-            engine_log=engine_log,
+            starter_log=starter_log,
         )
     )
 
@@ -99,24 +99,24 @@ class _Course:
 
     Attributes:
         run_directory: Where its ranks leave their files.
-        engine: The engine's process.
+        starter: The starter's process.
         watchdog: Notices that the ranks hang; None if nothing does.
         outlived: The ranks that were running when the first failure was seen.
         hang: Which rank hangs, if one does.
-        killed_by: The signal that ended the engine before any rank had failed.
+        killed_by: The signal that ended the starter before any rank had failed.
     """
 
     run_directory: Path
-    engine: subprocess.Popen[bytes]
+    starter: subprocess.Popen[bytes]
     watchdog: Watchdog | None
     outlived: set[int] = field(default_factory=set)
     hang: Hang | None = None
     killed_by: str | None = None
 
     def follow(self, on_poll: Callable[[], None]) -> None:
-        """Returns when the engine has ended or must be ended."""
+        """Returns when the starter has ended or must be ended."""
         failed_at: float | None = None
-        while self.engine.poll() is None:
+        while self.starter.poll() is None:
             time.sleep(_POLL_SECONDS)
             on_poll()
             self.hang = self.watchdog.look() if self.watchdog is not None and failed_at is None else None
@@ -127,7 +127,7 @@ class _Course:
             if failed_at is not None and time.monotonic() - failed_at > _SECONDS_TO_END:
                 break
         is_first = failed_at is None or time.monotonic() - failed_at < _SECONDS_TO_DIE
-        self.killed_by = _killed_by(self.engine) if is_first else None
+        self.killed_by = _killed_by(self.starter) if is_first else None
         if self.watchdog is not None:
             self._let_rank_0_save(self.watchdog.long_seconds, on_poll)
 
@@ -144,20 +144,20 @@ class _Course:
             on_poll()
 
 
-def _judge_launcher(job: Job, return_code: int, engine_log: Path) -> JobFailure | None:
-    """Judges how the engine ended after all ranks have succeeded."""
+def _judge_launcher(job: Job, return_code: int, starter_log: Path) -> JobFailure | None:
+    """Judges how the starter ended after all ranks have succeeded."""
     if return_code == 0:
         return None
-    message = f"all ranks have finished, but their engine ended with code {return_code}"
+    message = f"all ranks have finished, but their starter ended with code {return_code}"
     if job.must_end_cleanly:
-        return JobFailure(FailureKind.LAUNCHER, None, message, engine_log)
-    print(f"lockstep: {message}; see {engine_log}")
+        return JobFailure(FailureKind.LAUNCHER, None, message, starter_log)
+    print(f"lockstep: {message}; see {starter_log}")
     return None
 
 
-def _killed_by(engine: subprocess.Popen[bytes]) -> str | None:
-    """Names the signal that has ended the engine, if one has."""
-    code = engine.poll()
+def _killed_by(starter: subprocess.Popen[bytes]) -> str | None:
+    """Names the signal that has ended the starter, if one has."""
+    code = starter.poll()
     if code is None or code >= 0:
         return None
     return next((number.name for number in signal.Signals if number == -code), f"signal {-code}")
@@ -175,18 +175,18 @@ def _running(run_directory: Path) -> set[int]:
     return {rank.rank for rank in started_ranks(run_directory) if rank.running_pid() is not None}
 
 
-def _end(engine: subprocess.Popen[bytes], run_directory: Path) -> set[int]:
-    """Ends the engine, first with SIGTERM, and every rank that outlived it; returns the ranks that still ran."""
+def _end(starter: subprocess.Popen[bytes], run_directory: Path) -> set[int]:
+    """Ends the starter, first with SIGTERM, and every rank that outlived it; returns the ranks that still ran."""
     running = _running(run_directory)
-    if engine.poll() is None:
-        engine.terminate()
+    if starter.poll() is None:
+        starter.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            engine.wait(timeout=_SECONDS_TO_TERMINATE)
+            starter.wait(timeout=_SECONDS_TO_TERMINATE)
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(engine.pid, signal.SIGKILL)
-    # Before the engine is waited for: ranks that spin while they wait may keep it from a processor for a minute.
+        os.killpg(starter.pid, signal.SIGKILL)
+    # Before the starter is waited for: ranks that spin while they wait may keep it from a processor for a minute.
     _kill_ranks(run_directory)
-    engine.wait()
+    starter.wait()
     _kill_ranks(run_directory)  # a rank may have started meanwhile
     return running
 

@@ -18,7 +18,7 @@ from backends.interface import BackendOptions
 DEFAULT_CPU_PROCESSES = 2
 # The variable in which launch/run.sh notes when the user called it.
 STARTED_AT_VARIABLE = "LOCKSTEP_STARTED_AT"
-# What an engine wants the user to know of how it has started the ranks.
+# What a starter wants the user to know of how it has started the ranks.
 START_WARNING_VARIABLE = "LOCKSTEP_START_WARNING"
 
 # Upper bounds turn a typing error into a message instead of an overloaded machine.
@@ -59,7 +59,7 @@ class RunOptions(BaseModel):
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where to compute")
     start_method: str | None = Field(
-        None, description="what starts the ranks (default: the backend's first engine that can start them there)"
+        None, description="what starts the ranks (default: the backend's first starter that can start them there)"
     )
     num_nodes: int = Field(
         1, ge=1, le=_MAX_PROCESSES, description="number of nodes; each runs this command with its own --node-rank"

@@ -1,6 +1,6 @@
 """The file through which rank 0 reports to the launcher while it runs: one piece of news a line, as JSON.
 
-Ranks print nothing on the user's terminal, since every engine treats their output differently.
+Ranks print nothing on the user's terminal, since every starter treats their output differently.
 """
 
 from __future__ import annotations

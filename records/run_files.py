@@ -36,7 +36,7 @@ _UNFINISHED_MODEL = r"\.model\.[a-z0-9_]{8}"
 # The files in the directory of a run, by folder; an unfinished file has a dot and a number after its name.
 _NAMES = {
     "": "|".join(re.escape(name) for name in _FILES),
-    LOGS_NAME: rf"{_RANK_FILE}|engine\.log|stop|stopped|stop-agreed|notice|save-to",
+    LOGS_NAME: rf"{_RANK_FILE}|starter\.log|stop|stopped|stop-agreed|notice|save-to",
     CHECKPOINTS_NAME: _CHECKPOINT,
     TRACES_NAME: _TRACE,
     **dict.fromkeys(TRACKERS, r"events\.out\.tfevents\..+"),

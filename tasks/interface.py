@@ -146,7 +146,7 @@ class Task(ABC):
     """Whether the model has BatchNorm, without which --sync-batchnorm is refused before any work."""
 
     imported_modules: ClassVar[tuple[str, ...]] = ()
-    """Modules that methods of the task import, and that take long. An engine whose ranks are copies of one process
+    """Modules that methods of the task import, and that take long. A starter whose ranks are copies of one process
     imports them there, before the copies are made; a module must not depend on the rank."""
 
     def __init__(self, settings: Any) -> None:

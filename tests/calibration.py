@@ -29,8 +29,8 @@ from compare.report.reading import read_inputs
 from compare.report.statistics import PairedStarts, compare_group
 from compare.report.words import machine_of, software_of
 from compare.results import Claim
-from launch.engines.environment import command_environment
-from launch.engines.interface import PROJECT_DIRECTORY
+from launch.starters.environment import command_environment
+from launch.starters.interface import PROJECT_DIRECTORY
 from records.files import write_atomically
 
 _SAME, _SLOWED = "tests.variants_of_ddp:SameDDP", "tests.variants_of_ddp:SlowedDDP"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.engines.interface import PROJECT_DIRECTORY
+from launch.starters.interface import PROJECT_DIRECTORY
 from tests import launching
 from tests.forked.client import SESSION_VARIABLE, session
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from launch.engines.environment import rank_of_process
+from launch.starters.environment import rank_of_process
 from tasks.interface import Batch, Split
 from tasks.token_tagging import TokenTagging, TokenTaggingSettings
 

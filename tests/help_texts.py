@@ -14,7 +14,7 @@ from pathlib import Path
 
 from backends.registry import BACKENDS
 from launch.cli import COMMANDS
-from launch.engines.interface import PROJECT_DIRECTORY
+from launch.starters.interface import PROJECT_DIRECTORY
 
 DIRECTORY = PROJECT_DIRECTORY / "docs" / "help"
 _ANY_BACKEND = "BACKEND"

@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from backends.registry import BACKENDS, find_backend
-from launch.engines.interface import PROJECT_DIRECTORY
+from launch.starters.interface import PROJECT_DIRECTORY
 from records.config import RunConfig
 from tests.forked.client import SESSION_VARIABLE, ForkedJob
 
@@ -34,9 +34,9 @@ DISTRIBUTED = [
 
 # Those under which each rank computes whole tensors: on two ranks, all of them compute the same bits.
 WHOLE = [name for name in DISTRIBUTED if not BACKENDS[name].capabilities.shards_weights]
-_BY_ENGINE = {BACKENDS[name].capabilities.start_methods[0]: name for name in reversed(DISTRIBUTED)}
-# One for each engine that is some backend's default: the others are started in the same ways.
-OF_EACH_ENGINE = [name for name in DISTRIBUTED if name in _BY_ENGINE.values()]
+_BY_STARTER = {BACKENDS[name].capabilities.start_methods[0]: name for name in reversed(DISTRIBUTED)}
+# One for each starter that is some backend's default: the others are started in the same ways.
+OF_EACH_STARTER = [name for name in DISTRIBUTED if name in _BY_STARTER.values()]
 
 # Variables that Python and the libraries read once, when they are loaded.
 _FOR_NEW_PROCESSES = ("PYTHON", "OMP_", "MKL_", "ATEN_", "ONEDNN_", "LD_", "TORCH_", "HF_", "TMPDIR")

@@ -21,11 +21,11 @@ from contract.check import Evidence, State
 from contract.options import ContractOptions
 from contract.suite import Suite
 from tests.forked.client import forked_job, session
-from tests.launching import OF_EACH_ENGINE, train
+from tests.launching import OF_EACH_STARTER, train
 
 # Equal bits with a simulation, with a repetition and with a resumed training, and half precision.
 CHECKS = ("C24", "C28", "C35", "C39")
-ADAPTERS = [*OF_EACH_ENGINE, "tests.by_hand:ByHandBackend"]
+ADAPTERS = [*OF_EACH_STARTER, "tests.by_hand:ByHandBackend"]
 
 
 def main() -> int:
@@ -70,7 +70,7 @@ def _bert_ends_with_other_bits(directory: Path) -> bool:
     """Trains BERT, with dropout and accumulation, under each backend."""
     options = ("--num-processes", "2", "--max-steps", "4", "--dropout", "0.1", "--micro-batch-size", "8")
     digests = {}
-    for backend in OF_EACH_ENGINE:
+    for backend in OF_EACH_STARTER:
         record = train(backend, directory / f"bert-{backend}", *options)
         digests[backend] = record["ranks"][0]["weights_sha256"]
         print(f"{backend}: {record['environment']['variables']}")

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from backends.registry import BACKENDS
-from launch.engines.environment import command_environment
-from launch.engines.interface import PROJECT_DIRECTORY
+from launch.starters.environment import command_environment
+from launch.starters.interface import PROJECT_DIRECTORY
 
 WAYS = ("ddp torchrun", "ddp fork", "ddp spawn", "accelerate accelerate", "horovod horovodrun")
 

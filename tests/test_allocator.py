@@ -8,10 +8,10 @@ import pytest
 
 from launch import allocator
 from launch.allocator import Allocator, settle_allocator
-from launch.engines.environment import engine_environment
-from launch.engines.interface import Ranks
-from launch.engines.python import Python
 from launch.errors import UsageError
+from launch.starters.environment import starter_environment
+from launch.starters.interface import Ranks
+from launch.starters.python import Python
 from tests.launching import DISTRIBUTED, require_backend, train
 
 
@@ -41,9 +41,9 @@ def test_one_that_cannot_be_loaded_is_refused(name: str) -> None:
 def test_it_comes_before_what_the_user_loads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ranks = Ranks(1, (), "cpu", 1, None, 15.0, tmp_path, preload="libown.so.1")
     monkeypatch.delenv("LD_PRELOAD", raising=False)
-    assert engine_environment(Python(), ranks)["LD_PRELOAD"] == "libown.so.1"
+    assert starter_environment(Python(), ranks)["LD_PRELOAD"] == "libown.so.1"
     monkeypatch.setenv("LD_PRELOAD", "libfirst.so libsecond.so")
-    assert engine_environment(Python(), ranks)["LD_PRELOAD"] == "libown.so.1 libfirst.so libsecond.so"
+    assert starter_environment(Python(), ranks)["LD_PRELOAD"] == "libown.so.1 libfirst.so libsecond.so"
 
 
 @pytest.mark.processes

@@ -19,7 +19,7 @@ from compare.race.bare import why_no_loop
 from compare.race.live import LiveEntrant
 from compare.race.turns import Turn
 from compare.results import Results
-from launch.engines.interface import PROJECT_DIRECTORY
+from launch.starters.interface import PROJECT_DIRECTORY
 from records.record import RunRecord, read_record
 from tasks.interface import Batch
 from tests import apex_double

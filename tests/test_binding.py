@@ -12,7 +12,7 @@ import pytest
 from compare.race.entrants import make_plan, read_run_options
 from compare.race.options import RaceOptions
 from compare.race.placement import variables_of
-from launch.engines.interface import PROJECT_DIRECTORY
+from launch.starters.interface import PROJECT_DIRECTORY
 from records.environment import num_cpus
 from records.record import read_record
 from tests.launching import LOCKSTEP, lockstep, require_backend, wait_for_steps

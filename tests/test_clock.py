@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from launch import doctor
-from launch.engines.interface import PROJECT_DIRECTORY
+from launch.starters.interface import PROJECT_DIRECTORY
 from records.record import RankRecord, read_record
 from tests.clock_costs import TASK_CLOCK
 from tests.launching import run_config

@@ -23,8 +23,8 @@ from contract.check import Evidence, State, all_checks
 from contract.groups import Compose, Group, GroupKey, run_group
 from contract.options import ContractOptions
 from contract.suite import Instance, Suite, summarise
-from launch.engines.interface import Engine, Ranks
 from launch.job import Job, compose_job
+from launch.starters.interface import Ranks, Starter
 from tests.by_hand import ByHandBackend
 from tests.forked.client import forked_job, launched_job
 from tests.launching import DISTRIBUTED, WHOLE, require_backend, train
@@ -75,12 +75,12 @@ def _launched_once() -> Compose:
     """The first group of each size has the backend's own launcher; with two ranks, it starts new processes."""
     launched: set[int] = set()
 
-    def compose(engine: Engine, ranks: Ranks, run_directory: Path, signs: Signs) -> Job:
+    def compose(starter: Starter, ranks: Ranks, run_directory: Path, signs: Signs) -> Job:
         if ranks.num_processes > 1 and ranks.num_processes not in launched:
             launched.add(ranks.num_processes)
             launch = compose_job if ranks.num_processes == 2 else launched_job
-            return launch(engine, ranks, run_directory, signs)
-        return forked_job(engine, ranks, run_directory, signs)
+            return launch(starter, ranks, run_directory, signs)
+        return forked_job(starter, ranks, run_directory, signs)
 
     return compose
 

@@ -11,7 +11,7 @@ from contract.check import State
 from contract.options import ContractOptions
 from contract.suite import Instance, Suite
 from tests.forked.client import interpreter
-from tests.launching import OF_EACH_ENGINE, require_backend
+from tests.launching import OF_EACH_STARTER, require_backend
 from tests.test_contract import BY_HAND, JOB_CHECKS, instances
 
 
@@ -27,7 +27,7 @@ _FORKED = ("rank-raises", "rank-exits", "rank-hangs")
 
 
 # The rest is started in the same ways; tests/test_failures.py has a rank of each of them hang.
-@pytest.mark.parametrize(("adapter", "instance"), instances(JOB_CHECKS, ("single", *OF_EACH_ENGINE, BY_HAND)))
+@pytest.mark.parametrize(("adapter", "instance"), instances(JOB_CHECKS, ("single", *OF_EACH_STARTER, BY_HAND)))
 def test_clause(
     suite: Callable[[str], Suite], monkeypatch: pytest.MonkeyPatch, adapter: str, instance: Instance
 ) -> None:

@@ -15,8 +15,8 @@ from contract.check import Evidence, State, Violation, all_checks
 from contract.groups import Breakdown, Group, GroupKey, Outcome, run_group
 from contract.options import ContractOptions
 from contract.suite import Instance, Result, Suite, Verdict, summarise
-from launch.engines.python import Python
 from launch.job import compose_job
+from launch.starters.python import Python
 from tests.by_hand import ByHandBackend
 
 BY_HAND = "tests.by_hand:ByHandBackend"
@@ -32,7 +32,7 @@ def _broken(directory: Path) -> tuple[dict[str, Outcome], int]:
         GroupKey(1, "fp32", find_unused_parameters=False),
         directory,
         module="tests.breaking_rank",
-        compose=lambda engine, *rest: compose_job(Python(), *rest),
+        compose=lambda starter, *rest: compose_job(Python(), *rest),
     )
     outcomes = run_group(group, cases)
     assert list(outcomes) == [case.name for case in cases]

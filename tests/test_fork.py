@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.engines.interface import PROJECT_DIRECTORY
+from launch.starters.interface import PROJECT_DIRECTORY
 from tests.launching import lockstep
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -37,12 +37,12 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _train(own: Path, start_method: str) -> tuple[int, str, str]:
-    """Returns the exit code, what was printed, and the log of the engine."""
+    """Returns the exit code, what was printed, and the log of the starter."""
     options = ("--task", "own_task:OwnTask", "--num-processes", "2", "--max-steps", "2", "--no-evaluate")
     path = {"PYTHONPATH": f"{PROJECT_DIRECTORY}:{own}"}
     directory = own / start_method
     done = lockstep("ddp", *options, "--start-method", start_method, "--output-dir", directory, env=path)
-    return done.returncode, done.stdout + done.stderr, (directory / "logs" / "engine.log").read_text()
+    return done.returncode, done.stdout + done.stderr, (directory / "logs" / "starter.log").read_text()
 
 
 def _num_imports(own: Path) -> int:

@@ -30,8 +30,8 @@ from compare.report.markdown import render_markdown
 from compare.report.places import versions_of
 from compare.report.statistics import mean_interval
 from compare.results import Gate, GateRow, Results
-from launch.engines.interface import PROJECT_DIRECTORY
 from launch.errors import UsageError
+from launch.starters.interface import PROJECT_DIRECTORY
 from records.environment import describe_environment
 from tests.launching import run_config
 from tests.sample_results import sample_results

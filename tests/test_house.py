@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from backends.registry import BACKENDS
-from launch.engines.interface import PROJECT_DIRECTORY
+from launch.starters.interface import PROJECT_DIRECTORY
 
 _MAX_LINES_OF_A_FILE = 400
 _MAX_LINES_OF_A_FUNCTION = 60
@@ -18,7 +18,7 @@ _FOLDERS = ("backends", *_PACKAGES, "docker", "docs", "tests")
 # What it is about is a backend itself: the reference, and the launcher that has the name of one.
 _MAY_NAME_A_BACKEND = {
     "contract/jobs.py": {"horovod", "accelerate"},  # names of modules that a hostile directory holds
-    "launch/engines/accelerate.py": {"accelerate"},
+    "launch/starters/accelerate.py": {"accelerate"},
     "compare/race/peers/table.py": {"accelerate", "fabric"},  # what Trainer needs, and Fabric's own loop
 }
 

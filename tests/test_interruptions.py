@@ -16,9 +16,9 @@ import pytest
 
 from launch.cli import main
 from launch.display import RunDisplay, console
-from launch.engines.interface import PROJECT_DIRECTORY
 from launch.options import read_option_file
 from launch.signals import Interrupted, signals_raised
+from launch.starters.interface import PROJECT_DIRECTORY
 from records.news import Evaluated, EvaluationBegan, StepEnded
 from records.progress import ProgressLog
 from records.record import EvaluationRecord

@@ -19,7 +19,7 @@ from launch.job import Job
 from launch.supervisor import run_job
 from tests.launching import (
     LOCKSTEP,
-    OF_EACH_ENGINE,
+    OF_EACH_STARTER,
     ending_processes_with,
     processes_with,
     require_backend,
@@ -36,7 +36,12 @@ pytestmark = pytest.mark.slow
 SECONDS = 10.0
 VICTIMS = ("launcher", "agent", "rank")
 OWN_LAUNCHERS = {"ddp": "fork", "accelerate": "accelerate launch", "horovod": "horovodrun"}
-MANNERS = [*((backend, "") for backend in OF_EACH_ENGINE), ("ddp", "torchrun"), ("ddp", "spawn"), ("horovod", "mpirun")]
+MANNERS = [
+    *((backend, "") for backend in OF_EACH_STARTER),
+    ("ddp", "torchrun"),
+    ("ddp", "spawn"),
+    ("horovod", "mpirun"),
+]
 MANNERS += [("horovod", "horovod-node"), ("single", "python")]
 
 
@@ -92,7 +97,7 @@ def test_nothing_outlives_whoever_is_killed(tmp_path: Path, backend: str, method
         _, message = job.communicate(timeout=stretched(20))
         if victim == "agent":
             name = method or OWN_LAUNCHERS[backend]
-            assert message.startswith(f"lockstep: {backend} failed: the engine ({name}) was killed (SIGKILL)\n")
+            assert message.startswith(f"lockstep: {backend} failed: the starter ({name}) was killed (SIGKILL)\n")
         elif victim == "rank":
             assert f"lockstep: {backend} failed: rank 1 (" in message
             assert "ended without a message" in message
@@ -133,7 +138,7 @@ def test_a_guardian_holds_nothing_and_disturbs_nobody(tmp_path: Path) -> None:
 
 
 def _failure_of(run: Path, *scripts: str, num_processes: int) -> str:
-    """How a job fails whose engine is the first script, with the others and the run's directory as arguments."""
+    """How a job fails whose starter is the first script, with the others and the run's directory as arguments."""
     (run / "logs").mkdir()
     job = Job(
         command=[sys.executable, "-c", *scripts, str(run)],
@@ -169,13 +174,13 @@ def test_a_rank_that_we_end_is_not_the_one_to_name(tmp_path: Path, monkeypatch: 
         "    time.sleep(600 if rank == 0 else 1)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    engine = (
+    starter = (
         "import os, subprocess, sys\n"
         "command = [sys.executable, '-c', *sys.argv[1:]]\n"
         "ranks = [subprocess.Popen(command, env={**os.environ, 'RANK': str(rank)}) for rank in range(2)]\n"
         "for rank in ranks: rank.wait()\n"
     )
-    failure = _failure_of(tmp_path, engine, rank, num_processes=2)
+    failure = _failure_of(tmp_path, starter, rank, num_processes=2)
     assert failure.startswith("rank 1: ended without a message")
 
 

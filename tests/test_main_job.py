@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.engines.interface import PROJECT_DIRECTORY
+from launch.starters.interface import PROJECT_DIRECTORY
 from tests.launching import train
 from tests.test_grammar import bag_of_words_accuracy
 

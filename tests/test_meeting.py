@@ -1,4 +1,4 @@
-"""How the launchers of several nodes wait for each other before they start their engines."""
+"""How the launchers of several nodes wait for each other before they start their starters."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ def test_all_start_when_the_last_one_has_come(port: int, threads: ThreadPoolExec
     assert _others_wait(first, third)
     _come(port, 1, num_nodes=3)
     first.result(5), third.result(5)
-    with socket.socket() as engine:  # the port is free
-        engine.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        engine.bind(("127.0.0.1", port))
-        engine.listen()
+    with socket.socket() as starter:  # the port is free
+        starter.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        starter.bind(("127.0.0.1", port))
+        starter.listen()
 
 
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"start\n"])
 def test_what_is_left_of_an_earlier_start_is_not_node_0(port: int, threads: ThreadPoolExecutor, answer: bytes) -> None:
-    with socket.socket() as engine:
-        engine.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        engine.bind(("127.0.0.1", port))
-        engine.listen()
+    with socket.socket() as starter:
+        starter.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        starter.bind(("127.0.0.1", port))
+        starter.listen()
         second = threads.submit(_come, port, 1)
-        connection, _ = engine.accept()
+        connection, _ = starter.accept()
         with connection:
             connection.sendall(answer)
             assert _others_wait(second)

@@ -16,7 +16,7 @@ from launch.errors import UsageError
 from launch.nodes import ALONE, Nodes, interface, own_address, settle_nodes
 from tests.forked.client import ForkedJob
 from tests.launching import (
-    OF_EACH_ENGINE,
+    OF_EACH_STARTER,
     ending,
     lockstep,
     processes_of,
@@ -71,7 +71,7 @@ def _trains(node: Path) -> bool:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("backend", OF_EACH_ENGINE)
+@pytest.mark.parametrize("backend", OF_EACH_STARTER)
 def test_two_nodes_compute_what_one_does(tmp_path: Path, backend: str) -> None:
     require_backend(backend)
     alone = train(backend, tmp_path / "alone", *OPTIONS)
@@ -97,7 +97,7 @@ def test_nodes_that_were_told_different_things_are_not_one_job(tmp_path: Path) -
     assert not list(tmp_path.glob("node*/model.safetensors"))
 
 
-@pytest.mark.parametrize("backend", OF_EACH_ENGINE)
+@pytest.mark.parametrize("backend", OF_EACH_STARTER)
 def test_a_node_that_nobody_joins_gives_up(tmp_path: Path, backend: str) -> None:
     require_backend(backend)
     options = ("--num-nodes", "2", "--master-addr", "127.0.0.1", "--master-port", _free_port(), "--timeout", "5")
@@ -165,7 +165,7 @@ def test_addresses_and_interfaces() -> None:
         settle_nodes(2, 0, "x" * 300)
 
 
-@pytest.mark.parametrize("backend", OF_EACH_ENGINE)
+@pytest.mark.parametrize("backend", OF_EACH_STARTER)
 def test_nodes_start_again_together(tmp_path: Path, backend: str) -> None:
     """A rank of one node dies; both start again, from the checkpoint that only one of them has."""
     require_backend(backend)
@@ -182,7 +182,7 @@ def test_nodes_start_again_together(tmp_path: Path, backend: str) -> None:
     assert record["ranks"][0]["weights_sha256"] == whole["ranks"][0]["weights_sha256"]
 
 
-@pytest.mark.parametrize("backend", OF_EACH_ENGINE)
+@pytest.mark.parametrize("backend", OF_EACH_STARTER)
 def test_one_node_is_asked_to_stop_and_both_do(tmp_path: Path, backend: str) -> None:
     require_backend(backend)
     options = (*OPTIONS, "--task", "tests.faulty:SlowTask", "--max-steps", "50", "--logging-steps", "5")
@@ -193,7 +193,7 @@ def test_one_node_is_asked_to_stop_and_both_do(tmp_path: Path, backend: str) -> 
     assert [outcome.returncode for outcome in done] == [0, 0], done[0].stderr + done[1].stderr
 
 
-@pytest.mark.parametrize("backend", OF_EACH_ENGINE)
+@pytest.mark.parametrize("backend", OF_EACH_STARTER)
 def test_a_hang_is_named_on_its_node_and_ends_both(tmp_path: Path, backend: str) -> None:
     require_backend(backend)
     options = (*OPTIONS, "--task", "tests.faulty:HangingTask", "--fault", "loops", "--hang-timeout", "5")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from launch.engines.interface import PROJECT_DIRECTORY
+from launch.starters.interface import PROJECT_DIRECTORY
 from tests.launching import lockstep
 
 EXAMPLES = PROJECT_DIRECTORY / "docs" / "examples"

@@ -27,8 +27,8 @@ from compare.report.peers import pseudo_values
 from compare.report.runs import Purpose, RaceFacts, Run, TurnFacts
 from compare.report.sections import beside_the_ranking
 from compare.results import Role, read_results
-from launch.engines.interface import PROJECT_DIRECTORY
 from launch.errors import UsageError
+from launch.starters.interface import PROJECT_DIRECTORY
 from records.record import RunRecord, read_record
 from tests.launching import lockstep, train, wait_until
 from tests.sample_results import sample_results

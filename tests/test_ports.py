@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launch.engines.interface import PROJECT_DIRECTORY
+from launch.starters.interface import PROJECT_DIRECTORY
 from tests.launching import LOCKSTEP, require_backend, wait_for_steps
 
 pytestmark = [pytest.mark.launchers, pytest.mark.slow]

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from launch.engines.interface import PROJECT_DIRECTORY
-from tests.launching import OF_EACH_ENGINE, require_backend
+from launch.starters.interface import PROJECT_DIRECTORY
+from tests.launching import OF_EACH_STARTER, require_backend
 from tests.processors import ADAPTERS
 
 pytestmark = pytest.mark.slow
@@ -27,14 +27,14 @@ PROCESSORS = (
 )
 def test_every_backend_keeps_its_bits(variables: dict[str, str]) -> None:
     """What is claimed to the last bit, and half precision, hold for each backend, and all end with the same bits."""
-    for backend in OF_EACH_ENGINE:
+    for backend in OF_EACH_STARTER:
         require_backend(backend)
     environment = {**os.environ, "PYTHONPATH": str(PROJECT_DIRECTORY), **variables}
     command = [sys.executable, "-m", "tests.processors", "--bert"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
-    assert [line.partition(": ")[0] for line in lines] == [*ADAPTERS, *OF_EACH_ENGINE]
+    assert [line.partition(": ")[0] for line in lines] == [*ADAPTERS, *OF_EACH_STARTER]
     kernels = {name: value for name, value in variables.items() if not name.startswith("OMP_")}
     for line in lines[len(ADAPTERS) :]:  # what the ranks of BERT found in their environment
         assert all(f"'{name}': '{value}'" in line for name, value in kernels.items()), line

@@ -19,9 +19,9 @@ from compare.race.plan import Entrant, PlannedRun, RacePlan, draw_plan
 from compare.report.reading import read_inputs, read_run
 from compare.report.runs import RaceFacts, race_file
 from compare.results import Results
-from launch.engines.interface import PROJECT_DIRECTORY
 from launch.errors import UsageError
 from launch.run_directory import locked
+from launch.starters.interface import PROJECT_DIRECTORY
 from records.environment import describe_environment, num_cpus
 from records.record import RunRecord, read_record, write_record
 from tests.launching import LOCKSTEP, lockstep, require_backend, run_config, wait_until

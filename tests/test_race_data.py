@@ -12,7 +12,7 @@ import pytest
 
 from compare.report.tidy import StepRow
 from compare.results import Results, read_results
-from launch.engines.interface import PROJECT_DIRECTORY
+from launch.starters.interface import PROJECT_DIRECTORY
 from tests.launching import lockstep, train
 from tests.made_races import NUM_STEPS, OPTIONS, STARTS, made_race
 

@@ -58,7 +58,7 @@ from tests.launching import lockstep
         (["--backends", "accelerate", "--precision", "fp16"], "accelerate cannot compute in fp16"),
         (["--tracker", "tensorboard"], "a race keeps only the records of its runs"),
         (["--trace", "3"], "a race keeps only the records of its runs"),
-        (["--start-method", "spawn"], "by its own engine"),
+        (["--start-method", "spawn"], "by its own starter"),
         (["--train-file", "a" * 300, "--validation-file", "b"], "aaa"),
         (
             ["--repeats", "1000", "--num-processes", "1,2,4,8,16,32", "--precision", "fp32,bf16"],

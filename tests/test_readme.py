@@ -12,7 +12,7 @@ from backends.registry import BACKENDS
 from compare.report.markdown import headline_table, results_table, seed_table
 from compare.results import Results
 from launch.cli import COMMANDS
-from launch.engines.interface import PROJECT_DIRECTORY
+from launch.starters.interface import PROJECT_DIRECTORY
 from tests.faults import table
 
 RACE = PROJECT_DIRECTORY / "docs" / "results" / "race-2026-11-23"

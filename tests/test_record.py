@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 from pydantic import ValidationError
 
-from launch.engines.interface import PROJECT_DIRECTORY
+from launch.starters.interface import PROJECT_DIRECTORY
 from records.record import RunRecord, read_record, write_record
 from records.throughput import NUM_WARMUP_STEPS, samples_per_second
 from tests.launching import train

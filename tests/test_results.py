@@ -14,7 +14,7 @@ from compare.report.html import render_html
 from compare.report.markdown import render_markdown
 from compare.report.picture import render_picture
 from compare.results import Results, read_results
-from launch.engines.interface import PROJECT_DIRECTORY
+from launch.starters.interface import PROJECT_DIRECTORY
 from tests.sample_results import empty_results, sample_results
 from tests.sample_standings import HOSTILE
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.engines.interface import PROJECT_DIRECTORY
+from launch.starters.interface import PROJECT_DIRECTORY
 from tests.help_texts import DIRECTORY as help_directory
 from tests.help_texts import help_texts
 from tests.launching import ending_processes_with, processes_with, wait_until

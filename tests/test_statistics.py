@@ -19,7 +19,7 @@ from compare.report.statistics import (
     mean_interval,
 )
 from compare.results import Comparison
-from launch.engines.interface import PROJECT_DIRECTORY
+from launch.starters.interface import PROJECT_DIRECTORY
 
 PLANTED_SLOWDOWN = 0.1
 NUM_RACES = 40

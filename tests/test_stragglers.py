@@ -14,7 +14,7 @@ from statistics import median
 
 import pytest
 
-from launch.engines.interface import PROJECT_DIRECTORY
+from launch.starters.interface import PROJECT_DIRECTORY
 from records.record import RankRecord
 from tests.launching import LOCKSTEP, ending, wait_until
 from watch.heartbeat import Heartbeat

@@ -9,7 +9,7 @@ import pytest
 
 from contract.check import all_checks
 from contract.traps import Trap, load_traps, render
-from launch.engines.interface import PROJECT_DIRECTORY
+from launch.starters.interface import PROJECT_DIRECTORY
 
 # The number of entries in the catalogue under each letter.
 FAMILIES = {"O": 6, "S": 16, "G": 23, "A": 14, "C": 8, "F": 16, "R": 7, "K": 14, "H": 14, "P": 11, "L": 12, "B": 7}

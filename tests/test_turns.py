@@ -30,8 +30,8 @@ from compare.report.pairing import paired
 from compare.report.parts import as_one_part
 from compare.report.reading import read_run
 from compare.report.runs import RaceFacts, Run, TurnFacts
-from launch.engines.interface import PROJECT_DIRECTORY
 from launch.errors import UsageError
+from launch.starters.interface import PROJECT_DIRECTORY
 from records.environment import describe_environment
 from records.record import RunRecord
 from tests.launching import LOCKSTEP, lockstep, run_config, wait_until
@@ -145,7 +145,7 @@ def _rests(run: Path) -> bool:
 
 def test_an_entrant_rests_between_its_turns_and_ends_by_itself(tmp_path: Path, live: LiveEntrant) -> None:
     resting = _processes(tmp_path / "run")
-    assert len(resting) >= 4  # the command line, the engine and two ranks
+    assert len(resting) >= 4  # the command line, the starter and two ranks
     wait_until(lambda: _rests(tmp_path / "run"), "all of its processes to be stopped")
     before = live.cpu_seconds()
     time.sleep(1)
@@ -155,7 +155,7 @@ def test_an_entrant_rests_between_its_turns_and_ends_by_itself(tmp_path: Path, l
     launchers = [psutil.Process(pid) for pid in resting if pid not in ranks]
     switches = [process.num_ctx_switches() for process in launchers]
     taken = live.take(Turn(warm_through=2, through=10))
-    assert len(launchers) >= 2  # the command line and the engine, which do not go on
+    assert len(launchers) >= 2  # the command line and the starter, which do not go on
     assert [process.num_ctx_switches() for process in launchers] == switches
     assert len(taken) == 2
     assert all(len(one.ends) == 8 and one.began < one.ends[0] < one.ends[-1] for one in taken)
@@ -258,7 +258,7 @@ def test_all_take_the_same_steps_in_each_round_in_changing_order(tmp_path: Path)
 
 
 def test_what_does_not_fit_into_memory_takes_turns_in_parts_that_share_an_entrant() -> None:
-    """A rank needs half a GiB, and an engine some more."""
+    """A rank needs half a GiB, and a starter some more."""
     entrants = _entrants("a", "b", "c", "d")
     assert _costs().parts(entrants) == [entrants]
     parts = _costs(available=2**32).parts(entrants)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from launch.engines.interface import PROJECT_DIRECTORY
+from launch.starters.interface import PROJECT_DIRECTORY
 from parity.causes import dropping, normalising
 from tests.launching import lockstep
 

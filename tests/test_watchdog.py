@@ -18,7 +18,7 @@ from backends.registry import BACKENDS
 from contract.patience import stretched
 from records.names import LOGS_NAME
 from tests.faults.hangs import HANGS, hang_one
-from tests.launching import OF_EACH_ENGINE, lockstep, processes_of, require_backend
+from tests.launching import OF_EACH_STARTER, lockstep, processes_of, require_backend
 from watch.heartbeat import read_position
 from watch.rank_files import RankFiles, started_ranks
 from watch.watchdog import Hang, Limits, Watchdog
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.launchers, pytest.mark.slow]
 
 
 @pytest.mark.parametrize("fault", HANGS)
-@pytest.mark.parametrize("backend", OF_EACH_ENGINE)
+@pytest.mark.parametrize("backend", OF_EACH_STARTER)
 def test_a_rank_that_hangs_is_named(tmp_path: Path, backend: str, fault: str) -> None:
     """The rank, its step and phase, and all stacks: for one fault with all limits as they come, else sooner."""
     require_backend(backend)

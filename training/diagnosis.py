@@ -286,7 +286,7 @@ def _now(device: torch.device) -> float:
 
 
 def _interface() -> str:
-    """What the engines told gloo to use, on one node the loopback interface."""
+    """What the starters told gloo to use, on one node the loopback interface."""
     return os.environ.get("GLOO_SOCKET_IFNAME", "lo")
 
 

@@ -1,4 +1,4 @@
-"""The program of each rank: ``python -m training.rank RUN_DIRECTORY [RANK_VARIABLE]``, started N times by an engine.
+"""The program of each rank: ``python -m training.rank RUN_DIRECTORY [RANK_VARIABLE]``, started N times by a starter.
 
 The run directory holds the resolved configuration. Everything that a rank prints goes to its own log there. A rank
 that fails writes its error beside the log, for the launcher to report.
@@ -26,7 +26,7 @@ class RankStart(NamedTuple):
     Attributes:
         config: The resolved configuration of the run.
         directory: The directory of the run.
-        rank: The number of this rank, as its engine gave it.
+        rank: The number of this rank, as its starter gave it.
         heartbeat: The heartbeat of this rank.
         clock: Its second clock, opened when its process began.
     """
@@ -51,7 +51,7 @@ def main(run_directory: str, rank_variable: str | None = None) -> None:
 
 
 def load_libraries(run_directory: str, rank_variable: str | None = None) -> None:
-    """Imports what this program would import first, for an engine whose ranks are copies of one process."""
+    """Imports what this program would import first, for a starter whose ranks are copies of one process."""
     from training.rank_work import load_libraries as load
 
     load(_config(Path(run_directory)))
@@ -72,7 +72,7 @@ def run_rank(run_directory: str, rank_variable: str | None, make_work: Callable[
 
     Args:
         run_directory: The directory of the run.
-        rank_variable: The environment variable in which the engine passes the rank; None for rank 0.
+        rank_variable: The environment variable in which the starter passes the rank; None for rank 0.
         make_work: Makes the work of this rank; what it imports is imported before garbage is collected.
     """
     directory = Path(run_directory)

@@ -123,7 +123,7 @@ class RankWork:
                 raise OSError(f"asked to stop, but the checkpoint of step {trainer.state.step} could not be saved")
             return None
         if rank == 0:
-            # Should another rank die now, the engine ends this one, too. The model is saved before that.
+            # Should another rank die now, the starter ends this one, too. The model is saved before that.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         model, digest = whole_model(self._backend, self._task, trainer.state.module)
         return Results(

@@ -1,4 +1,4 @@
-"""Says why a job failed, from the files that its ranks and its engine have left."""
+"""Says why a job failed, from the files that its ranks and its starter have left."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class EndedJob:
         num_processes: How many ranks this machine was to start.
         spans_nodes: Whether other nodes ran a part of it.
         signs: How the ranks' library shows that a rank has lost another.
-        launcher: The name of its engine for messages; None where the command started the rank itself.
-        killed_by: The signal that ended the engine before anything else failed, by name.
-        return_code: The engine's exit code.
+        launcher: The name of its starter for messages; None where the command started the rank itself.
+        killed_by: The signal that ended the starter before anything else failed, by name.
+        return_code: The starter's exit code.
         outlived: The ranks that were still running when the first failure was seen.
         ended_by_us: The ranks that the launcher ended.
-        engine_log: What the engine has printed.
+        starter_log: What the starter has printed.
     """
 
     ranks: list[RankFiles]
@@ -39,13 +39,13 @@ class EndedJob:
     return_code: int
     outlived: set[int]
     ended_by_us: set[int]
-    engine_log: Path
+    starter_log: Path
 
     @property
     def silent(self) -> RankFiles | None:
         """The rank that ended without a message; if several did, the first one.
 
-        A rank may also end without a message because the engine killed it, after it did not react to SIGTERM, or
+        A rank may also end without a message because the starter killed it, after it did not react to SIGTERM, or
         because its library ends the process when another rank is lost, as Horovod's gloo does while it connects.
         """
         silent = [rank for rank in self.ranks if rank.ended_silently() and rank.rank not in self.ended_by_us]
@@ -61,25 +61,25 @@ class EndedJob:
         return [] if self.spans_nodes else sorted(set(range(self.num_processes)) - {rank.rank for rank in self.ranks})
 
     def printed(self) -> str:
-        """Returns what the engine has printed; nothing if the run's directory was moved away."""
+        """Returns what the starter has printed; nothing if the run's directory was moved away."""
         with contextlib.suppress(OSError):
-            return self.engine_log.read_text(errors="replace")
+            return self.starter_log.read_text(errors="replace")
         return ""
 
 
-def explain_hang(hang: Hang, ranks: list[RankFiles], engine_log: Path) -> JobFailure:
+def explain_hang(hang: Hang, ranks: list[RankFiles], starter_log: Path) -> JobFailure:
     """Returns the failure of the rank that hangs, with the path of its stacks."""
     culprit = next((rank for rank in ranks if rank.rank == hang.rank), None)
     if culprit is None:
-        return JobFailure(FailureKind.HANG, hang.rank, hang.message, ranks[0].stacks if ranks else engine_log)
+        return JobFailure(FailureKind.HANG, hang.rank, hang.message, ranks[0].stacks if ranks else starter_log)
     return JobFailure(FailureKind.HANG, culprit.rank, hang.message, culprit.stacks, hang.position)
 
 
 def explain(job: EndedJob) -> JobFailure:
     """Finds the failure that caused all others, and adds advice if there is any."""
     if job.killed_by is not None and job.launcher is not None:
-        message = f"the engine ({job.launcher}) was killed ({job.killed_by})"
-        return JobFailure(FailureKind.LAUNCHER, None, message, job.engine_log)
+        message = f"the starter ({job.launcher}) was killed ({job.killed_by})"
+        return JobFailure(FailureKind.LAUNCHER, None, message, job.starter_log)
     failure = _first_cause(job)
     ended_silently = failure.kind is FailureKind.SILENT
     advice = shared_memory.advice(failure.message, job.printed(), ended_silently=ended_silently)
@@ -105,7 +105,7 @@ def _first_cause(job: EndedJob) -> JobFailure:
         elsewhere = " (the cause may lie on another node)" if job.spans_nodes and job.lost_another(silent) else ""
         return _failure_of(silent, FailureKind.SILENT, how + others + elsewhere, silent.log)
     if failed and job.spans_nodes:
-        # The rank that failed first is on another node: a rank without a message was ended by its engine.
+        # The rank that failed first is on another node: a rank without a message was ended by its starter.
         failure, rank = failed[0]
         return _failure_of(rank, failure.kind, f"{failure.message} (the cause may lie on another node)", rank.log)
     if failed:
@@ -113,15 +113,15 @@ def _first_cause(job: EndedJob) -> JobFailure:
     lines = job.printed().strip().splitlines()
     reason = f": {lines[-1].strip()[:300]}" if lines else ""
     elsewhere = " (the cause may lie on another node)" if job.spans_nodes else ""
-    message = f"the engine ended with code {job.return_code}{reason}{elsewhere}"
-    return JobFailure(FailureKind.LAUNCHER, None, message, job.engine_log)
+    message = f"the starter ended with code {job.return_code}{reason}{elsewhere}"
+    return JobFailure(FailureKind.LAUNCHER, None, message, job.starter_log)
 
 
 def _awaited(failure: RankFailure, rank: RankFiles, job: EndedJob) -> JobFailure:
     """Finds the rank that the first one to report an error has waited for."""
     waited = f"rank {rank.rank} waited for it without success ({failure.message[:120]})"
     if job.missing:
-        return JobFailure(FailureKind.MISSING, job.missing[0], f"did not start: {waited}", job.engine_log)
+        return JobFailure(FailureKind.MISSING, job.missing[0], f"did not start: {waited}", job.starter_log)
     for stuck in job.ranks:
         if stuck.failure() is None and not stuck.succeeded():
             return _failure_of(stuck, FailureKind.STUCK, f"is stuck: {waited}", stuck.sigterm)

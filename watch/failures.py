@@ -29,7 +29,7 @@ class FailureKind(str, Enum):
     HANG = "hang"  # the ranks are running and make no progress
     STUCK = "stuck"  # other ranks waited for this one without success
     MISSING = "missing"  # a rank did not start
-    LAUNCHER = "launcher"  # the engine failed
+    LAUNCHER = "launcher"  # the starter failed
 
 
 class PeerStopped(RuntimeError):
@@ -85,7 +85,7 @@ class JobFailure:
 
     Attributes:
         kind: What went wrong.
-        rank: The rank that failed first; None where the engine failed, or a rank of another node.
+        rank: The rank that failed first; None where the starter failed, or a rank of another node.
         message: What is known, in one line.
         log: The file in which to read more, if there is one.
         position: What the rank was doing.

@@ -57,7 +57,7 @@ class RankFiles:
         """Writes the number of this process, and arranges that SIGTERM and STACKS_SIGNAL make it write its stacks.
 
         The stacks are written from C, so also while it is stuck in a collective. They distinguish a rank that its
-        engine ended from one that ended by itself.
+        starter ended from one that ended by itself.
         """
         self._stacks_files = self.sigterm.open("w"), self.stacks.open("w")
         faulthandler.register(signal.SIGTERM, file=self._stacks_files[0], chain=True)
@@ -159,7 +159,7 @@ def reporting(run_directory: Path, rank_variable: str | None) -> Iterator[int]:
 
     Args:
         run_directory: The directory of the run.
-        rank_variable: The environment variable in which the engine passes the rank; None for rank 0.
+        rank_variable: The environment variable in which the starter passes the rank; None for rank 0.
     """
     rank = int(os.environ[rank_variable]) if rank_variable is not None else 0
     files = RankFiles(run_directory, rank)
@@ -178,7 +178,7 @@ def reporting(run_directory: Path, rank_variable: str | None) -> Iterator[int]:
             with contextlib.suppress(OSError):  # the log may lie on a full disk
                 traceback.print_exc()
             files.report_error(error)
-            # The error is written first: the engine ends this rank as soon as another one has ended.
+            # The error is written first: the starter ends this rank as soon as another one has ended.
             _wait_for_writers()
             sys.stdout.flush()
             sys.stderr.flush()

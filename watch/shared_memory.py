@@ -20,12 +20,12 @@ _SMALL_BYTES = 256 * 2**20
 _TINY_BYTES = 16 * 2**20
 
 
-def advice(message: str, engine_log: str, *, ended_silently: bool) -> str:
+def advice(message: str, starter_log: str, *, ended_silently: bool) -> str:
     """Returns what to add to the message of a failure that a full /dev/shm explains, else nothing.
 
     Args:
-        message: The error of the failed rank, or of the engine.
-        engine_log: What the engine has printed.
+        message: The error of the failed rank, or of the starter.
+        starter_log: What the starter has printed.
         ended_silently: Whether the rank ended without any message.
     """
     try:
@@ -33,7 +33,7 @@ def advice(message: str, engine_log: str, *, ended_silently: bool) -> str:
     except OSError:
         return ""
     is_named = _SURELY.search(message)
-    is_likely = usage.free < _SMALL_BYTES and _PERHAPS.search(message + engine_log)
+    is_likely = usage.free < _SMALL_BYTES and _PERHAPS.search(message + starter_log)
     is_possible = usage.free < _TINY_BYTES and ended_silently
     if not (is_named or is_likely or is_possible):
         return ""

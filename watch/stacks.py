@@ -16,7 +16,7 @@ from watch.rank_files import STACKS_SIGNAL, RankFiles
 # Where many ranks share few cores, some of them wait for a core first.
 _SECONDS_TO_WRITE = 10.0
 
-# In the autograd engine, a rank computes or waits in a hook.
+# In the autograd starter, a rank computes or waits in a hook.
 _IN_BACKWARD = re.compile(r"/(?:site|dist)-packages/torch/autograd/")
 
 
@@ -65,7 +65,7 @@ def waits_for_others(text: str, signs: Signs) -> bool:
 
 
 def is_in_backward(text: str) -> bool:
-    """Returns whether the main thread's innermost Python frame is in the autograd engine."""
+    """Returns whether the main thread's innermost Python frame is in the autograd starter."""
     frames = _main_frames(text)
     return bool(frames) and bool(_IN_BACKWARD.search(frames[0][0]))
 

@@ -24,7 +24,7 @@ from watch.stacks import innermost_frame, is_in_backward, take_stacks, waits_for
 _SECONDS_BETWEEN_LOOKS = 0.5
 # If the launcher itself did not run for so long, the machine slept or a container was paused.
 _SECONDS_ASLEEP = 5.0
-# Engines load torch before they start ranks; from a cold network disk that takes minutes.
+# Starters load torch before they start ranks; from a cold network disk that takes minutes.
 _SECONDS_TO_START = 300.0
 # Phases that may take long without a heartbeat: imports, the rendezvous, a slow disk.
 _LONG_PHASES = ("start", "saving", "end", "rest")
@@ -132,7 +132,7 @@ class Watchdog:
         return min(1.0, max(waits, default=0.0) / max(now - self._counted_since, _SECONDS_BETWEEN_LOOKS))
 
     def _judge_start(self, begun: set[int], seconds: float) -> Hang | None:
-        """Returns the rank that did not start; engines that wait for other nodes have a limit of their own."""
+        """Returns the rank that did not start; starters that wait for other nodes have a limit of their own."""
         if self._spans_nodes or seconds < max(self.long_seconds, _SECONDS_TO_START):
             return None
         if not (self._run_directory / LOGS_NAME).exists():

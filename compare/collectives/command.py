@@ -23,10 +23,10 @@ from compare.numbers import format_size
 from compare.results import CollectiveSeries
 from launch.arguments import Parser, command_line
 from launch.display import console
-from launch.engines.registry import settle_engine
 from launch.errors import UsageError
 from launch.options import add_options, validated
 from launch.signals import Interrupted, signals_raised
+from launch.starters.registry import settle_starter
 from records.environment import describe_environment, num_cpus
 from records.files import write_atomically
 from watch.failures import JobFailure
@@ -122,16 +122,16 @@ def _settle(
         raise UsageError(
             f"--num-processes {num_processes}: {backend} needs a GPU for each rank, but this machine has {count_gpus()}"
         )
-    engine = settle_engine(backend, capabilities.start_methods, start_method, device=device)
+    starter = settle_starter(backend, capabilities.start_methods, start_method, device=device)
     measurement = Measurement(
         backend=backend,
-        start_method=engine.name,
+        start_method=starter.name,
         device=device,
         num_processes=num_processes,
         threads_per_rank=options.threads_per_rank or max(1, num_cpus() // num_processes),
         **shared,
     )
-    engine.check(ranks_of(measurement, Path()))
+    starter.check(ranks_of(measurement, Path()))
     return measurement
 
 

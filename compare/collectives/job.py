@@ -15,9 +15,9 @@ from backends.registry import find_backend
 from compare.collectives.measurement import MEASUREMENT_NAME, Measurement, collective_point, fit_line
 from compare.numbers import format_size
 from compare.results import CollectivePoint, CollectiveSeries
-from launch.engines.interface import Ranks
-from launch.engines.registry import find_engine
 from launch.job import compose_job
+from launch.starters.interface import Ranks
+from launch.starters.registry import find_starter
 from launch.supervisor import run_job
 from records.names import LOGS_NAME
 from records.news import LibraryFound, News, PointMeasured
@@ -26,7 +26,7 @@ from watch.failures import JobFailure
 
 
 def ranks_of(measurement: Measurement, directory: Path) -> Ranks:
-    """Describes the ranks that make a measurement to the engine that starts them."""
+    """Describes the ranks that make a measurement to the starter that starts them."""
     return Ranks(
         num_processes=measurement.num_processes,
         module=("compare.collectives.rank", str(directory)),
@@ -53,8 +53,8 @@ class MeasuringJob:
         measurement, directory = self._measurement, self._directory
         (directory / LOGS_NAME).mkdir(parents=True)
         (directory / MEASUREMENT_NAME).write_text(measurement.model_dump_json())
-        engine, signs = find_engine(measurement.start_method), find_backend(measurement.backend).signs
-        job = compose_job(engine, ranks_of(measurement, directory), directory, signs)
+        starter, signs = find_starter(measurement.start_method), find_backend(measurement.backend).signs
+        job = compose_job(starter, ranks_of(measurement, directory), directory, signs)
         began = time.monotonic()
         with self._progress() as refresh:
             failure = run_job(job, on_poll=refresh)

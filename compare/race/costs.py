@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from backends.capabilities import BackendSettings
 from backends.registry import REFERENCE
-from launch.engines.interface import PROJECT_DIRECTORY
+from launch.starters.interface import PROJECT_DIRECTORY
 from records.config import RunConfig
 from records.environment import num_cpus
 
@@ -26,8 +26,8 @@ _NUM_STEPS = 4
 # Beyond the import of its modules: a model is built, ranks meet, the directory is prepared, the record is written.
 _SECONDS_OF_A_RUN = 4.0
 _SECONDS_TO_SAVE = 1.0
-# What the modules of an engine, and of the command line, cost beside those of its ranks.
-_IMPORTS_OF_AN_ENGINE = 1.0
+# What the modules of a starter, and of the command line, cost beside those of its ranks.
+_IMPORTS_OF_A_STARTER = 1.0
 _IMPORTS_OF_A_COMMAND_LINE = 0.3
 # A rank of a peer imports its whole library, and its steps take longer.
 _IMPORTS_OF_A_PEER = 2.5
@@ -41,8 +41,8 @@ _SECONDS_OF_A_BYTE = 1.5e-9
 _SHARING_FACTOR = 1.08
 # Steps that warm a turn up, signals, and the entrants that are waited for.
 _TURN_FACTOR = 1.3
-# What an engine and its command line hold, beside their ranks; and what of the free memory entrants may take together.
-_BYTES_OF_AN_ENGINE = 300 * 2**20
+# What a starter and its command line hold, beside their ranks; and what of the free memory entrants may take together.
+_BYTES_OF_A_STARTER = 300 * 2**20
 _SHARE_OF_MEMORY = 0.8
 
 
@@ -87,7 +87,7 @@ class Costs(BaseModel):
         """Returns the expected time until entrants that are started together are ready, in seconds."""
         imports = [self._imports(who) for who in entrants]
         together = sum(imports) / self.num_cpus
-        return self.import_seconds * max(together, 1.0 + _IMPORTS_OF_AN_ENGINE) + _SECONDS_OF_A_RUN
+        return self.import_seconds * max(together, 1.0 + _IMPORTS_OF_A_STARTER) + _SECONDS_OF_A_RUN
 
     def alone(self, run: PlannedRun, options: RaceOptions) -> float:
         """Returns the expected time of a run that takes place alone, in seconds."""
@@ -139,12 +139,12 @@ class Costs(BaseModel):
         return parts
 
     def _bytes(self, who: Entrant) -> int:
-        return who.num_processes * self.rank_bytes + _BYTES_OF_AN_ENGINE
+        return who.num_processes * self.rank_bytes + _BYTES_OF_A_STARTER
 
     def _imports(self, who: Entrant) -> float:
-        engine = 0.0 if who.backend == REFERENCE else _IMPORTS_OF_AN_ENGINE
+        starter = 0.0 if who.backend == REFERENCE else _IMPORTS_OF_A_STARTER
         ranks = who.num_processes * (_IMPORTS_OF_A_PEER if who.role == "peer" else 1.0)
-        return ranks + engine + _IMPORTS_OF_A_COMMAND_LINE
+        return ranks + starter + _IMPORTS_OF_A_COMMAND_LINE
 
 
 def measure_costs(configs: dict[Entrant, RunConfig]) -> Costs:

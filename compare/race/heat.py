@@ -27,7 +27,7 @@ from compare.race.progress import ProgressOfRace
 from compare.race.turns import Turn
 from compare.report.reading import read_run
 from compare.report.runs import RaceFacts, TurnFacts
-from launch.engines.environment import command_environment
+from launch.starters.environment import command_environment
 from records.throughput import NUM_WARMUP_STEPS
 
 # Shorter turns make more pairs that are closer in time, but each begins with steps that are not timed.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.engines.interface import PROJECT_DIRECTORY
+from launch.starters.interface import PROJECT_DIRECTORY
 
 HERE = Path(__file__).parent
 

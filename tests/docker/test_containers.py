@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from backends.devices import count_gpus
-from launch.engines.interface import PROJECT_DIRECTORY
+from launch.starters.interface import PROJECT_DIRECTORY
 from tests.launching import require_backend, train
 
 pytestmark = pytest.mark.docker

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from launch.engines.interface import PROJECT_DIRECTORY
+from launch.starters.interface import PROJECT_DIRECTORY
 
 DOCKER = PROJECT_DIRECTORY / "docker"
 DOCKERFILES = sorted(DOCKER.glob("*/Dockerfile"))

@@ -1,4 +1,4 @@
-"""Asking the server: for the command line, and for ranks in place of an engine's launcher."""
+"""Asking the server: for the command line, and for ranks in place of a starter's launcher."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from filelock import FileLock
 
 from backends.capabilities import Signs
 from launch import own_command
-from launch.engines.interface import PROJECT_DIRECTORY, Engine, Ranks
-from launch.engines.registry import ENGINES
 from launch.job import Job, compose_job
 from launch.signals import Interrupted
+from launch.starters.interface import PROJECT_DIRECTORY, Ranks, Starter
+from launch.starters.registry import STARTERS
 from tests.forked.ranks import START_METHODS
 from tests.forked.server import send
 
-_ENGINE = Path(__file__).with_name("engine.py")
+_STARTER = Path(__file__).with_name("starter.py")
 # What runs a command where nothing is forked.
 _run_apart = own_command.run_command
 
@@ -136,21 +136,21 @@ def interpreter() -> str:
     return str(Path(server_socket()).with_name("python"))
 
 
-def launched_job(engine: Engine, ranks: Ranks, run_directory: Path, signs: Signs) -> Job:
+def launched_job(starter: Starter, ranks: Ranks, run_directory: Path, signs: Signs) -> Job:
     """Composes the job of the library's own launcher; it and the ranks are forks of the server."""
-    job = compose_job(engine, ranks, run_directory, signs)
+    job = compose_job(starter, ranks, run_directory, signs)
     return replace(job, command=[interpreter() if word == sys.executable else word for word in job.command])
 
 
-def forked_job(engine: Engine, ranks: Ranks, run_directory: Path, signs: Signs) -> Job:
+def forked_job(starter: Starter, ranks: Ranks, run_directory: Path, signs: Signs) -> Job:
     """Composes the job that has the server fork these ranks."""
-    job = compose_job(engine, ranks, run_directory, signs)
-    return replace(job, command=_forked_command(engine, ranks, server_socket()), launcher=None)
+    job = compose_job(starter, ranks, run_directory, signs)
+    return replace(job, command=_forked_command(starter, ranks, server_socket()), launcher=None)
 
 
-def _forked_command(engine: Engine, ranks: Ranks, path: str) -> list[str]:
-    words = [path, engine.name, str(ranks.num_processes), *engine.program(ranks)]
-    return [sys.executable, "-S", "-E", str(_ENGINE), *words]
+def _forked_command(starter: Starter, ranks: Ranks, path: str) -> list[str]:
+    words = [path, starter.name, str(ranks.num_processes), *starter.program(ranks)]
+    return [sys.executable, "-S", "-E", str(_STARTER), *words]
 
 
 def fork_what_follows(path: str) -> None:
@@ -158,13 +158,13 @@ def fork_what_follows(path: str) -> None:
     os.environ[SESSION_VARIABLE] = str(Path(path).parent)
     own_command.run_command = _run_forked
     for name in START_METHODS:
-        engine = ENGINES[name]
+        starter = STARTERS[name]
 
-        def command(ranks: Ranks, engine: Engine = engine, original: Any = engine.command) -> list[str]:
-            return original(ranks) if ranks.nodes.num_nodes > 1 else _forked_command(engine, ranks, path)
+        def command(ranks: Ranks, starter: Starter = starter, original: Any = starter.command) -> list[str]:
+            return original(ranks) if ranks.nodes.num_nodes > 1 else _forked_command(starter, ranks, path)
 
         # What starts the ranks is no launcher whose name anybody knows.
-        vars(engine).update(command=command, launcher=None)
+        vars(starter).update(command=command, launcher=None)
 
 
 def _run_forked(

@@ -61,7 +61,7 @@ def _alone(num_processes: int) -> tuple[Variables, Callable[[], Any]]:
 
 
 def _torch(num_processes: int) -> tuple[Variables, Callable[[], Any]]:
-    """The variables of torchrun, and its store (compare launch/engines/multiprocessing_ranks.py)."""
+    """The variables of torchrun, and its store (compare launch/starters/multiprocessing_ranks.py)."""
     listener = socket.create_server((LOOPBACK, 0))
     port = listener.getsockname()[1]
 
@@ -93,7 +93,7 @@ def _torch(num_processes: int) -> tuple[Variables, Callable[[], Any]]:
 
 
 def _horovod(num_processes: int) -> tuple[Variables, Callable[[], Any]]:
-    """The variables of horovodrun, and its rendezvous server (compare launch/engines/horovod_ranks.py)."""
+    """The variables of horovodrun, and its rendezvous server (compare launch/starters/horovod_ranks.py)."""
     from horovod.runner.common.util.hosts import SlotInfo
     from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer

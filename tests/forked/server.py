@@ -24,7 +24,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from launch.engines.interface import PROJECT_DIRECTORY
+from launch.starters.interface import PROJECT_DIRECTORY
 
 # What commands and ranks import; the last ones only where they are installed.
 _MODULES = (

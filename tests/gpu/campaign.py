@@ -29,8 +29,8 @@ from backends.capabilities import PRECISIONS
 from backends.devices import count_gpus
 from backends.registry import BACKENDS
 from contract.check import all_checks
-from launch.engines.environment import EXACT_FLOAT32
-from launch.engines.interface import PROJECT_DIRECTORY
+from launch.starters.environment import EXACT_FLOAT32
+from launch.starters.interface import PROJECT_DIRECTORY
 from records.environment import describe_environment
 from records.files import write_atomically
 from records.throughput import NUM_WARMUP_STEPS

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from backends.devices import count_gpus
-from launch.engines.interface import PROJECT_DIRECTORY
+from launch.starters.interface import PROJECT_DIRECTORY
 from tests.forked.client import interpreter
 from tests.gpu.campaign import Entry, entries
 

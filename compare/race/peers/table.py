@@ -11,8 +11,8 @@ from pydantic import Field
 
 from backends.capabilities import PRECISIONS, BackendSettings, Capabilities
 from backends.registry import BackendRow
-from launch.engines.torchrun import Torchrun
 from launch.errors import UsageError
+from launch.starters.torchrun import Torchrun
 from records.config import RunConfig
 from tasks.interface import HuggingFaceData, Task
 

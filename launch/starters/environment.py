@@ -6,9 +6,9 @@ import os
 import sysconfig
 from pathlib import Path
 
-from launch.engines.interface import PROJECT_DIRECTORY, Engine, Ranks
-from launch.engines.registry import ENGINES
 from launch.nodes import interface
+from launch.starters.interface import PROJECT_DIRECTORY, Ranks, Starter
+from launch.starters.registry import STARTERS
 from records.config import STARTED_AT_VARIABLE
 
 # fp32 must mean fp32: NVIDIA's images turn on TF32, whose mantissa has ten bits.
@@ -18,8 +18,8 @@ EXACT_FLOAT32 = {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "0", "NVIDIA_TF32_OVERRIDE"
 _PYTHON_VARIABLES = ("PYTHONWARNINGS", "PYTHONSTARTUP", "PYTHONINSPECT")
 
 
-def engine_environment(engine: Engine, ranks: Ranks) -> dict[str, str]:
-    """Returns the environment for an engine's command."""
+def starter_environment(starter: Starter, ranks: Ranks) -> dict[str, str]:
+    """Returns the environment for a starter's command."""
     environment = {
         name: value for name, value in os.environ.items() if not (describes_ranks(name) or name in _PYTHON_VARIABLES)
     }
@@ -43,18 +43,18 @@ def engine_environment(engine: Engine, ranks: Ranks) -> dict[str, str]:
     if ranks.preload is not None:
         # Before what the user's own names: ld.so(8).
         environment["LD_PRELOAD"] = " ".join([ranks.preload, *environment.get("LD_PRELOAD", "").split()])
-    return environment | engine.environment(ranks)
+    return environment | starter.environment(ranks)
 
 
 def describes_ranks(name: str) -> bool:
-    """Whether an environment variable of this name is one by which some engine describes its ranks."""
-    variables = [variable for engine in ENGINES.values() for variable in engine.variables]
+    """Whether an environment variable of this name is one by which some starter describes its ranks."""
+    variables = [variable for starter in STARTERS.values() for variable in starter.variables]
     return name in variables or name.startswith(tuple(variable for variable in variables if variable.endswith("_")))
 
 
 def rank_of_process() -> int:
-    """Returns the rank that an engine has given this process, 0 if none has: for tasks that act on one rank only."""
-    variables = [engine.rank_variable for engine in ENGINES.values() if engine.rank_variable is not None]
+    """Returns the rank that a starter has given this process, 0 if none has: for tasks that act on one rank only."""
+    variables = [starter.rank_variable for starter in STARTERS.values() if starter.rank_variable is not None]
     return next((int(os.environ[name]) for name in variables if name in os.environ), 0)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing_extensions import override
 
-from launch.engines.interface import Engine, Ranks, launcher_module
+from launch.starters.interface import Ranks, Starter, launcher_module
 
 
-class Spawn(Engine):
+class Spawn(Starter):
     """Each rank is a new process, which imports all libraries."""
 
     name = "spawn"
@@ -16,7 +16,7 @@ class Spawn(Engine):
 
     @override
     def command(self, ranks: Ranks) -> list[str]:
-        launcher = launcher_module(ranks, "launch.engines.multiprocessing_ranks")
+        launcher = launcher_module(ranks, "launch.starters.multiprocessing_ranks")
         command = [*launcher, f"--start-method={self.name}", f"--num-processes={ranks.num_processes}"]
         if ranks.master_port is not None:
             command += [f"--master-port={ranks.master_port}"]

@@ -1,4 +1,4 @@
-"""Starts the ranks of one node of a Horovod job: ``python -m launch.engines.horovod_ranks OPTIONS MODULE ARGUMENTS``.
+"""Starts the ranks of one node of a Horovod job: ``python -m launch.starters.horovod_ranks OPTIONS MODULE ARGUMENTS``.
 
 horovodrun reaches other nodes through ssh. Here each node starts its own ranks instead, and they meet at Horovod's
 rendezvous server, which node 0 runs on the port that all nodes were given.

@@ -1,6 +1,6 @@
-"""The command that an engine runs instead of a launcher: asks the server for ranks, and waits for their end.
+"""The command that a starter runs instead of a launcher: asks the server for ranks, and waits for their end.
 
-    python -S engine.py SOCKET START_METHOD NUM_PROCESSES MODULE ARGUMENTS
+    python -S starter.py SOCKET START_METHOD NUM_PROCESSES MODULE ARGUMENTS
 
 It imports next to nothing. When it is ended, the server sees the connection close and ends the ranks.
 """

@@ -1,6 +1,6 @@
 """Starts ranks with torch.multiprocessing, as one process that waits for them.
 
-    python -m launch.engines.multiprocessing_ranks --start-method=fork|spawn --num-processes=N MODULE ARGUMENTS
+    python -m launch.starters.multiprocessing_ranks --start-method=fork|spawn --num-processes=N MODULE ARGUMENTS
 
 This process also runs the rendezvous store, as torchrun's agent does. Before it forks, it calls the function
 `load_libraries` of the module, if there is one, with the module's arguments.
@@ -23,7 +23,7 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.multiprocessing import start_processes  # type: ignore[attr-defined]
 
-from launch.engines.loopback import LOOPBACK
+from launch.starters.loopback import LOOPBACK
 from records.config import START_WARNING_VARIABLE
 
 

@@ -6,10 +6,10 @@ import sys
 
 from typing_extensions import override
 
-from launch.engines.interface import Engine, Ranks, launcher_module
+from launch.starters.interface import Ranks, Starter, launcher_module
 
 
-class Horovodrun(Engine):
+class Horovodrun(Starter):
     """``horovodrun --gloo``, started as a Python module."""
 
     name = "horovodrun"

@@ -1,4 +1,4 @@
-"""The interface of an engine, which starts ranks."""
+"""The interface of a starter, which starts ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Ranks:
         num_threads: CPU threads of each rank.
         master_port: The port that they meet on; None for any free one.
         timeout_seconds: How long a collective may wait.
-        log_directory: Where the engine may write files of its own.
+        log_directory: Where the starter may write files of its own.
         nodes: The nodes that the ranks are spread over.
         preload: The library of a memory allocator, which LD_PRELOAD is to load; None for that of the C library.
     """
@@ -51,17 +51,17 @@ class Ranks:
         return self.master_port or DEFAULT_PORT
 
 
-class Engine(ABC):
-    """An engine: a program that starts ranks, and how its command line is composed.
+class Starter(ABC):
+    """A starter: a program that starts ranks, and how its command line is composed.
 
-    Whatever the engine, each rank runs ``python -m MODULE ARGUMENTS`` in the project's directory, with the same
+    Whatever the starter, each rank runs ``python -m MODULE ARGUMENTS`` in the project's directory, with the same
     number of threads. The last argument is the name of the environment variable that holds its rank.
 
     Attributes:
         name: Its name for --start-method.
         launcher: The name of the program for messages; None where the command starts the rank itself.
         rank_variable: The environment variable that holds the number of a rank; None where there is one rank only.
-        variables: The environment variables by which the engine describes its ranks, or that change how it starts
+        variables: The environment variables by which the starter describes its ranks, or that change how it starts
             them; a name that ends with an underscore stands for all names that begin with it. Ranks do not inherit
             them from the user's shell.
         takes_port: Whether it can be given the port on which ranks meet.
@@ -78,10 +78,10 @@ class Engine(ABC):
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
 
     def check(self, ranks: Ranks) -> None:
-        """Refuses what the engine cannot start here, before any work is done.
+        """Refuses what the starter cannot start here, before any work is done.
 
         Raises:
-            UsageError: The engine is not installed, or cannot be given a port.
+            UsageError: The starter is not installed, or cannot be given a port.
         """
         if ranks.master_port is not None and not self.takes_port:
             raise UsageError(f"--master-port {ranks.master_port}: {self.name} cannot be given a port; leave it out")
@@ -91,7 +91,7 @@ class Engine(ABC):
         """Composes the command that starts these ranks on this machine."""
 
     def environment(self, ranks: Ranks) -> dict[str, str]:
-        """Returns the variables that the engine or its ranks need besides those of every engine."""
+        """Returns the variables that the starter or its ranks need besides those of every starter."""
         return {}
 
     def program(self, ranks: Ranks) -> list[str]:
@@ -100,6 +100,6 @@ class Engine(ABC):
 
 
 def launcher_module(ranks: Ranks, module: str) -> list[str]:
-    """Returns the command of an engine that is a Python module; on one node, it listens on loopback only."""
-    confined = ["launch.engines.loopback"] if ranks.nodes.num_nodes == 1 else []
+    """Returns the command of a starter that is a Python module; on one node, it listens on loopback only."""
+    confined = ["launch.starters.loopback"] if ranks.nodes.num_nodes == 1 else []
     return [sys.executable, "-m", *confined, module]

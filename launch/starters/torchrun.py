@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing_extensions import override
 
-from launch.engines.interface import Engine, Ranks, launcher_module
 from launch.nodes import own_address
+from launch.starters.interface import Ranks, Starter, launcher_module
 
 
-class Torchrun(Engine):
+class Torchrun(Starter):
     """``torchrun``, started as a Python module."""
 
     name = "torchrun"

@@ -6,15 +6,15 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from launch.engines.interface import Engine, Ranks, launcher_module
-from launch.engines.torchrun import rendezvous
 from launch.nodes import own_address
+from launch.starters.interface import Ranks, Starter, launcher_module
+from launch.starters.torchrun import rendezvous
 
 # So that no file in the user's home directory is read in its place.
 _CONFIG = Path(__file__).with_name("accelerate_config.yaml")
 
 
-class AccelerateLaunch(Engine):
+class AccelerateLaunch(Starter):
     """``accelerate launch``, started as a Python module."""
 
     name = "accelerate"

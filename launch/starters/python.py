@@ -6,10 +6,10 @@ import sys
 
 from typing_extensions import override
 
-from launch.engines.interface import Engine, Ranks
+from launch.starters.interface import Ranks, Starter
 
 
-class Python(Engine):
+class Python(Starter):
     """``python -m MODULE``."""
 
     name = "python"

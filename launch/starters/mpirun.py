@@ -10,11 +10,11 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from launch.engines.interface import Engine, Ranks
 from launch.errors import UsageError
+from launch.starters.interface import Ranks, Starter
 
 
-class Mpirun(Engine):
+class Mpirun(Starter):
     """``mpirun``, with all ranks on this machine."""
 
     name = "mpirun"

@@ -6,13 +6,13 @@ import sys
 
 from typing_extensions import override
 
-from launch.engines.horovodrun import gloo_timeout
-from launch.engines.interface import Engine, Ranks
 from launch.nodes import interface
+from launch.starters.horovodrun import gloo_timeout
+from launch.starters.interface import Ranks, Starter
 
 
-class HorovodNode(Engine):
-    """``python -m launch.engines.horovod_ranks``."""
+class HorovodNode(Starter):
+    """``python -m launch.starters.horovod_ranks``."""
 
     name = "horovod-node"
     launcher = "horovod-node"
@@ -25,7 +25,7 @@ class HorovodNode(Engine):
         # With all ranks on one node, any free port works.
         port = ranks.port if nodes.num_nodes > 1 else ranks.master_port or 0
         return [
-            *(sys.executable, "-m", "launch.engines.horovod_ranks", f"--num-processes={ranks.num_processes}"),
+            *(sys.executable, "-m", "launch.starters.horovod_ranks", f"--num-processes={ranks.num_processes}"),
             *(f"--num-nodes={nodes.num_nodes}", f"--node-rank={nodes.node_rank}"),
             *(f"--master-addr={nodes.master_addr}", f"--master-port={port}"),
             *(f"--interface={interface(nodes)}", f"--timeout={ranks.timeout_seconds}"),

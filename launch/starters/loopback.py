@@ -1,4 +1,4 @@
-"""Runs an engine so that it listens on the loopback interface only: ``python -m launch.engines.loopback MODULE ...``.
+"""Runs a starter so that it listens on the loopback interface only: ``python -m launch.starters.loopback MODULE ...``.
 
 With all ranks on one node, no other machine needs to reach them. torch's store and Horovod's rendezvous server
 listen on every interface nevertheless, and have no option to change that.

@@ -1,1 +1,0 @@
-"""Engines, the programs that start ranks: one file for each, which composes its command line."""
