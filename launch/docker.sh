@@ -139,7 +139,7 @@ check_gpu_runtime() {
 
 # A checksum of the names and contents of all files that an image is made from.
 sources_key() {
-  (cd "$root" && find .dockerignore backends compare contract docker launch parity records tasks training watch LICENSE README.md pyproject.toml \
+  (cd "$root" && find .dockerignore backends compare contract docker engines forecast launch parity records tasks training watch LICENSE README.md pyproject.toml \
     -type f -not -path '*/__pycache__/*' -print0 | LC_ALL=C sort -z | xargs -0 cksum | cksum | cut -d ' ' -f 1)
 }
 
