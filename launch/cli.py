@@ -39,6 +39,9 @@ COMMANDS = {
     "allreduce": "compare.collectives.command",
 }
 
+# Trains on nodes that an engine starts; it has the same function.
+ENGINE_COMMAND = "engines.command"
+
 
 def main() -> None:
     """Entry point of the command line, which launch/__main__.py calls."""
@@ -134,6 +137,8 @@ def _dispatch(arguments: list[str]) -> int:
                 "or use launch/run.sh, which does"
             ) from error
         return int(command.run(arguments[1:]))
+    if any(word.partition("=")[0] == "--engine" for word in arguments[1:]):
+        return int(importlib.import_module(ENGINE_COMMAND).run(arguments))
     from launch.train_command import train
 
     return train(arguments[0], arguments[1:])
@@ -143,6 +148,7 @@ def _overview() -> str:
     backends = "\n".join(f"  {name:12}{row.summary}" for name, row in BACKENDS.items())
     return (
         "usage: launch/run.sh BACKEND [options]    train; BACKEND --help lists the options\n"
+        "       launch/run.sh BACKEND --engine E   train on nodes that slurm, netns, ... starts\n"
         "       launch/run.sh contract BACKEND     check that it computes the same as one process\n"
         "       launch/run.sh verify BACKEND       check that a run trains what one process trains\n"
         "       launch/run.sh compare              race backends against each other and write a report\n"

@@ -1,4 +1,4 @@
-"""Options that are a duration or a share, written as people do: 90s, 10min, 2h; 3%."""
+"""Options that are quantities, written as people do: 90s, 10min, 5ms; 3%; 10gbit."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
+_PARTS_OF_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
 def _read(value: Any, units: Mapping[str, float], complaint: str) -> Any:
@@ -30,6 +32,20 @@ def _share(value: Any) -> Any:
     return _read(value, {"%": 0.01}, "is not a percentage; write it as 3% or 0.5%")
 
 
+def _short_time(value: Any) -> Any:
+    return _read(value, _PARTS_OF_SECONDS, "is not a time; write it as 200us, 5ms or 1s")
+
+
+def _bandwidth(value: Any) -> Any:
+    return _read(value, _BITS, "is not a bandwidth; write it as 100mbit or 10gbit")
+
+
+def format_bandwidth(bits_per_second: float) -> str:
+    """Writes a bandwidth as the options read it: 100mbit, 2.5gbit."""
+    unit = next((unit for unit in ("gbit", "mbit") if bits_per_second >= _BITS[unit]), "kbit")
+    return f"{bits_per_second / _BITS[unit]:g}{unit}"
+
+
 def format_duration(seconds: float) -> str:
     """Writes a duration as the options read it, in whole units: 90s, 10min."""
     return f"{math.ceil(seconds / 60)}min" if seconds > 90 else f"{math.ceil(seconds)}s"
@@ -40,3 +56,9 @@ Duration = Annotated[float, BeforeValidator(_duration), Field(gt=0, le=30 * 24 *
 
 Share = Annotated[float, BeforeValidator(_share), Field(gt=0, le=1)]
 """A part of one."""
+
+Seconds = Annotated[float, BeforeValidator(_short_time), Field(gt=0, le=60)]
+"""Seconds, of what takes much less than one."""
+
+Bandwidth = Annotated[float, BeforeValidator(_bandwidth), Field(ge=1e6, le=1e12)]
+"""Bits per second."""

@@ -18,6 +18,9 @@ from backends.interface import BackendOptions
 DEFAULT_CPU_PROCESSES = 2
 # The variable in which launch/run.sh notes when the user called it.
 STARTED_AT_VARIABLE = "LOCKSTEP_STARTED_AT"
+
+# In which an engine describes the network that it has made between nodes.
+NETWORK_VARIABLE = "LOCKSTEP_NETWORK"
 # What a starter wants the user to know of how it has started the ranks.
 START_WARNING_VARIABLE = "LOCKSTEP_START_WARNING"
 

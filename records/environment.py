@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from backends.registry import BACKENDS
+from records.config import NETWORK_VARIABLE
 from records.record import Environment
 
 # Of every run; those of the backends are added.
@@ -51,6 +52,7 @@ def describe_environment(*, with_torch: bool) -> Environment:
         variables=variables,
         allocator=_allocator(),
         boot_id=_boot_id(),
+        network=os.environ.get(NETWORK_VARIABLE) or None,
     )
 
 

@@ -225,6 +225,9 @@ class Environment(_Strict):
     boot_id: str | None = Field(
         default=None, description="random, new at each start of the machine, and the same in all of its containers"
     )
+    network: str | None = Field(
+        default=None, description="the network between the nodes, if the engine that started them has made it"
+    )
 
 
 class Resumption(_Strict):

@@ -1,0 +1,146 @@
+"""``launch/run.sh BACKEND --engine NAME [options]``: trains on the nodes that an engine starts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from backends.registry import BackendRow, find_backend
+from engines.interface import Engine, NodeJob
+from engines.registry import find_engine
+from launch.arguments import Once, Parser, named_path
+from launch.errors import UsageError, refused_path, tell
+from launch.options import add_options, read_options, validated
+from launch.resolve import settle_batch_sizes
+from launch.run_directory import default_output_dir
+from launch.starters.registry import settle_starter
+
+# What an engine gives to each node.
+_OF_A_NODE = ("--node-rank", "--master-addr")
+_NO_ADDRESS = "127.0.0.1"
+
+
+class _Size(BaseModel):
+    """The options about how many nodes and ranks there are."""
+
+    num_nodes: int = Field(2, ge=1, description="number of nodes")
+    num_processes: int | None = Field(
+        None, ge=1, description="ranks on all nodes together (default: one for each node)"
+    )
+
+
+def run(arguments: list[str], *, program: tuple[str, ...] | None = None) -> int:
+    """Runs a training through an engine; returns the exit code.
+
+    Args:
+        arguments: The backend and the options, those of the engine among them.
+        program: What each node runs, if that is not Lockstep's own command line.
+
+    Raises:
+        UsageError, UnsupportedError, TaskInputError: Something in them cannot be used.
+    """
+    backend, *options = arguments
+    row = find_backend(backend)
+    name = _engine_named(backend, options)
+    kind = find_engine(name)
+    parser = Parser(f"{backend} --engine {name}", argument_default=None)
+    parser.description = f"{kind.summary} All other options are those of a training (launch/run.sh {backend} --help)."
+    parser.add_argument("--engine", action=Once, help="what starts the nodes")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print what the engine would be given, and start nothing"
+    )
+    parser.add_argument(
+        "--output-dir", type=named_path, action=Once, help="receives a directory of each node, and logs"
+    )
+    add_options(parser, {"nodes": _Size, f"engine {name}": kind.Settings})
+    namespace, of_training = parser.parse_known_args(options)
+    asked = {key: value for key, value in vars(namespace).items() if value is not None}
+    job = _job(backend, row, of_training, asked)
+    if program is not None:
+        job = replace(job, program=program)
+    engine = kind(job, validated(kind.Settings, asked))
+    engine.check()
+    if asked["dry_run"]:
+        print(engine.script())
+        return 0
+    return _run(engine)
+
+
+def _engine_named(backend: str, options: list[str]) -> str:
+    parser = Parser(backend, add_help=False)
+    parser.add_argument("--engine", action=Once)
+    known, _ = parser.parse_known_args(options)
+    return str(known.engine)
+
+
+def _job(backend: str, row: BackendRow, of_training: list[str], asked: dict[str, Any]) -> NodeJob:
+    """Checks the options of the training as far as they do not depend on a machine."""
+    for option in _OF_A_NODE:
+        if any(word.partition("=")[0] == option for word in of_training):
+            raise UsageError(f"{option}: the engine gives each node its own; leave the option out")
+    size: _Size = validated(_Size, asked)
+    num_processes = size.num_processes or size.num_nodes
+    if num_processes % size.num_nodes:
+        raise UsageError(
+            f"--num-processes {num_processes} is not a multiple of --num-nodes {size.num_nodes}; "
+            f"choose a multiple of {size.num_nodes}"
+        )
+    sizes = [f"--num-processes={num_processes}"]
+    if size.num_nodes > 1:
+        sizes += [f"--num-nodes={size.num_nodes}", f"--master-addr={_NO_ADDRESS}"]
+    # A checkpoint to resume from is known where the node runs.
+    run = read_options(backend, row.settings, [*_without_resume(of_training), *sizes]).run
+    first_device, *_ = row.capabilities.precisions
+    device = run.device if run.device != "auto" else first_device
+    row.capabilities.check(
+        name=backend,
+        device=device,
+        precision=run.precision,
+        world_size=num_processes,
+        find_unused_parameters=run.find_unused_parameters,
+        grad_compression=run.grad_compression,
+    )
+    settle_starter(backend, row.capabilities.start_methods, run.start_method, device=device, num_nodes=size.num_nodes)
+    settle_batch_sizes(run.global_batch_size, run.micro_batch_size, num_processes)
+    output_dir = asked.get("output_dir") or default_output_dir(backend)
+    return NodeJob(
+        backend=backend,
+        options=tuple(of_training),
+        run=run,
+        num_nodes=size.num_nodes,
+        num_processes=num_processes,
+        output_dir=Path(output_dir).absolute(),
+    )
+
+
+def _without_resume(options: list[str]) -> list[str]:
+    """Leaves out --resume and its value, if it has one."""
+    kept: list[str] = []
+    is_value = False
+    for word in options:
+        if is_value and not word.startswith("--"):
+            is_value = False
+            continue
+        is_value = word == "--resume"
+        if not is_value and not word.startswith("--resume="):
+            kept.append(word)
+    return kept
+
+
+def _run(engine: Engine[Any]) -> int:
+    output_dir = engine.job.output_dir
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise refused_path(error) from error
+    code = engine.run()
+    found = sorted(output_dir.glob("node*/record.json"))
+    for path in found:
+        if (path.parent / "model.safetensors").exists():
+            print(f"the model and the record are in {path.parent}")
+    if code and not found:
+        tell(f"the output of each node is in {engine.job.logs[0].parent}/node*.log")
+    return code

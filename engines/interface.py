@@ -1,0 +1,141 @@
+"""The interface of an engine, which starts the nodes of a job."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from records.config import RunOptions
+
+
+class EngineSettings(BaseModel):
+    """The options of an engine; each engine declares its own."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+@dataclass(frozen=True)
+class NodeJob:
+    """What an engine is to start: on each node the same command, except for the number of the node.
+
+    The command is that of a training on several nodes (docs/nodes.md): it starts the ranks of its node, watches them,
+    and meets the commands of the other nodes.
+
+    Attributes:
+        backend: The backend.
+        options: The options of the training, without those that differ between nodes.
+        run: The same options, validated.
+        num_nodes: The number of nodes.
+        num_processes: The number of ranks on all nodes together.
+        output_dir: The directory of the job; that of a node is in it.
+        program: The command line, and its first arguments, if that is not Lockstep's own.
+        variables: What to add to the environment of each node's command.
+    """
+
+    backend: str
+    options: tuple[str, ...]
+    run: RunOptions
+    num_nodes: int
+    num_processes: int
+    output_dir: Path
+    program: tuple[str, ...] = (sys.executable, "-m", "launch")
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def num_local_processes(self) -> int:
+        """The number of ranks on each node."""
+        return self.num_processes // self.num_nodes
+
+    @property
+    def logs(self) -> list[Path]:
+        """Where the output of each node's command goes, in the order of the nodes."""
+        return [self.output_dir / f"node{node_rank}.log" for node_rank in range(self.num_nodes)]
+
+    def directory(self, node_rank: int | str) -> str:
+        """Returns the output directory of a node's command.
+
+        Args:
+            node_rank: The number of the node, or the variable of a shell that holds it.
+        """
+        return f"{self.output_dir}/node{node_rank}"
+
+    def words(self, node_rank: int, master_addr: str) -> list[str]:
+        """Returns the command line for a node.
+
+        Args:
+            node_rank: The number of the node.
+            master_addr: An address of node 0.
+        """
+        return [*self._same_on_all(), *self._of_one_node(str(node_rank), master_addr)]
+
+    def shell_line(self, node_rank: str, master_addr: str) -> str:
+        """Returns the command line as a line for a shell, the same on all nodes.
+
+        Args:
+            node_rank: The variable that holds the number of a node, as ``$NODE_RANK``.
+            master_addr: The variable that holds an address of node 0, or the address.
+        """
+        own = [f'"{word}"' for word in self._of_one_node(node_rank, master_addr)]
+        return " ".join([shlex.join(self._same_on_all()), *own])
+
+    def _same_on_all(self) -> list[str]:
+        sizes = [f"--num-processes={self.num_processes}"]
+        if self.num_nodes > 1:
+            sizes.append(f"--num-nodes={self.num_nodes}")
+        return [*self.program, self.backend, *self.options, *sizes]
+
+    def _of_one_node(self, node_rank: str, master_addr: str) -> list[str]:
+        place = [f"--output-dir={self.directory(node_rank)}"]
+        if self.num_nodes > 1:
+            place += [f"--node-rank={node_rank}", f"--master-addr={master_addr}"]
+        return place
+
+
+_Settings = TypeVar("_Settings", bound=EngineSettings)
+
+
+class Engine(ABC, Generic[_Settings]):
+    """An engine: a cluster, or what stands for one, and how a job is given to it.
+
+    Attributes:
+        name: Its name for --engine.
+        summary: What it is, in a few words.
+        Settings: Its options.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    Settings: ClassVar[type[EngineSettings]] = EngineSettings
+
+    def __init__(self, job: NodeJob, settings: _Settings) -> None:
+        """Keeps the job and the engine's options; nothing is started."""
+        self.job = job
+        self.settings = settings
+
+    def check(self) -> None:
+        """Refuses what the engine could not do anywhere; called before `script` and `run`.
+
+        Raises:
+            UsageError: The text says what and why.
+        """
+
+    @abstractmethod
+    def script(self) -> str:
+        """Returns what --dry-run prints: the script or the manifests that `run` gives to the cluster."""
+
+    @abstractmethod
+    def run(self) -> int:
+        """Starts the job, shows what its nodes print, and returns its exit code when it has ended.
+
+        If a signal ends this command, the job is ended, too.
+
+        Raises:
+            UsageError: It cannot be started here.
+        """

@@ -1,0 +1,173 @@
+"""Several hosts on this machine: network namespaces with a limited bandwidth (network_namespaces(7), tc(8)).
+
+Each node is a process tree in a network of its own: an address, a name and an interface that sends no faster than
+--bandwidth allows. It sees what a host sees, so what works here works on as many hosts, except that all nodes share the
+cores of this machine.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from pydantic import Field
+from typing_extensions import override
+
+from engines.following import Followed, exit_code_of
+from engines.interface import Engine, EngineSettings
+from launch.errors import UsageError
+from launch.guardian import guarded
+from launch.quantities import Bandwidth, Seconds, Share, format_bandwidth
+from launch.signals import signals_raised
+from launch.starters.environment import command_environment
+from records.config import NETWORK_VARIABLE
+from records.environment import num_cpus
+
+_SCRIPT = Path(__file__).with_name("netns.sh")
+_ADDRESS_OF_NODE_0 = "10.78.0.10"
+# Addresses 10.78.0.10 to 10.78.0.99: torchrun puts rank 0 where the address comes first as text.
+_MOST_NODES = 90
+_POLL_SECONDS = 0.1
+# A bucket of tokens holds what is sent in so many seconds, and at least two of the largest packets.
+_SECONDS_OF_BURST = 0.001
+_LEAST_BURST = 128 * 1024
+_LEAST_QUEUE = 4 * 2**20
+_PROGRAMS = {"unshare": "util-linux", "ip": "iproute2", "tc": "iproute2"}
+
+
+class NetnsSettings(EngineSettings):
+    """What the network between the nodes is like."""
+
+    bandwidth: Bandwidth | None = Field(
+        None, description="what a node sends in a second at most, such as 100mbit or 10gbit (default: no limit)"
+    )
+    latency: Seconds | None = Field(None, description="how long a packet travels, such as 200us or 5ms (default: 0)")
+    loss: Share | None = Field(None, description="the share of packets that are lost, such as 0.1%% (default: none)")
+
+
+class Netns(Engine[NetnsSettings]):
+    """Network namespaces on this machine."""
+
+    name = "netns"
+    summary = "Hosts on this machine: network namespaces, with a bandwidth limit (root, Linux)."
+    Settings = NetnsSettings
+
+    @override
+    def check(self) -> None:
+        if self.job.num_nodes > _MOST_NODES:
+            raise UsageError(f"--num-nodes {self.job.num_nodes}: netns has room for {_MOST_NODES}; use fewer nodes")
+
+    @override
+    def script(self) -> str:
+        return shlex.join(self._command())
+
+    @override
+    def run(self) -> int:
+        self._check_machine()
+        for log in self.job.logs:
+            log.with_suffix(".exit").unlink(missing_ok=True)
+        followed = Followed(self.job.logs)
+        with guarded() as mark:
+            lab = subprocess.Popen(
+                self._command(),
+                env={**command_environment(), **self.job.variables, **mark, NETWORK_VARIABLE: self._network()},
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,  # Ctrl-C reaches the nodes as SIGTERM, once
+            )
+
+            def pass_on(number: signal.Signals) -> None:
+                lab.send_signal(signal.SIGTERM)
+
+            with signals_raised(pass_on):
+                while lab.poll() is None:
+                    followed.show()
+                    time.sleep(_POLL_SECONDS)
+            followed.show()
+        codes = [_code_in(log.with_suffix(".exit")) for log in self.job.logs]
+        if lab.returncode or None in codes:
+            assert lab.stderr is not None
+            last = (lab.stderr.read().strip().splitlines() or [f"exit code {lab.returncode}"])[-1]
+            raise UsageError(f"--engine netns: the network could not be made ({last})")
+        for log in self.job.logs:
+            log.with_suffix(".exit").unlink()
+        return exit_code_of([code for code in codes if code is not None])
+
+    def _command(self) -> list[str]:
+        # Each node would count all cores of the machine as its own.
+        threads = self.job.run.threads_per_rank or max(1, num_cpus() // self.job.num_processes)
+        job = replace(self.job, options=(*self.job.options, f"--threads-per-rank={threads}"))
+        line = job.shell_line("$NODE_RANK", _ADDRESS_OF_NODE_0)
+        inside = ["bash", str(_SCRIPT), str(self.job.num_nodes), self._limit(), str(self.job.output_dir), line]
+        return [*_in_namespaces(), *inside]
+
+    def _limit(self) -> str:
+        """Returns the qdiscs of each node: what delays and loses packets, and within it what limits the bandwidth."""
+        settings = self.settings
+        qdiscs = []
+        if settings.latency or settings.loss:
+            delay = f"delay {settings.latency * 1e6:.0f}us " if settings.latency else ""
+            loss = f"loss {settings.loss:.4%}" if settings.loss else ""
+            qdiscs.append(f"root handle 1: netem {delay}{loss} limit 100000".replace("  ", " "))
+        if settings.bandwidth is not None:
+            burst = max(_LEAST_BURST, round(settings.bandwidth / 8 * _SECONDS_OF_BURST))
+            where = "parent 1: handle 2:" if qdiscs else "root"
+            queue = max(_LEAST_QUEUE, 4 * burst)
+            qdiscs.append(f"{where} tbf rate {settings.bandwidth:.0f}bit burst {burst} limit {queue}")
+        return ";".join(qdiscs)
+
+    def _network(self) -> str:
+        """Describes the network for the record of the run."""
+        settings = self.settings
+        rate = "unlimited" if settings.bandwidth is None else format_bandwidth(settings.bandwidth)
+        latency = f", {settings.latency * 1e6:g} us" if settings.latency else ""
+        loss = f", {settings.loss:.3%} lost" if settings.loss else ""
+        return f"{self.job.num_nodes} network namespaces, {rate}{latency}{loss}"
+
+    def _check_machine(self) -> None:
+        for program, package in _PROGRAMS.items():
+            if shutil.which(program, path=_path()) is None:
+                raise UsageError(f"--engine netns: {program} is not installed; install {package}")
+        tried = _try("ip link add br0 type bridge && ip netns list")
+        if tried is not None:
+            raise UsageError(
+                f"--engine netns: network namespaces cannot be made here ({tried}); run as root on Linux, in a "
+                "container with the capability SYS_ADMIN"
+            )
+        if self.settings.latency or self.settings.loss:
+            tried = _try("tc qdisc add dev lo root netem delay 1ms")
+            if tried is not None:
+                option = "--latency" if self.settings.latency else "--loss"
+                raise UsageError(f"{option}: the kernel has no netem ({tried}); leave the option out")
+
+
+def _in_namespaces() -> list[str]:
+    as_root = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    return ["unshare", *as_root, "--net", "--mount"]
+
+
+def _path() -> str:
+    return f"{os.environ.get('PATH', '')}{os.pathsep}/usr/sbin{os.pathsep}/sbin"
+
+
+def _try(line: str) -> str | None:
+    """Returns why a line of a shell fails in namespaces of its own; None if it does not."""
+    done = subprocess.run(
+        [*_in_namespaces(), "sh", "-c", line],
+        env={**os.environ, "PATH": _path()},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return None if done.returncode == 0 else (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+
+
+def _code_in(path: Path) -> int | None:
+    return int(path.read_text()) if path.exists() else None

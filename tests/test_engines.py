@@ -1,0 +1,146 @@
+"""What holds for every engine, and network namespaces as several hosts on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from engines.following import Followed, exit_code_of
+from tests.launching import OF_EACH_STARTER, lockstep, processes_of, require_backend, start_lockstep, train, wait_until
+
+OPTIONS = ("--task", "token-tagging", "--max-steps", "10", "--threads-per-rank", "1")
+TWO_NODES = ("--engine", "netns", "--num-nodes", "2")
+
+needs_namespaces = pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("ip") is None, reason="network namespaces need root and iproute2"
+)
+
+
+def _bridges() -> str:
+    return subprocess.run(["ip", "link", "show", "type", "bridge"], capture_output=True, text=True).stdout
+
+
+@needs_namespaces
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize("backend", OF_EACH_STARTER)
+def test_two_hosts_compute_what_one_does(tmp_path: Path, backend: str) -> None:
+    require_backend(backend)
+    alone = train(backend, tmp_path / "alone", *OPTIONS, "--num-processes", "2")
+    bridges = _bridges()
+    done = lockstep(backend, *TWO_NODES, "--bandwidth", "1gbit", *OPTIONS, "--output-dir", tmp_path / "run")
+    assert done.returncode == 0, done.stdout + done.stderr
+    together = json.loads((tmp_path / "run" / "node0" / "record.json").read_text())
+    assert [rank["weights_sha256"] for rank in together["ranks"]] == [rank["weights_sha256"] for rank in alone["ranks"]]
+    assert [step["loss"] for step in together["steps"]] == [step["loss"] for step in alone["steps"]]
+    assert together["environment"]["network"] == "2 network namespaces, 1gbit"
+    assert {rank["hostname"] for rank in together["ranks"]} == {"n0", "n1"}
+    assert f"the model and the record are in {tmp_path / 'run' / 'node0'}" in done.stdout
+    assert _bridges() == bridges
+    # The same command again would overwrite what is there.
+    again = lockstep(backend, *TWO_NODES, *OPTIONS, "--output-dir", tmp_path / "run")
+    assert again.returncode == 2
+    assert "already holds a run" in again.stderr
+
+
+@needs_namespaces
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_rank_that_is_killed_ends_all_hosts(tmp_path: Path) -> None:
+    job = start_lockstep("ddp", *TWO_NODES, *OPTIONS, "--max-steps", "5000", "--output-dir", tmp_path / "run")
+    pid = tmp_path / "run" / "node1" / "logs" / "rank1.pid"
+    wait_until(pid.exists, "a rank of node 1")
+    os.kill(int(pid.read_text().split()[0]), signal.SIGKILL)
+    _, errors = job.communicate(timeout=120)
+    assert job.returncode == 1
+    assert "lockstep: node 1: ddp failed: rank 1" in errors
+    assert not [one for node in (0, 1) for one in processes_of(tmp_path / "run" / f"node{node}")]
+
+
+@needs_namespaces
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_outlives_the_command(tmp_path: Path, number: signal.Signals) -> None:
+    job = start_lockstep("ddp", *TWO_NODES, *OPTIONS, "--max-steps", "5000", "--output-dir", tmp_path / "run")
+    wait_until((tmp_path / "run" / "node1" / "logs" / "rank1.pid").exists, "a rank of node 1")
+    job.send_signal(number)
+    job.communicate(timeout=120)
+    assert job.returncode == (75 if number == signal.SIGTERM else -number)
+    wait_until(
+        lambda: not [one for node in (0, 1) for one in processes_of(tmp_path / "run" / f"node{node}")],
+        "the end of all processes",
+    )
+
+
+def test_a_dry_run_starts_nothing(tmp_path: Path) -> None:
+    done = lockstep("ddp", *TWO_NODES, "--bandwidth", "10gbit", "--dry-run", "--output-dir", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert "unshare" in done.stdout
+    assert "tbf rate 10000000000bit" in done.stdout
+    assert not (tmp_path / "run").exists()
+
+
+REFUSALS = {
+    "engine": ("ddp --engine cloud", "--engine cloud", "netns"),
+    "uneven": ("ddp --engine netns --num-nodes 3 --num-processes 4", "--num-processes 4", "a multiple of 3"),
+    "node-rank": ("ddp --engine netns --node-rank 1", "--node-rank", "leave the option out"),
+    "too-many": ("ddp --engine netns --num-nodes 91 --global-batch-size 91", "--num-nodes 91", "90"),
+    "one-process": ("single --engine netns", "single", "one"),
+    "no-unit": ("ddp --engine netns --bandwidth 25", "--bandwidth 25", "100mbit or 10gbit"),
+    "nothing": ("ddp --engine netns --bandwidth 0gbit", "--bandwidth 0gbit", "greater than"),
+    "negative": ("ddp --engine netns --latency=-5ms", "--latency -5ms", "200us"),
+    "all-lost": ("ddp --engine netns --loss 200%", "--loss 200%", "less than or equal to 1"),
+    "batch": ("ddp --engine netns --num-nodes 3", "--global-batch-size 32", "a multiple of 3"),
+    "option": ("ddp --engine netns --bandwith 1gbit", "unknown option --bandwith", "--"),
+    "of-another-engine": ("ddp --engine netns --partition gpu", "unknown option --partition", "--"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_is_refused(tmp_path: Path, case: str) -> None:
+    arguments, *words = REFUSALS[case]
+    done = lockstep(*arguments.split(), "--output-dir", tmp_path / "run")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert all(word in done.stderr for word in words), done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@needs_namespaces
+def test_latency_is_refused_where_the_kernel_cannot(tmp_path: Path) -> None:
+    probe = ["unshare", "--net", "tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"]
+    has_netem = subprocess.run(probe, capture_output=True).returncode == 0
+    done = lockstep(
+        "ddp", *TWO_NODES, "--latency", "1ms", *OPTIONS, "--max-steps", "1", "--output-dir", tmp_path / "run"
+    )
+    assert done.returncode == (0 if has_netem else 2)
+    if not has_netem:
+        assert "--latency: the kernel has no netem" in done.stderr
+
+
+def test_exit_codes() -> None:
+    assert exit_code_of([0, 0]) == 0
+    assert exit_code_of([0, 75]) == 75
+    assert exit_code_of([75, 1]) == 1
+    assert exit_code_of([1, 2]) == 2
+    assert exit_code_of([-9, 1]) == 137
+
+
+def test_only_whole_new_lines_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    logs = [tmp_path / "node0.log", tmp_path / "node1.log"]
+    logs[0].write_text("of an earlier job\n")
+    followed = Followed(logs)
+    with logs[0].open("a") as first:
+        first.write("step 1\nste")
+    logs[1].write_text("step 1\nlockstep: ddp failed\n")
+    followed.show()
+    shown = capsys.readouterr()
+    assert shown.out == "step 1\n"
+    assert shown.err == "lockstep: node 1: ddp failed\n"
