@@ -1,8 +1,9 @@
-"""Shows what the commands of the nodes print, and makes one exit code of theirs."""
+"""Follows the commands of the nodes: what they print, and how they end."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -46,15 +47,42 @@ class Followed:
         return whole.decode(errors="replace").splitlines()
 
 
-def exit_code_of(codes: Sequence[int]) -> int:
-    """Returns the exit code of a job from those of its nodes' commands.
+class Ended:
+    """How the commands of the nodes have ended, from files with their exit codes.
 
-    A node that others have waited for in vain fails with 1, as they do; a code that says more comes first. A job has
-    stopped after a checkpoint (75) only if no node has failed.
-
-    Args:
-        codes: The exit code of each node; negative for a signal, as subprocess tells it.
+    Attributes:
+        code: The exit code of the job so far: that of the first node that failed, since those that fail later do so
+            because it has; else 75 if a node has stopped after a checkpoint; else 0.
     """
-    codes = [128 - code if code < 0 else code for code in codes]
-    failed = [code for code in codes if code not in (0, _STOPPED)]
-    return max(failed, default=max(codes))
+
+    def __init__(self, logs: Sequence[Path]) -> None:
+        """Removes what an earlier job has left.
+
+        Args:
+            logs: The file with the output of each node; that with its exit code stands beside it.
+        """
+        self.code = 0
+        self._failed_at: float | None = None
+        self._pending = [path.with_suffix(".exit") for path in logs]
+        for path in self._pending:
+            path.unlink(missing_ok=True)
+
+    @property
+    def all(self) -> bool:
+        """Whether all have ended."""
+        return not self._pending
+
+    def look(self) -> None:
+        """Reads the files that have come since the last call, and removes them."""
+        for path in [one for one in self._pending if one.exists() and one.read_text().endswith("\n")]:
+            code = int(path.read_text())
+            path.unlink()
+            self._pending.remove(path)
+            if self.code in (0, _STOPPED):
+                self.code = code or self.code
+            if code not in (0, _STOPPED) and self._failed_at is None:
+                self._failed_at = time.monotonic()
+
+    def seconds_since_failure(self) -> float:
+        """Returns for how long nodes have gone on after one has failed; 0 if none has, or none goes on."""
+        return time.monotonic() - self._failed_at if self._failed_at is not None and self._pending else 0.0

@@ -19,7 +19,7 @@ from pathlib import Path
 from pydantic import Field
 from typing_extensions import override
 
-from engines.following import Followed, exit_code_of
+from engines.following import Ended, Followed
 from engines.interface import Engine, EngineSettings
 from launch.errors import UsageError
 from launch.guardian import guarded
@@ -34,6 +34,8 @@ _ADDRESS_OF_NODE_0 = "10.78.0.10"
 # Addresses 10.78.0.10 to 10.78.0.99: torchrun puts rank 0 where the address comes first as text.
 _MOST_NODES = 90
 _POLL_SECONDS = 0.1
+# Nodes whose ranks have met end within seconds when one of them fails.
+_SECONDS_OF_GRACE = 10.0
 # A bucket of tokens holds what is sent in so many seconds, and at least two of the largest packets.
 _SECONDS_OF_BURST = 0.001
 _LEAST_BURST = 128 * 1024
@@ -70,9 +72,7 @@ class Netns(Engine[NetnsSettings]):
     @override
     def run(self) -> int:
         self._check_machine()
-        for log in self.job.logs:
-            log.with_suffix(".exit").unlink(missing_ok=True)
-        followed = Followed(self.job.logs)
+        followed, ended = Followed(self.job.logs), Ended(self.job.logs)
         with guarded() as mark:
             lab = subprocess.Popen(
                 self._command(),
@@ -82,23 +82,22 @@ class Netns(Engine[NetnsSettings]):
                 text=True,
                 start_new_session=True,  # Ctrl-C reaches the nodes as SIGTERM, once
             )
-
-            def pass_on(number: signal.Signals) -> None:
-                lab.send_signal(signal.SIGTERM)
-
-            with signals_raised(pass_on):
+            with signals_raised(lambda number: lab.send_signal(signal.SIGTERM)):
                 while lab.poll() is None:
                     followed.show()
+                    ended.look()
+                    if ended.seconds_since_failure() > _SECONDS_OF_GRACE:
+                        lab.send_signal(signal.SIGTERM)  # some node waits for one that never comes
+                    if ended.seconds_since_failure() > 2 * _SECONDS_OF_GRACE:
+                        break  # whatever is left is killed below
                     time.sleep(_POLL_SECONDS)
             followed.show()
-        codes = [_code_in(log.with_suffix(".exit")) for log in self.job.logs]
-        if lab.returncode or None in codes:
+            ended.look()
+        if lab.wait() > 0 and not ended.all:
             assert lab.stderr is not None
             last = (lab.stderr.read().strip().splitlines() or [f"exit code {lab.returncode}"])[-1]
             raise UsageError(f"--engine netns: the network could not be made ({last})")
-        for log in self.job.logs:
-            log.with_suffix(".exit").unlink()
-        return exit_code_of([code for code in codes if code is not None])
+        return ended.code
 
     def _command(self) -> list[str]:
         # Each node would count all cores of the machine as its own.
@@ -167,7 +166,3 @@ def _try(line: str) -> str | None:
         check=False,
     )
     return None if done.returncode == 0 else (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-
-
-def _code_in(path: Path) -> int | None:
-    return int(path.read_text()) if path.exists() else None

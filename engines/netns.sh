@@ -36,7 +36,7 @@ for ((i = 0; i < num_nodes; i++)); do
 done
 
 nodes=()
-# Python ends a command on SIGTERM after a checkpoint, and at once on a second one.
+# A command ends on SIGTERM after a checkpoint, and at once on a second one.
 trap 'kill -TERM "${nodes[@]}" 2>/dev/null || true' TERM
 for ((i = 0; i < num_nodes; i++)); do
   # A host has a name of its own.
@@ -44,8 +44,15 @@ for ((i = 0; i < num_nodes; i++)); do
     >>"$logs/node$i.log" 2>&1 </dev/null &
   nodes+=($!)
 done
-for ((i = 0; i < num_nodes; i++)); do
-  code=0
-  while wait "${nodes[i]}" || code=$?; kill -0 "${nodes[i]}" 2>/dev/null; do code=0; done # a signal interrupts wait
-  echo "$code" >"$logs/node$i.exit"
+left=$num_nodes
+while ((left)); do
+  code=0 ended=
+  wait -n -p ended "${nodes[@]}" || code=$?
+  for i in "${!nodes[@]}"; do
+    if [[ ${nodes[i]} == "${ended:-}" ]]; then # empty where a signal has interrupted the wait
+      echo "$code" >"$logs/node$i.exit"
+      unset "nodes[i]"
+      left=$((left - 1))
+    fi
+  done
 done

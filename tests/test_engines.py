@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from engines.following import Followed, exit_code_of
+from engines.following import Ended, Followed
 from tests.launching import OF_EACH_STARTER, lockstep, processes_of, require_backend, start_lockstep, train, wait_until
 
 OPTIONS = ("--task", "token-tagging", "--max-steps", "10", "--threads-per-rank", "1")
@@ -125,12 +125,19 @@ def test_latency_is_refused_where_the_kernel_cannot(tmp_path: Path) -> None:
         assert "--latency: the kernel has no netem" in done.stderr
 
 
-def test_exit_codes() -> None:
-    assert exit_code_of([0, 0]) == 0
-    assert exit_code_of([0, 75]) == 75
-    assert exit_code_of([75, 1]) == 1
-    assert exit_code_of([1, 2]) == 2
-    assert exit_code_of([-9, 1]) == 137
+@pytest.mark.parametrize(
+    ("codes", "code"), [([0, 0], 0), ([0, 75], 75), ([75, 0], 75), ([75, 1], 1), ([2, 1], 2), ([1, 137], 1)]
+)
+def test_the_exit_code_is_that_of_the_first_failure(tmp_path: Path, codes: list[int], code: int) -> None:
+    logs = [tmp_path / f"node{node_rank}.log" for node_rank in range(len(codes))]
+    logs[0].with_suffix(".exit").write_text("9\n")  # of an earlier job
+    ended = Ended(logs)
+    for log, one in zip(logs, codes, strict=True):
+        log.with_suffix(".exit").write_text(f"{one}\n")
+        ended.look()
+        assert (ended.seconds_since_failure() > 0) == (one not in (0, 75) and not ended.all)
+    assert ended.all
+    assert ended.code == code
 
 
 def test_only_whole_new_lines_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
