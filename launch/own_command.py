@@ -48,6 +48,17 @@ def run_command(
     return subprocess.CompletedProcess(process.args, process.returncode, "", errors)
 
 
+def directory_of_record(output_dir: Path) -> Path:
+    """Returns where a training has left its record: in its output directory, or in that of the node of rank 0.
+
+    Args:
+        output_dir: The output directory of the training, or of its nodes if an engine has started them.
+    """
+    nodes = sorted(path.parent for path in output_dir.glob(f"node*/{RECORD_NAME}"))
+    with_model = [node for node in nodes if read_record(node / RECORD_NAME).ranks]
+    return [*with_model, *nodes, output_dir][0]
+
+
 def why_it_failed(done: subprocess.CompletedProcess[str], output_dir: Path) -> str | None:
     """Returns why a training that `run_command` has run failed, in a line; None if it completed.
 
@@ -57,8 +68,9 @@ def why_it_failed(done: subprocess.CompletedProcess[str], output_dir: Path) -> s
     """
     if done.returncode == 0:
         return None
-    if (output_dir / RECORD_NAME).exists():
-        why = read_record(output_dir / RECORD_NAME).error
+    record = directory_of_record(output_dir) / RECORD_NAME
+    if record.exists():
+        why = read_record(record).error
     else:  # it was refused, or ended before it could write a record
         why = (done.stderr.strip().splitlines() or [""])[-1].removeprefix("lockstep: ")
     return (why or f"it ended with exit code {done.returncode}")[:500]

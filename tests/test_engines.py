@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from compare.results import Results
 from engines.following import Ended, Followed
 from tests.launching import OF_EACH_STARTER, lockstep, processes_of, require_backend, start_lockstep, train, wait_until
 
@@ -151,3 +152,47 @@ def test_only_whole_new_lines_are_shown(tmp_path: Path, capsys: pytest.CaptureFi
     shown = capsys.readouterr()
     assert shown.out == "step 1\n"
     assert shown.err == "lockstep: node 1: ddp failed\n"
+
+
+@needs_namespaces
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_race_between_hosts(tmp_path: Path) -> None:
+    """Its runs are compared with those of one process on the same machine, and bytes are counted on the interfaces."""
+    race = tmp_path / "race"
+    options = ("--task", "token-tagging", "--backends", "ddp", "--num-processes", "1,2", "--no-wait-for-idle")
+    sizes = ("--repeats", "3", "--timed-steps", "12", "--diagnosis-steps", "10", "--no-collectives")
+    network = ("--engine", "netns", "--bandwidth", "100mbit")
+    done = lockstep("compare", *network, *options, *sizes, "--output-dir", race)
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = Results.model_validate_json((race / "results.json").read_text())
+    assert len(results.machines) == 1
+    groups = {result.group.num_processes: result for result in results.groups}
+    assert "(2 network namespaces, 100mbit)" in groups[2].group.key
+    assert "network" not in groups[1].group.key
+    (ddp,) = groups[2].entrants
+    assert ddp.parity.verdict in ("bitwise", "rounding"), ddp.parity.detail
+    record = json.loads(next((race / "records").glob("diagnosis-*-ddp-2x-*0.json")).read_text())
+    seen = record["ranks"][0]["diagnosis"]
+    assert seen["interface"] == "eth0"
+    # A ring of two ranks sends as many bytes as the gradients have; packets have headers.
+    assert seen["gradient_bytes"] < seen["sent_bytes"][-1] < 2 * seen["gradient_bytes"] + 2000
+    assert not list((race / "running").iterdir())
+
+
+RACES = {
+    "no-engine": ("--bandwidth 1gbit", "--bandwidth 1gbit", "--engine netns"),
+    "tune": ("--engine netns --tune", "--tune", "--engine netns"),
+    "peers": ("--engine netns --peers trainer", "--peers trainer", "--engine netns"),
+    "engine": ("--engine slurm", "--engine slurm", "netns"),
+}
+
+
+@pytest.mark.parametrize("case", RACES)
+def test_a_race_is_refused(tmp_path: Path, case: str) -> None:
+    arguments, *words = RACES[case]
+    done = lockstep("compare", *arguments.split(), "--output-dir", tmp_path / "race")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert all(word in done.stderr for word in words), done.stderr
+    assert not (tmp_path / "race").exists()

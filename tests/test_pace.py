@@ -19,6 +19,7 @@ COSTS = Costs(
     import_seconds=1.0,
     steps_of_whole=100,
     gradient_bytes=0,
+    bandwidth=None,
     num_cpus=2,
     rank_bytes=1,
     available_bytes=2**40,
@@ -46,7 +47,7 @@ def _plan(*, repeats: int, most_repeats: int, precisions: tuple[str, ...] = ("fp
         for precision in precisions
     ]
     return RacePlan(
-        schema_version=7,
+        schema_version=8,
         options=RaceOptions(diagnosis=False),
         schedule=Schedule(repeats=repeats, most_repeats=most_repeats, timed_steps=100, seconds=0.0),
         costs=COSTS,

@@ -17,6 +17,7 @@ def _costs() -> Costs:
         import_seconds=1.0,
         steps_of_whole=100,
         gradient_bytes=2_500_000,
+        bandwidth=None,
         num_cpus=2,
         rank_bytes=2**20,
         available_bytes=2**30,

@@ -65,6 +65,7 @@ def _costs(step: float = 0.05, available: int = 2**35) -> Costs:
         import_seconds=2.0,
         steps_of_whole=1000,
         gradient_bytes=2_500_000,
+        bandwidth=None,
         num_cpus=2,
         rank_bytes=2**29,
         available_bytes=available,

@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import os
 
-from records.config import RunConfig
+from records.config import NETWORK_VARIABLE, RunConfig
 from records.environment import num_cpus
 
 
-def bind_to_cores(local_rank: int, config: RunConfig) -> None:
+def bind_to_cores(rank: int, config: RunConfig) -> None:
     """Binds this process, and the threads that it starts from now on, to its share of the cores.
 
     Nothing happens where the launcher has bound the ranks already, which leaves fewer cores than all of them need.
 
     Args:
-        local_rank: The number of this rank among those of its node.
+        rank: The number of this rank.
         config: The configuration of the run.
     """
     threads = config.threads_per_rank
     cores = sorted(os.sched_getaffinity(0))
-    if num_cpus() >= threads * (config.num_processes // config.num_nodes):
-        os.sched_setaffinity(0, cores[local_rank * threads : (local_rank + 1) * threads])
+    nodes_here = config.num_nodes if NETWORK_VARIABLE in os.environ else 1  # such nodes share one machine
+    num_here = config.num_processes // config.num_nodes * nodes_here
+    if num_cpus() >= threads * num_here:
+        first = rank % num_here * threads
+        os.sched_setaffinity(0, cores[first : first + threads])

@@ -81,7 +81,7 @@ def run_rank(run_directory: str, rank_variable: str | None, make_work: Callable[
         heartbeat = Heartbeat(RankFiles(directory, rank).heartbeat)
         config = _config(directory)
         if config.bind_ranks:
-            bind_to_cores(rank % (config.num_processes // config.num_nodes), config)
+            bind_to_cores(rank, config)
         # Collecting garbage among the objects that large imports create would take half a second of them.
         gc.disable()
         make_work(RankStart(config, directory, rank, heartbeat, clock)).run()

@@ -56,6 +56,7 @@ class Costs(BaseModel):
         import_seconds: The time in which a rank imports its modules.
         steps_of_whole: The number of steps of a run that trains to the end.
         gradient_bytes: The bytes of the gradients of all parameters.
+        bandwidth: What a rank sends in a second at most, in bits; None if all are on this node.
         num_cpus: The number of cores.
         rank_bytes: The memory of a rank.
         available_bytes: The memory that was free.
@@ -68,6 +69,7 @@ class Costs(BaseModel):
     import_seconds: float
     steps_of_whole: int
     gradient_bytes: int
+    bandwidth: float | None
     num_cpus: int
     rank_bytes: int
     available_bytes: int
@@ -81,6 +83,8 @@ class Costs(BaseModel):
         seconds = alone if cores == 1 else _SHARING_FACTOR * alone / cores
         if who.num_processes > 1:
             seconds += _SECONDS_TO_COMMUNICATE + self.gradient_bytes * _SECONDS_OF_A_BYTE
+        if who.num_processes > 1 and self.bandwidth is not None:  # a ring, as in compare/report/traffic.py
+            seconds += 2 * (1 - 1 / who.num_processes) * 8 * self.gradient_bytes / self.bandwidth
         return seconds * (_PEER_FACTOR if who.role == "peer" else 1.0)
 
     def start(self, entrants: Iterable[Entrant]) -> float:
@@ -147,11 +151,12 @@ class Costs(BaseModel):
         return ranks + starter + _IMPORTS_OF_A_COMMAND_LINE
 
 
-def measure_costs(configs: dict[Entrant, RunConfig]) -> Costs:
+def measure_costs(configs: dict[Entrant, RunConfig], bandwidth: float | None = None) -> Costs:
     """Takes a few steps of the reference under the conditions of each entrant, and starts one process.
 
     Args:
         configs: The configuration of a timed run of each entrant.
+        bandwidth: What a rank sends in a second at most, in bits; None if all are on this node.
     """
     import psutil
 
@@ -168,6 +173,7 @@ def measure_costs(configs: dict[Entrant, RunConfig]) -> Costs:
         import_seconds=_import_seconds(),
         steps_of_whole=seen.steps_of_whole,
         gradient_bytes=seen.gradient_bytes,
+        bandwidth=bandwidth,
         num_cpus=num_cpus(),
         rank_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,  # this process is as large as a rank
         available_bytes=psutil.virtual_memory().available,

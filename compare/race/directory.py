@@ -17,6 +17,7 @@ from compare.race.plan import PlannedRun, RacePlan
 from compare.report.reading import PLAN_NAME
 from compare.report.runs import RaceFacts, race_file
 from launch.errors import UsageError
+from launch.own_command import directory_of_record
 from launch.run_directory import locked
 from records.files import write_atomically
 from records.names import RECORD_NAME
@@ -160,7 +161,7 @@ class RaceDirectory:
         """Keeps the record of a run that completed, as the run wrote it; its model and its other files go."""
         # In this order: a run counts as finished once its record is there.
         write_atomically(race_file(self.record(run)), facts.model_dump_json(indent=1) + "\n")
-        (output_dir / RECORD_NAME).replace(self.record(run))
+        (directory_of_record(output_dir) / RECORD_NAME).replace(self.record(run))
         shutil.rmtree(output_dir, ignore_errors=True)
         shutil.rmtree(self.failed / run.name, ignore_errors=True)
 

@@ -112,7 +112,7 @@ def make_plan(options: RaceOptions, of_runs: RunOptionsOfRace) -> tuple[RacePlan
     for name in options.peers or ():
         find_peer(name)
     plan = RacePlan(
-        schema_version=7,
+        schema_version=8,
         options=options,
         schedule=_UNKNOWN,
         costs=None,
@@ -140,7 +140,7 @@ def schedule_race(plan: RacePlan, configs: dict[Entrant, RunConfig]) -> None:
     Raises:
         UsageError: The budget is too small.
     """
-    costs, tuning, entrants = measure_costs(configs), 0.0, plan.entrants
+    costs, tuning, entrants = measure_costs(configs, plan.options.bandwidth), 0.0, plan.entrants
     if plan.options.tune:
         # Each of these will have a tuned one beside it, if one is found.
         entrants = [*entrants, *(one.model_copy(update={"variant": "tuned"}) for one in can_be_tuned(entrants))]
@@ -243,8 +243,9 @@ def _limits(conditions: _Conditions, options: RaceOptions) -> Iterator[Entrant]:
     """Yields what shows how much is possible under these conditions, and what could be done instead."""
     if conditions.num_processes == 1:
         return
-    apart = OwnEntrant(INDEPENDENT, "independent processes", (), ())
-    yield conditions.entrant(INDEPENDENT, apart, role="limit")
+    if options.engine is None:  # ranks that do not communicate would need no network
+        apart = OwnEntrant(INDEPENDENT, "independent processes", (), ())
+        yield conditions.entrant(INDEPENDENT, apart, role="limit")
     if not count_gpus():  # one process has one GPU, and takes part as the reference
         threads = (f"--threads-per-rank={num_cpus()}",)
         yield conditions.entrant(REFERENCE, OwnEntrant(REFERENCE, "all cores", threads, ()), role="alternative")
@@ -280,7 +281,7 @@ def _global_batch_sizes(options: RaceOptions, num_processes: int) -> Iterator[in
 def _resolve(plan: RacePlan, run: PlannedRun) -> RunConfig:
     name, is_peer = run.entrant.backend, run.entrant.role == "peer"
     row = PEERS[name].row if is_peer else find_backend(name)
-    asked = read_options(name, row.settings, plan.arguments(run)[1:])
+    asked = read_options(name, row.settings, plan.arguments(run, on_one_node=True)[1:])
     resolved = resolve(name, row, asked, started_at=time.time())
     if is_peer:
         check_peer(name, resolved.task, resolved.config)

@@ -19,6 +19,7 @@ from compare.race.costs import Costs
 from compare.race.options import RaceOptions
 from compare.report.runs import Purpose
 from compare.results import RANKED, Role
+from launch.quantities import format_bandwidth
 
 
 class Entrant(BaseModel):
@@ -197,7 +198,7 @@ class RacePlan(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    schema_version: Literal[7]  # without a default: plans of version 1 do not have the field
+    schema_version: Literal[8]  # without a default: plans of version 1 do not have the field
     options: RaceOptions
     schedule: Schedule
     costs: Costs | None
@@ -219,11 +220,16 @@ class RacePlan(BaseModel):
         repeats = self.schedule.most_repeats
         return draw_plan([*self.entrants, *self.tuned], self.options, repeats=repeats, costs=self.costs)
 
-    def arguments(self, run: PlannedRun) -> list[str]:
-        """Returns the command line of one run, without its output directory."""
+    def arguments(self, run: PlannedRun, *, on_one_node: bool = False) -> list[str]:
+        """Returns the command line of one run, without its output directory.
+
+        Args:
+            run: The run.
+            on_one_node: Whether all ranks are to be on this node, even if the race starts each on a node of its own.
+        """
         who = run.entrant
         arguments = [who.backend, *self.run_options, *who.options]  # the last of two options is the one that holds
-        arguments += [f"--num-processes={who.num_processes}"]
+        arguments += [f"--num-processes={who.num_processes}", *([] if on_one_node else self._engine_of(who))]
         arguments += [f"--precision={who.precision}", f"--global-batch-size={who.global_batch_size}"]
         arguments += [f"--micro-batch-size={who.micro_batch_size}", "--save-every=never"]
         if run.purpose == "timed":
@@ -231,3 +237,11 @@ class RacePlan(BaseModel):
         elif run.purpose == "diagnosis":
             arguments += [f"--max-steps={self.options.diagnosis_steps}", "--diagnose", *self.diagnosis_options]
         return arguments
+
+    def _engine_of(self, who: Entrant) -> list[str]:
+        """Returns what starts each rank of an entrant on a node of its own, if the race does so."""
+        options = self.options
+        if options.engine is None or who.num_processes == 1:
+            return []
+        limit = [] if options.bandwidth is None else [f"--bandwidth={format_bandwidth(options.bandwidth)}"]
+        return [f"--engine={options.engine}", f"--num-nodes={who.num_processes}", *limit]

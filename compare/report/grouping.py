@@ -21,11 +21,11 @@ from records.record import RunRecord
 # What belongs to a backend, or to one start of a run, and not to what is computed.
 _OF_A_START = {
     *("backend", "backend_settings", "start_method", "output_dir", "overwrite", "launch_command", "started_at"),
-    *("diagnose", "master_port", "master_addr", "node_rank", "timeout", "hang_timeout", "max_restarts"),
+    *("diagnose", "num_nodes", "master_port", "master_addr", "node_rank", "timeout", "hang_timeout", "max_restarts"),
     *("num_restarts", "keep", "on_save_error", "resume", "resume_from", "evaluate"),
     *("batching", "allocator", "grad_compression"),  # entrants may differ in them, which changes rounding or more
 }
-_OF_A_SPLIT = {"num_processes", "micro_batch_size", "threads_per_rank"}
+_OF_A_SPLIT = {"num_processes", "micro_batch_size", "threads_per_rank", "network"}
 _OF_A_BACKEND = {"backend", "backend_settings", "start_method", "grad_compression"}
 # Variables in which a launcher tells the ranks of one job where they are, or configures its library. Variables of the
 # user with such names never reach a rank.
@@ -54,7 +54,7 @@ class EntrantRuns:
 
 def condition(run: Run) -> dict[str, Any]:
     """Returns everything that decides what was computed, and on what machine, whichever the backend."""
-    return {**asked(run.record.config), "data": run.record.task, "machine": _machine(run)}
+    return {**asked(run.record.config), "data": run.record.task, "machine": _machine(run), **_network(run)}
 
 
 def asked(config: RunConfig) -> dict[str, Any]:
@@ -102,6 +102,12 @@ def group_runs(runs: Sequence[Run]) -> list[list[EntrantRuns]]:
     for entrants in groups.values():
         _number_namesakes(list(entrants.values()))
     return [sorted(entrants.values(), key=_place_of) for entrants in groups.values()]
+
+
+def _network(run: Run) -> dict[str, str]:
+    """Returns the network between the nodes, if there are several."""
+    num_nodes = run.record.config.num_nodes
+    return {"network": run.record.environment.network or f"{num_nodes} nodes"} if num_nodes > 1 else {}
 
 
 def _machine(run: Run) -> str:

@@ -70,6 +70,7 @@ def _order(sample: Run, machines: list[str]) -> tuple[Any, ...]:
 
 def _key(sample: Run, *, with_machine: bool) -> str:
     record, config = sample.record, sample.record.config
-    device = "" if config.device == "cpu" else f" on {config.device}"
+    network = condition(sample).get("network")
+    place = ("" if config.device == "cpu" else f" on {config.device}") + (f" ({network})" if network else "")
     machine = f"; {condition(sample)['machine']}" if with_machine else ""
-    return f"{ranks(config.num_processes)}{device}, {config.precision}, batch {describe_batch(record)}{machine}"
+    return f"{ranks(config.num_processes)}{place}, {config.precision}, batch {describe_batch(record)}{machine}"

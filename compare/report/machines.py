@@ -138,6 +138,9 @@ def _labelled(found: Sequence[_Found]) -> list[Machine]:
 
 
 def _hosts(run: Run) -> list[str]:
+    """Returns the names of the hosts; those that an engine has made on one machine are no names of it."""
+    if run.record.environment.network is not None:
+        return []
     return sorted({rank.hostname for rank in run.record.ranks})
 
 
