@@ -47,6 +47,19 @@ class Followed:
         return whole.decode(errors="replace").splitlines()
 
 
+def exit_code_of(codes: Sequence[int]) -> int:
+    """Returns the exit code of a job from those of all nodes, where nobody knows which of them failed first.
+
+    A node that others have waited for in vain fails with 1, as they do, so the largest says most. A job has stopped
+    after a checkpoint (75) only if no node has failed.
+
+    Args:
+        codes: The exit code of each node.
+    """
+    failed = [code for code in codes if code not in (0, _STOPPED)]
+    return max(failed, default=max(codes))
+
+
 class Ended:
     """How the commands of the nodes have ended, from files with their exit codes.
 

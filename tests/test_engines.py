@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from compare.results import Results
-from engines.following import Ended, Followed
+from engines.following import Ended, Followed, exit_code_of
 from tests.launching import OF_EACH_STARTER, lockstep, processes_of, require_backend, start_lockstep, train, wait_until
 
 OPTIONS = ("--task", "token-tagging", "--max-steps", "10", "--threads-per-rank", "1")
@@ -139,6 +139,13 @@ def test_the_exit_code_is_that_of_the_first_failure(tmp_path: Path, codes: list[
         assert (ended.seconds_since_failure() > 0) == (one not in (0, 75) and not ended.all)
     assert ended.all
     assert ended.code == code
+
+
+def test_the_exit_code_where_nobody_knows_who_failed_first() -> None:
+    assert exit_code_of([0, 0]) == 0
+    assert exit_code_of([0, 75]) == 75
+    assert exit_code_of([75, 1]) == 1
+    assert exit_code_of([1, 2]) == 2
 
 
 def test_only_whole_new_lines_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
