@@ -67,13 +67,14 @@ for _tag, _pattern in _NUMBERS.items():
 
 
 class Options(NamedTuple):
-    """The options of the run, of the backend and of the task, and where a resumed run begins."""
+    """The options of the run, of the backend and of the task, where a resumed run begins, and whether it is to run."""
 
     run: RunOptions
     backend_settings: BackendSettings
     task_class: type[Task]
     task_settings: TaskSettings
     start: Start | None = None
+    is_dry_run: bool = False
 
 
 def read_options(backend: str, backend_settings: type[BackendSettings], arguments: list[str]) -> Options:
@@ -102,15 +103,23 @@ def read_options(backend: str, backend_settings: type[BackendSettings], argument
         f"backend {backend}": backend_settings,
         f"task {task_class.name}": task_class.Settings,
     }
-    parser = option_parser(backend, models)
+    parser = option_parser(backend, {})
+    parser.add_argument(
+        "--dry-run", action="store_true", default=False, help="show what the run would take, and start nothing"
+    )
+    add_options(parser, models)
     namespace, unknown = parser.parse_known_args(arguments)
     if unknown:
         option = unknown[0].partition("=")[0]
-        options = ["--config", *(_option(name) for model in models.values() for name in model.model_fields)]
+        options = [
+            "--config",
+            "--dry-run",
+            *(_option(name) for model in models.values() for name in model.model_fields),
+        ]
         close = difflib.get_close_matches(option, options, n=1)
         hint = f"did you mean {close[0]}?" if close else f"see launch/run.sh {backend} --help"
         raise UsageError(f"unknown option {option}; {hint}")
-    from_line = {name: value for name, value in vars(namespace).items() if name != "config"}
+    from_line = {name: value for name, value in vars(namespace).items() if name not in ("config", "dry_run")}
 
     fields = {name for model in models.values() for name in model.model_fields}
     for name in from_file:
@@ -135,7 +144,7 @@ def read_options(backend: str, backend_settings: type[BackendSettings], argument
                     f"--resume: the checkpoint asks to download {_option(name)} {value}; if you trust it, add "
                     f"{_option(name)} {value}"
                 )
-    return Options(run, chosen, task_class, task_settings, start)
+    return Options(run, chosen, task_class, task_settings, start, namespace.dry_run)
 
 
 def _check_settings(settings: BackendSettings, run: RunOptions) -> None:
