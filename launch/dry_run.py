@@ -62,9 +62,9 @@ def dry_run(backend: str, row: BackendRow, asked: Options, *, started_at: float)
     terminal = console()
     show_start(config, asked.start, terminal)
     with saying(terminal) as say:
-        say(f"a dry run: one process takes a few steps as rank 0 of {config.num_processes}")
+        say("a dry run: one process takes a few steps of a rank")
         measured = measure_in_a_process(config)
-    _show(config, task, measured, refused_here, terminal)
+    show(config, task, measured, refused_here, terminal)
     if measured.sizes is None:
         tell(f"a step of this run failed: {measured.error}")
         return 1
@@ -97,7 +97,7 @@ def measure_in_a_process(config: RunConfig) -> Measured:
     return Measured(None, device, one_line(last))
 
 
-def _show(config: RunConfig, task: Task, measured: Measured, refused_here: list[str], terminal: Console) -> None:
+def show(config: RunConfig, task: Task, measured: Measured, refused_here: list[str], terminal: Console) -> None:
     """Shows all in one table, whose texts are wrapped where a terminal ends."""
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
@@ -115,13 +115,11 @@ def _show(config: RunConfig, task: Task, measured: Measured, refused_here: list[
 def _rows_of_plan(config: RunConfig, task: Task) -> Iterator[tuple[str, str]]:
     """Yields what follows from the options and the number of samples."""
     plan, num_ranks = Plan.of(config, task), config.num_processes
-    num_nodes, num_local = config.num_nodes, num_ranks // config.num_nodes
-    each = "" if num_nodes == 1 else f", {num_local} on each"
-    yield "nodes", f"{num_nodes}{each}; ranks are started by {config.start_method}"
-    yield "threads", f"{config.threads_per_rank} for each rank, with as many cores as here"
-    yield "batch", f"{config.global_batch_size:,} samples in a step, on all ranks together"
-    yield "micro-batch", f"{config.micro_batch_size:,} samples of a rank"
-    yield "micro-steps", f"{config.gradient_accumulation_steps:,} in a step (gradient_accumulation_steps)"
+    each = "" if config.num_nodes == 1 else f", {num_ranks // config.num_nodes:,} ranks on each"
+    yield "nodes", f"{config.num_nodes:,}{each}; {config.start_method} starts the ranks"
+    yield "global batch", _samples(config.global_batch_size)
+    yield "micro-batch", _samples(config.micro_batch_size)
+    yield "micro-steps", f"{config.gradient_accumulation_steps:,} (gradient_accumulation_steps)"
     steps = plan.steps_per_epoch
     yield "epoch", f"{steps:,} steps, {plan.num_samples:,} samples, {plan.num_samples / num_ranks:,.1f} for a rank"
     yield "training", f"{config.num_steps(steps):,} steps"
@@ -137,7 +135,7 @@ def _rows_of_sizes(config: RunConfig, sizes: RankSizes, device: str) -> Iterator
     where = "the CPU" if device == "cpu" else "a GPU"
     how = f"measured on {where} at the micro-batch that takes most"
     if not of_rank:
-        how += f", without {config.backend}, whose own buffers come on top"
+        how += f", in one process without communication; what {config.backend} needs for it comes on top"
     if config.torch_compile:
         how += ", of the model before it is compiled"
     yield "memory", f"of a rank, {how}"
@@ -150,20 +148,24 @@ def _rows_of_sizes(config: RunConfig, sizes: RankSizes, device: str) -> Iterator
     }
     for name, size in parts.items():
         if size is not None:
-            yield f"  {name}", _mebibytes(size)
-    yield "  in all", f"{_mebibytes(sizes.peak_bytes)} of tensors at one moment"
+            yield f"  {name}", _size(size)
+    yield "  in all", f"{_size(sizes.peak_bytes)} of tensors at one moment"
     if device == "cpu":
-        yield "  process", f"{_mebibytes(sizes.resident_bytes)}, with all libraries"
+        yield "  process", f"{_size(sizes.resident_bytes)}, with all libraries"
     if sizes.entered is not None:
         yield (
             "sends",
-            f"{_mebibytes(sent_bytes(sizes.entered, config.num_processes))} in a step, by each rank, over a ring",
+            f"{_size(sent_bytes(sizes.entered, config.num_processes))} in a step, by each rank, over a ring",
         )
     else:
-        yield "sends", f"{_mebibytes(needed_bytes(config, sizes.payload))} in a step, by each rank, computed for a ring"
-    yield "checkpoint", f"about {_mebibytes(sizes.checkpoint_bytes)}"
-    yield "model", f"about {_mebibytes(sizes.model_bytes)}"
+        yield "sends", f"{_size(needed_bytes(config, sizes.payload))} in a step, by each rank, computed for a ring"
+    yield "checkpoint", f"about {_size(sizes.checkpoint_bytes)}"
+    yield "model", f"about {_size(sizes.model_bytes)}"
 
 
-def _mebibytes(num_bytes: float) -> str:
-    return f"{num_bytes / _MIB:,.1f} MiB"
+def _samples(number: int) -> str:
+    return f"{number:,} sample{'' if number == 1 else 's'}"
+
+
+def _size(num_bytes: float) -> str:
+    return f"{num_bytes / _MIB:,.1f} MiB" if num_bytes >= _MIB or not num_bytes else f"{num_bytes / 1024:,.1f} KiB"

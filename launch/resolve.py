@@ -247,7 +247,7 @@ def _settle_world(backend: str, row: BackendRow, options: RunOptions, noted: lis
 
 
 def _check_gpus(backend: str, row: BackendRow, world: _World) -> None:
-    is_short_of_gpus = world.device == "cuda" and world.num_local_processes > count_gpus()
+    is_short_of_gpus = world.device == "cuda" and 0 < count_gpus() < world.num_local_processes
     if is_short_of_gpus and not row.capabilities.ranks_may_share_gpu:
         raise UsageError(
             f"--num-processes {world.num_processes}: {backend} needs a GPU for each rank of a node, and this node has "

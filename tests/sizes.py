@@ -20,6 +20,7 @@ from launch.starters.interface import PROJECT_DIRECTORY
 from records.config import RunConfig
 from records.names import CONFIG_NAME
 from records.sizes import SIZES_NAME, RankSizes
+from records.traffic import sent_bytes
 from tests.launching import train
 from training import sizes
 
@@ -53,6 +54,9 @@ def compare(backend: str, num_ranks: int, directory: Path, *options: str) -> Ite
     for name in _PARTS:
         most = max(rank["memory"][name] for rank in record["ranks"])
         yield Size(name, getattr(estimate.memory, name), most)
+    assert estimate.entered is not None
+    counted = record["ranks"][0]["diagnosis"]["reduced_bytes"][-1]
+    yield Size("sent_bytes", round(sent_bytes(estimate.entered, num_ranks)), round(sent_bytes(counted, num_ranks)))
     ranks = _real_ranks(config, directory)
     yield Size("peak_bytes", estimate.peak_bytes, max(rank.peak_bytes for rank in ranks))
     yield Size("resident_bytes", estimate.resident_bytes, max(rank.resident_bytes for rank in ranks))

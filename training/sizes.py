@@ -20,16 +20,16 @@ from typing_extensions import override
 
 from backends.interface import Backend
 from backends.pretended_group import PretendedGroup, pretend_group
-from backends.registry import reference_backend
+from backends.registry import find_backend, load_backend, reference_backend
 from records.config import RunConfig
 from records.names import CONFIG_NAME
 from records.sizes import SIZES_NAME, RankSizes
+from tasks.registry import load_task
 from training.data import Loader
 from training.hooks import Hooks
 from training.loop import Trainer
 from training.memory import MemoryMeter, sizes_of_storages
 from training.plan import MicroBatch, Plan, SampleIds, heaviest_share
-from training.rank_work import load_libraries
 from training.room import checkpoint_bytes, model_bytes
 
 # DDP arranges its buckets anew in the second step, and PowerSGD begins with the third.
@@ -70,11 +70,12 @@ def measure(config: RunConfig, directory: Path) -> RankSizes:
     # With the activations, and with a loss scale under which no step is skipped.
     changes = {"diagnose": True, "init_loss_scale": 1.0, "torch_compile": False, "dataloader_num_workers": 0}
     config = config.model_copy(update=changes)
-    task_class, adapter = load_libraries(config)
+    task_class, row = load_task(config.task), find_backend(config.backend)
     task = task_class(task_class.Settings.model_validate(config.task_settings))
     task.prepare()
-    options, group = config.backend_options(adapter.Settings), None
-    if adapter.can_pretend(options) and config.device in adapter.capabilities.precisions:
+    options, group = config.backend_options(row.settings), None
+    is_here = row.unavailable_reason() is None and config.device in row.capabilities.precisions
+    if is_here and (adapter := load_backend(config.backend)).can_pretend(options):
         group = join_pretended(config.num_processes)
         backend: Backend = adapter(options)
     else:
