@@ -76,7 +76,7 @@ def resolve(
         UsageError, UnsupportedError, TaskInputError: It cannot; the text says why and what to do.
     """
     if asked.is_dry_run:
-        raise UsageError("--dry-run: only a training has one, launch/run.sh BACKEND --dry-run; leave it out here")
+        raise UsageError("--dry-run: this command has none; leave it out, or use launch/run.sh BACKEND --dry-run")
     config, task, job = settle(backend, row, asked, started_at=started_at, rank_program=rank_program)
     assert job is not None, "without a list to note refusals in, they are raised"
     return Resolved(config, task, job)

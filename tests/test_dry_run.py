@@ -71,7 +71,7 @@ def test_what_no_machine_can_run_is_refused_as_in_a_run(tmp_path: Path, words: s
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("words", ["verify ddp --dry-run", "compare --backends ddp --dry-run", "ddp --dry-run=yes"])
+@pytest.mark.parametrize("words", ["verify ddp --dry-run", "contract ddp --dry-run", "ddp --dry-run=yes"])
 def test_where_it_makes_no_sense_it_is_refused(tmp_path: Path, words: str) -> None:
     done = lockstep(*words.split(), cwd=tmp_path)
     assert done.returncode == 2
