@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 from backends.capabilities import UnsupportedError
 from backends.devices import count_gpus
 from backends.registry import BackendRow
-from launch.allocator import ALLOCATOR_OF_C, settle_allocator
+from launch.allocator import ALLOCATOR_OF_C, Allocator, settle_allocator
 from launch.arguments import command_line
 from launch.errors import UsageError
 from launch.here import of_this_machine
@@ -114,17 +114,7 @@ def settle(
     with of_this_machine(noted):
         allocator = settle_allocator(options.allocator)
     output_dir = settle_output_dir(options, backend, task_class, settings, start)
-    ranks = Ranks(
-        num_processes=world.num_processes,
-        module=(*rank_program, str(output_dir)),
-        device=world.device,
-        num_threads=options.threads_per_rank or max(1, num_cpus() // world.num_local_processes),
-        master_port=options.master_port,
-        timeout_seconds=options.timeout,
-        log_directory=output_dir / LOGS_NAME,
-        nodes=world.nodes,
-        preload=allocator.library,
-    )
+    ranks = _ranks(world, options, (*rank_program, str(output_dir)), output_dir, allocator)
     job = None
     with of_this_machine(noted):
         job = _compose_here(world, ranks, options, output_dir, row)
@@ -150,6 +140,22 @@ def settle(
         "resume_from": start.path if start else None,
     }
     return Settled(RunConfig.model_validate(options.model_dump() | settled), task, job)
+
+
+def _ranks(
+    world: _World, options: RunOptions, module: tuple[str, ...], output_dir: Path, allocator: Allocator
+) -> Ranks:
+    return Ranks(
+        num_processes=world.num_processes,
+        module=module,
+        device=world.device,
+        num_threads=options.threads_per_rank or max(1, num_cpus() // world.num_local_processes),
+        master_port=options.master_port,
+        timeout_seconds=options.timeout,
+        log_directory=output_dir / LOGS_NAME,
+        nodes=world.nodes,
+        preload=allocator.library,
+    )
 
 
 def _compose_here(world: _World, ranks: Ranks, options: RunOptions, output_dir: Path, row: BackendRow) -> Job:
