@@ -77,6 +77,11 @@ class AccelerateBackend(Backend):
         self.world_size = self.accelerator.num_processes
         self.device = self.accelerator.device
 
+    @classmethod
+    @override
+    def can_pretend(cls, options: BackendOptions) -> bool:
+        return True
+
     @override
     def setup(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer

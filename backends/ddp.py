@@ -19,6 +19,7 @@ from typing_extensions import override
 from backends.bucket_settings import bucket_arguments
 from backends.compression import compress_gradients, compression_of
 from backends.ddp_settings import DDPSettings
+from backends.interface import BackendOptions
 from backends.registry import BACKENDS
 from backends.shared_memory import SharedGradients
 from backends.torch_amp import TorchAmpBackend
@@ -38,6 +39,11 @@ class DDPBackend(TorchGroupBackend, TorchAmpBackend):
     capabilities = BACKENDS["ddp"].capabilities
     Settings = DDPSettings
     _shared_gradients: SharedGradients | None = None
+
+    @classmethod
+    @override
+    def can_pretend(cls, options: BackendOptions) -> bool:
+        return not _asks_for_shared_memory(options)
 
     @override
     def setup(
@@ -103,5 +109,8 @@ class DDPBackend(TorchGroupBackend, TorchAmpBackend):
 
     @property
     def _shares_memory(self) -> bool:
-        settings = self.options.settings
-        return isinstance(settings, DDPSettings) and settings.transport == "shared-memory" and self.world_size > 1
+        return _asks_for_shared_memory(self.options) and self.world_size > 1
+
+
+def _asks_for_shared_memory(options: BackendOptions) -> bool:
+    return isinstance(options.settings, DDPSettings) and options.settings.transport == "shared-memory"

@@ -64,6 +64,11 @@ class FabricBackend(Backend):
         self.rank, self.local_rank = self.fabric.global_rank, self.fabric.local_rank
         self.world_size, self.device = self.fabric.world_size, self.fabric.device
 
+    @classmethod
+    @override
+    def can_pretend(cls, options: BackendOptions) -> bool:
+        return True
+
     @override
     def setup(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer

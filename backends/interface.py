@@ -110,6 +110,18 @@ class Backend(ABC):
         """Returns in one line why this machine cannot run the backend and what to install; None if it can."""
         return None
 
+    @classmethod
+    def can_pretend(cls, options: BackendOptions) -> bool:
+        """Returns whether this process can be a rank of a world whose other ranks do not exist, for a dry run.
+
+        An adapter that uses the torch.distributed group that its process already has can: it is given one that is only
+        pretended. By default, an adapter cannot.
+
+        Args:
+            options: What the launcher asks for.
+        """
+        return False
+
     def __init__(self, options: BackendOptions) -> None:
         """Checks and keeps the options; a subclass calls this first and joins its group afterwards.
 

@@ -17,6 +17,11 @@ class SingleBackend(TorchAmpBackend):
     name = "single"
     capabilities = BACKENDS["single"].capabilities
 
+    @classmethod
+    @override
+    def can_pretend(cls, options: BackendOptions) -> bool:
+        return True  # it has no others
+
     def __init__(self, options: BackendOptions) -> None:
         super().__init__(options)
         self.rank, self.local_rank, self.world_size = 0, 0, 1

@@ -37,13 +37,19 @@ class TorchGroupBackend(Backend):
         if options.device == "cuda":
             self.device = torch.device("cuda", self.local_rank % torch.cuda.device_count())
             torch.cuda.set_device(self.device)
-        transport = transport_for(options.device)
-        dist.init_process_group(
-            transport,
-            timeout=timedelta(seconds=options.timeout_seconds),
-            device_id=self.device if transport == "nccl" else None,
-        )
+        if not dist.is_initialized():  # a dry run has made a group that is only pretended
+            transport = transport_for(options.device)
+            dist.init_process_group(
+                transport,
+                timeout=timedelta(seconds=options.timeout_seconds),
+                device_id=self.device if transport == "nccl" else None,
+            )
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+
+    @classmethod
+    @override
+    def can_pretend(cls, options: BackendOptions) -> bool:
+        return True
 
     @override
     def all_reduce(self, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:

@@ -32,6 +32,9 @@ class Allocator(NamedTuple):
     library: str | None
 
 
+ALLOCATOR_OF_C = Allocator("glibc", None)
+
+
 def settle_allocator(asked: str) -> Allocator:
     """Returns the allocator that the user asks for, or with "auto" the best that is installed.
 
@@ -39,13 +42,13 @@ def settle_allocator(asked: str) -> Allocator:
         UsageError: It cannot be loaded here.
     """
     if asked == "glibc":
-        return Allocator("glibc", None)
+        return ALLOCATOR_OF_C
     for name, (libraries, _) in _LIBRARIES.items():
         for library in libraries if asked in ("auto", name) else ():
             if _loads(library):
                 return Allocator(name, library)
     if asked == "auto":
-        return Allocator("glibc", None)
+        return ALLOCATOR_OF_C
     libraries, package = _LIBRARIES[asked]
     raise UsageError(
         f"--allocator {asked}: {' and '.join(libraries)} cannot be loaded here; install it (on Debian {package}), or "

@@ -33,22 +33,28 @@ class Nodes:
 ALONE = Nodes()
 
 
-def settle_nodes(num_nodes: int, node_rank: int, master_addr: str | None) -> Nodes:
-    """Checks the options about nodes and resolves the address.
+def check_nodes(num_nodes: int, node_rank: int, master_addr: str | None) -> None:
+    """Checks what is asked of nodes, whichever machine this is.
 
     Raises:
-        UsageError: An option is missing or contradicts another.
+        UsageError: An option contradicts another.
     """
     if node_rank >= num_nodes:
         raise UsageError(
             f"--node-rank {node_rank}: must be smaller than --num-nodes {num_nodes}, since nodes are numbered from 0; "
             "change one of the two"
         )
+    if num_nodes == 1 and master_addr is not None:
+        raise UsageError(f"--master-addr {master_addr}: has no effect on one node; add --num-nodes, or leave it out")
+
+
+def settle_nodes(num_nodes: int, node_rank: int, master_addr: str | None) -> Nodes:
+    """Finds the way from this machine to node 0, once `check_nodes` has passed.
+
+    Raises:
+        UsageError: The address is missing, or leads nowhere.
+    """
     if num_nodes == 1:
-        if master_addr is not None:
-            raise UsageError(
-                f"--master-addr {master_addr}: has no effect on one node; add --num-nodes, or leave it out"
-            )
         return ALONE
     if master_addr is None:
         raise UsageError(f"--num-nodes {num_nodes}: --master-addr is missing; give an address of node 0")

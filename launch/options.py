@@ -10,7 +10,7 @@ import argparse
 import difflib
 import re
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
@@ -67,13 +67,14 @@ for _tag, _pattern in _NUMBERS.items():
 
 
 class Options(NamedTuple):
-    """The options of the run, of the backend and of the task, and where a resumed run begins."""
+    """The options of the run, of the backend and of the task, where a resumed run begins, and whether it is to run."""
 
     run: RunOptions
     backend_settings: BackendSettings
     task_class: type[Task]
     task_settings: TaskSettings
     start: Start | None = None
+    is_dry_run: bool = False
 
 
 def read_options(backend: str, backend_settings: type[BackendSettings], arguments: list[str]) -> Options:
@@ -102,22 +103,17 @@ def read_options(backend: str, backend_settings: type[BackendSettings], argument
         f"backend {backend}": backend_settings,
         f"task {task_class.name}": task_class.Settings,
     }
-    parser = option_parser(backend, models)
-    namespace, unknown = parser.parse_known_args(arguments)
+    namespace, unknown = _run_parser(backend, models).parse_known_args(arguments)
+    fields = [name for model in models.values() for name in model.model_fields]
     if unknown:
         option = unknown[0].partition("=")[0]
-        options = ["--config", *(_option(name) for model in models.values() for name in model.model_fields)]
-        close = difflib.get_close_matches(option, options, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"see launch/run.sh {backend} --help"
-        raise UsageError(f"unknown option {option}; {hint}")
-    from_line = {name: value for name, value in vars(namespace).items() if name != "config"}
+        options = [_option(name) for name in ("config", "dry_run", *fields)]
+        raise _unknown(f"unknown option {option}", option, options, backend)
+    from_line = {name: value for name, value in vars(namespace).items() if name not in ("config", "dry_run")}
 
-    fields = {name for model in models.values() for name in model.model_fields}
     for name in from_file:
         if name not in fields:
-            close = difflib.get_close_matches(name, fields, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"see launch/run.sh {backend} --help"
-            raise UsageError(f"--config {known.config}: there is no option {name!r}; {hint}")
+            raise _unknown(f"--config {known.config}: there is no option {name!r}", name, fields, backend)
     merged = {**from_file, **from_line}
     if start is not None:
         merged = {**inherited_options(start.config, backend, merged), **merged}
@@ -135,7 +131,23 @@ def read_options(backend: str, backend_settings: type[BackendSettings], argument
                     f"--resume: the checkpoint asks to download {_option(name)} {value}; if you trust it, add "
                     f"{_option(name)} {value}"
                 )
-    return Options(run, chosen, task_class, task_settings, start)
+    return Options(run, chosen, task_class, task_settings, start, namespace.dry_run)
+
+
+def _run_parser(backend: str, models: Mapping[str, type[BaseModel]]) -> argparse.ArgumentParser:
+    """Makes the parser of a training, which may be a dry run; that is no option of a run, and in no record."""
+    parser = option_parser(backend, {})
+    parser.add_argument(
+        "--dry-run", action="store_true", default=False, help="show what the run would take, and start nothing"
+    )
+    add_options(parser, models)
+    return parser
+
+
+def _unknown(what: str, name: str, names: Sequence[str], backend: str) -> UsageError:
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"see launch/run.sh {backend} --help"
+    return UsageError(f"{what}; {hint}")
 
 
 def _check_settings(settings: BackendSettings, run: RunOptions) -> None:

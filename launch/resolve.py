@@ -6,21 +6,23 @@ import os
 import shutil
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from backends.capabilities import UnsupportedError
 from backends.devices import count_gpus
 from backends.registry import BackendRow
-from launch.allocator import settle_allocator
+from launch.allocator import ALLOCATOR_OF_C, Allocator, settle_allocator
 from launch.arguments import command_line
 from launch.errors import UsageError
+from launch.here import of_this_machine
 from launch.job import Job, compose_job
-from launch.nodes import Nodes, check_port, settle_nodes
+from launch.nodes import Nodes, check_nodes, check_port, settle_nodes
 from launch.options import Options
 from launch.run_directory import settle_output_dir
 from launch.starters.interface import Ranks, Starter
 from launch.starters.registry import settle_starter
-from records.config import DEFAULT_CPU_PROCESSES, Batching, RunConfig, RunOptions
+from records.config import DEFAULT_CPU_PROCESSES, MOST_ON_A_NODE, Batching, RunConfig, RunOptions
 from records.environment import num_cpus
 from records.names import LOGS_NAME
 from tasks.interface import PackedData, Task
@@ -35,6 +37,14 @@ class Resolved(NamedTuple):
     config: RunConfig
     task: Task
     job: Job
+
+
+class Settled(NamedTuple):
+    """A run that some machine can start; `job` is None if this one cannot."""
+
+    config: RunConfig
+    task: Task
+    job: Job | None
 
 
 class _World(NamedTuple):
@@ -65,29 +75,49 @@ def resolve(
     Raises:
         UsageError, UnsupportedError, TaskInputError: It cannot; the text says why and what to do.
     """
-    options, backend_settings, task_class, settings, start = asked
-    world = _settle_world(backend, row, options)
-    _check_early(backend, row, options, world.device, task_class)
-    _check_metric(options.metric_for_best_model, task_class.metric_names)
+    if asked.is_dry_run:
+        raise UsageError("--dry-run: this command has none; leave it out, or use launch/run.sh BACKEND --dry-run")
+    config, task, job = settle(backend, row, asked, started_at=started_at, rank_program=rank_program)
+    assert job is not None, "without a list to note refusals in, they are raised"
+    return Resolved(config, task, job)
+
+
+def settle(
+    backend: str,
+    row: BackendRow,
+    asked: Options,
+    *,
+    started_at: float,
+    rank_program: tuple[str, ...] = RANK_PROGRAM,
+    noted: list[str] | None = None,
+) -> Settled:
+    """Does the work of `resolve`, for a machine that may not be this one.
+
+    Args:
+        backend: As in `resolve`.
+        row: As in `resolve`.
+        asked: As in `resolve`.
+        started_at: As in `resolve`.
+        rank_program: As in `resolve`.
+        noted: Where to note what only this machine refuses; None to raise it.
+
+    Raises:
+        UsageError, UnsupportedError, TaskInputError: It cannot start on any machine, or not here.
+    """
+    options, backend_settings, task_class, settings, start, _ = asked
+    world = _settle_world(backend, row, options, noted)
+    _check_early(backend, row, options, task_class)
+    with of_this_machine(noted):
+        _check_programs(options, world.device)
     micro_batch_size = settle_batch_sizes(options.global_batch_size, options.micro_batch_size, world.num_processes)
-    allocator = settle_allocator(options.allocator)
+    allocator = ALLOCATOR_OF_C
+    with of_this_machine(noted):
+        allocator = settle_allocator(options.allocator)
     output_dir = settle_output_dir(options, backend, task_class, settings, start)
-    ranks = Ranks(
-        num_processes=world.num_processes,
-        module=(*rank_program, str(output_dir)),
-        device=world.device,
-        num_threads=options.threads_per_rank or max(1, num_cpus() // world.num_local_processes),
-        master_port=options.master_port,
-        timeout_seconds=options.timeout,
-        log_directory=output_dir / LOGS_NAME,
-        nodes=world.nodes,
-        preload=allocator.library,
-    )
-    if options.bind_ranks:
-        _check_cores(world.num_local_processes, ranks.num_threads)
-    job = compose_job(world.starter, ranks, output_dir, row.signs)
-    if world.nodes.node_rank == 0 and (options.master_port is not None or world.nodes.num_nodes > 1):
-        check_port(ranks.port, world.nodes.master_addr)
+    ranks = _ranks(world, options, (*rank_program, str(output_dir)), output_dir, allocator)
+    job = None
+    with of_this_machine(noted):
+        job = _compose_here(world, ranks, options, output_dir, row)
 
     task = task_class(settings)
     task.prepare()
@@ -109,15 +139,53 @@ def resolve(
         "started_at": started_at,
         "resume_from": start.path if start else None,
     }
-    return Resolved(RunConfig.model_validate(options.model_dump() | settled), task, job)
+    return Settled(RunConfig.model_validate(options.model_dump() | settled), task, job)
 
 
-def _check_early(backend: str, row: BackendRow, options: RunOptions, device: str, task: type[Task]) -> None:
+def _ranks(
+    world: _World, options: RunOptions, module: tuple[str, ...], output_dir: Path, allocator: Allocator
+) -> Ranks:
+    return Ranks(
+        num_processes=world.num_processes,
+        module=module,
+        device=world.device,
+        num_threads=options.threads_per_rank or max(1, num_cpus() // world.num_local_processes),
+        master_port=options.master_port,
+        timeout_seconds=options.timeout,
+        log_directory=output_dir / LOGS_NAME,
+        nodes=world.nodes,
+        preload=allocator.library,
+    )
+
+
+def _compose_here(world: _World, ranks: Ranks, options: RunOptions, output_dir: Path, row: BackendRow) -> Job:
+    """Composes the job of this machine, which must have the cores, the programs and the port for it."""
+    if world.num_local_processes > MOST_ON_A_NODE:
+        raise UsageError(
+            f"--num-processes {world.num_processes}: a node starts at most {MOST_ON_A_NODE} ranks, and this one would "
+            f"start {world.num_local_processes}; use fewer ranks, or more --num-nodes"
+        )
+    if options.bind_ranks:
+        _check_cores(world.num_local_processes, ranks.num_threads)
+    job = compose_job(world.starter, ranks, output_dir, row.signs)
+    if world.nodes.node_rank == 0 and (options.master_port is not None or world.nodes.num_nodes > 1):
+        check_port(ranks.port, world.nodes.master_addr)
+    return job
+
+
+def _check_early(backend: str, row: BackendRow, options: RunOptions, task: type[Task]) -> None:
     """Checks what needs no data."""
     if options.torch_compile:
-        check_compiler(backend, row, device)
+        check_compilable(backend, row)
     if options.sync_batchnorm:
         _check_sync_batchnorm(backend, row, options.batching, task)
+    _check_metric(options.metric_for_best_model, task.metric_names)
+
+
+def _check_programs(options: RunOptions, device: str) -> None:
+    """Checks that this machine has what some options need."""
+    if options.torch_compile:
+        check_compiler(device)
     _check_tracker(options.tracker)
 
 
@@ -145,13 +213,17 @@ def _check_tracker(tracker: str) -> None:
         )
 
 
-def _settle_world(backend: str, row: BackendRow, options: RunOptions) -> _World:
+def _settle_world(backend: str, row: BackendRow, options: RunOptions, noted: list[str] | None) -> _World:
     """Settles where to compute, in how many ranks, and what starts them."""
-    reason = row.unavailable_reason()
-    if reason is not None:
-        raise UnsupportedError(f"{backend} cannot run here: {reason}")
-    device = _settle_device(options, row)
-    nodes = settle_nodes(options.num_nodes, options.node_rank, options.master_addr)
+    with of_this_machine(noted):
+        reason = row.unavailable_reason()
+        if reason is not None:
+            raise UnsupportedError(f"{backend} cannot run here: {reason}")
+    device = _settle_device(options, row, is_dry_run=noted is not None)
+    check_nodes(options.num_nodes, options.node_rank, options.master_addr)
+    nodes = Nodes(options.num_nodes, options.node_rank)
+    with of_this_machine(noted):
+        nodes = settle_nodes(options.num_nodes, options.node_rank, options.master_addr)
     num_processes = options.num_processes or _default_num_processes(options, row, device)
     row.capabilities.check(
         name=backend,
@@ -175,13 +247,18 @@ def _settle_world(backend: str, row: BackendRow, options: RunOptions) -> _World:
             f"choose a multiple of {nodes.num_nodes}"
         )
     world = _World(device, nodes, num_processes, starter)
-    is_short_of_gpus = device == "cuda" and world.num_local_processes > count_gpus()
+    with of_this_machine(noted):
+        _check_gpus(backend, row, world)
+    return world
+
+
+def _check_gpus(backend: str, row: BackendRow, world: _World) -> None:
+    is_short_of_gpus = world.device == "cuda" and 0 < count_gpus() < world.num_local_processes
     if is_short_of_gpus and not row.capabilities.ranks_may_share_gpu:
         raise UsageError(
-            f"--num-processes {num_processes}: {backend} needs a GPU for each rank of a node, and this node has "
+            f"--num-processes {world.num_processes}: {backend} needs a GPU for each rank of a node, and this node has "
             f"{count_gpus()}; use fewer ranks"
         )
-    return world
 
 
 def _check_cores(num_ranks: int, num_threads: int) -> None:
@@ -257,12 +334,16 @@ def _check_metric(name: str | None, computed: tuple[str, ...]) -> None:
         raise UsageError(f"--metric-for-best-model {name}: the task computes {', '.join(computed)}; choose one")
 
 
-def check_compiler(backend: str, row: BackendRow, device: str) -> None:
-    """Raises UsageError where a compiled model cannot be trained."""
+def check_compilable(backend: str, row: BackendRow) -> None:
+    """Raises UsageError where a backend cannot train a compiled model."""
     if not row.capabilities.compiled_models:
         raise UsageError(
             f"--torch-compile: {backend} cannot train a compiled model; leave the option out, or choose another backend"
         )
+
+
+def check_compiler(device: str) -> None:
+    """Raises UsageError where this machine cannot compile a model."""
     # The ones that Inductor and Triton will call.
     variable, default = ("CXX", "g++") if device == "cpu" else ("CC", "gcc")
     compiler = os.environ.get(variable) or default
@@ -275,8 +356,10 @@ def check_compiler(backend: str, row: BackendRow, device: str) -> None:
         raise UsageError("--torch-compile needs triton on GPUs; pip install triton, or leave the option out")
 
 
-def _settle_device(options: RunOptions, row: BackendRow) -> Literal["cpu", "cuda"]:
+def _settle_device(options: RunOptions, row: BackendRow, *, is_dry_run: bool) -> Literal["cpu", "cuda"]:
     if options.device == "auto":
+        if is_dry_run and "cpu" not in row.capabilities.precisions:
+            return "cuda"  # of the machine that the run is for
         return "cuda" if count_gpus() and "cuda" in row.capabilities.precisions else "cpu"
     if options.device == "cuda" and count_gpus() == 0:
         raise UsageError("--device cuda: no GPU is visible here; use --device cpu, or check the driver")

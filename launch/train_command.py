@@ -81,6 +81,10 @@ def train(
         except Finished as finished:
             print(finished)
             return DIVERGED if finished.has_diverged else 0
+        if asked.is_dry_run:
+            from launch.dry_run import dry_run
+
+            return dry_run(backend, row, asked, started_at=started_at)
         resolved = resolve(backend, row, asked, started_at=started_at, rank_program=rank_program)
         lock = contextlib.ExitStack()
         lock.enter_context(locked(resolved.config.output_dir))

@@ -25,7 +25,9 @@ NETWORK_VARIABLE = "LOCKSTEP_NETWORK"
 START_WARNING_VARIABLE = "LOCKSTEP_START_WARNING"
 
 # Upper bounds turn a typing error into a message instead of an overloaded machine.
-_MAX_PROCESSES = 1024
+_MAX_PROCESSES = 2**20
+# What one node starts at most: ranks, threads of a rank, processes that load data.
+MOST_ON_A_NODE = 1024
 _MAX_COUNT = 10**9
 _MAX_TIMEOUT = 10**6
 # A step of a small model is a few thousand events, which stay in memory until they are written.
@@ -39,7 +41,7 @@ GradCompression = Literal["none", "fp16", "bf16", "powersgd"]
 
 # The bounds of options that a user may leave open, for these and for a run that has settled them.
 ProcessCount = Annotated[int, Field(ge=1, le=_MAX_PROCESSES)]
-ThreadCount = Annotated[int, Field(ge=1, le=_MAX_PROCESSES)]
+ThreadCount = Annotated[int, Field(ge=1, le=MOST_ON_A_NODE)]
 BatchSize = Annotated[int, Field(ge=1, le=_MAX_COUNT)]
 LearningRate = Annotated[float, Field(gt=0, le=_MAX_FLOAT)]
 
@@ -138,7 +140,7 @@ class RunOptions(BaseModel):
         "none", description="write event files for this program into the output directory"
     )
     dataloader_num_workers: int = Field(
-        0, ge=0, le=_MAX_PROCESSES, description="processes that prepare batches, for each rank"
+        0, ge=0, le=MOST_ON_A_NODE, description="processes that prepare batches, for each rank"
     )
     seed: int = Field(42, ge=0, lt=2**32, description="seed of initial weights, sample order and dropout")
 

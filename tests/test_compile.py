@@ -10,7 +10,7 @@ import pytest
 
 from backends.registry import BACKENDS
 from launch.errors import UsageError
-from launch.resolve import check_compiler
+from launch.resolve import check_compilable
 from tests.launching import lockstep, require_backend, train
 
 pytestmark = pytest.mark.slow
@@ -74,4 +74,4 @@ def test_without_a_compiler_it_is_refused(tmp_path: Path) -> None:
 
 def test_apex_refuses_a_compiled_model() -> None:
     with pytest.raises(UsageError, match="apex cannot train a compiled model"):
-        check_compiler("apex", BACKENDS["apex"], "cuda")
+        check_compilable("apex", BACKENDS["apex"])

@@ -19,7 +19,7 @@ from compare.bare.job import BareJob, Outcome, Settings, Step
 from contract.check import State
 from launch.doctor import run as doctor
 from launch.errors import UsageError
-from launch.resolve import check_compiler, settle_batching
+from launch.resolve import check_compilable, settle_batching
 from records.config import RunOptions
 from tasks.interface import Batch
 from tasks.token_tagging import TokenTagging, TokenTaggingSettings
@@ -56,7 +56,7 @@ def test_a_cpu_is_refused() -> None:
 
 def test_a_compiled_model_is_refused() -> None:
     with pytest.raises(UsageError, match="--torch-compile: dp cannot train a compiled model"):
-        check_compiler("dp", BACKENDS["dp"], "cuda")
+        check_compilable("dp", BACKENDS["dp"])
 
 
 def test_a_row_of_samples_is_refused() -> None:

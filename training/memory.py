@@ -38,7 +38,7 @@ class MemoryMeter(Hooks):
             self._hooks.enter_context(saved_tensors_hooks(self._note, lambda tensor: tensor))
         elif phase == "backward":
             self._hooks.close()
-            held = _storages([*self._state.module.parameters(), *self._state.module.buffers()])
+            held = sizes_of_storages([*self._state.module.parameters(), *self._state.module.buffers()])
             # What was gathered for a layer alone is empty by now.
             sizes = {address: storage.nbytes() for address, storage in self._activations.items()}
             num_bytes = sum(size for address, size in sizes.items() if address not in held)
@@ -56,10 +56,12 @@ class MemoryMeter(Hooks):
     def record(self) -> MemoryRecord:
         """Returns what was counted; to be called after the training."""
         model, optimizer = self._state.module, self._state.optimizer
-        parameters = _storages(model.parameters())
+        parameters = sizes_of_storages(model.parameters())
         # Where training keeps a copy of the parameters with more digits, the optimizer updates the copy.
         copies = {
-            address: size for address, size in _storages(_updated(optimizer)).items() if address not in parameters
+            address: size
+            for address, size in sizes_of_storages(_updated(optimizer)).items()
+            if address not in parameters
         }
         state = [value for values in optimizer.state.values() for value in values.values() if torch.is_tensor(value)]
         return MemoryRecord(
@@ -73,10 +75,10 @@ class MemoryMeter(Hooks):
 
 def held_bytes(tensors: Iterable[torch.Tensor]) -> int:
     """Returns the bytes of the storages of tensors; one that several of them share counts once."""
-    return sum(_storages(tensors).values())
+    return sum(sizes_of_storages(tensors).values())
 
 
-def _storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
+def sizes_of_storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
     """Returns the sizes of storages in bytes, by address."""
     return {storage.data_ptr(): storage.nbytes() for storage in _storages_of(tensors)}
 

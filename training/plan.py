@@ -24,6 +24,8 @@ Costs = npt.NDArray[np.int64]
 _SORTED_MICRO_STEPS = 2
 # Steps from which it is told, before a training, how equal the work of ranks will be.
 _NUM_EXPECTED = 20
+# Packing takes about a microsecond for each sample.
+_MOST_SAMPLES_LOOKED_AT = 200_000
 
 
 class Layout(NamedTuple):
@@ -114,6 +116,31 @@ class Plan:
         A short global batch has fewer micro-batches and is spread over them as evenly as possible. The weight of a
         micro-batch is 0.0 only where there are fewer samples than micro-batches.
         """
+        return [
+            MicroBatch(piece, 1.0) if len(piece) else MicroBatch(global_batch[:1], 0.0)
+            for piece in self._pieces(global_batch)[rank :: self.world_size]
+        ]
+
+    def work(self, global_batch: SampleIds) -> npt.NDArray[np.int64]:
+        """Returns how much each rank has to compute in each micro-step, in the unit of `Layout.costs`.
+
+        The padding that samples get is counted. Without costs, each sample counts as one.
+
+        Returns:
+            A matrix [micro-steps, ranks].
+        """
+        batching, costs, _ = self.layout
+
+        def of_piece(piece: SampleIds) -> int:
+            if costs is None or not len(piece):
+                return len(piece)
+            return int(costs[piece].sum()) if batching == "packed" else len(piece) * int(costs[piece].max())
+
+        work = [of_piece(piece) for piece in self._pieces(global_batch)]
+        return np.array(work, dtype=np.int64).reshape(-1, self.world_size)
+
+    def _pieces(self, global_batch: SampleIds) -> list[SampleIds]:
+        """Cuts a global batch: first the micro-batch of each rank in the first micro-step, then in the second."""
         batching, costs, by_micro_step = self.layout
         num_micro_steps = -(-len(global_batch) // (self.micro_batch_size * self.world_size))
         if by_micro_step:
@@ -127,8 +154,7 @@ class Plan:
             most = -(-len(global_batch) // self.world_size)
             num_micro_steps = max(num_micro_steps, min(_SORTED_MICRO_STEPS, most))
             pieces = _of_similar_cost(global_batch, costs[global_batch], num_micro_steps, self.world_size)
-        mine = pieces[rank :: self.world_size]
-        return [MicroBatch(piece, 1.0) if len(piece) else MicroBatch(global_batch[:1], 0.0) for piece in mine]
+        return pieces
 
 
 def expected_imbalance(plan: Plan) -> float:
@@ -136,15 +162,25 @@ def expected_imbalance(plan: Plan) -> float:
 
     It is 1.0 where the costs of samples are not known.
     """
-    costs = plan.layout.costs
-    if costs is None or plan.world_size == 1:
+    if plan.layout.costs is None or plan.world_size == 1:
         return 1.0
-    ratios = []
-    for batch in plan.epoch(0)[:_NUM_EXPECTED]:
-        shares = [plan.micro_batches(batch, rank) for rank in range(plan.world_size)]
-        of_ranks = [sum(int(costs[one.sample_ids].sum()) for one in share if one.weight) for share in shares]
-        ratios.append(max(of_ranks) * plan.world_size / sum(of_ranks))
-    return float(np.mean(ratios))
+    of_ranks = [plan.work(batch).sum(axis=0) for batch in plan.epoch(0)[:_NUM_EXPECTED]]
+    return float(np.mean([work.max() / work.mean() for work in of_ranks]))
+
+
+def heaviest_share(plan: Plan, num_steps: int) -> list[MicroBatch]:
+    """Returns the micro-batch in which a rank computes most, after the one before it if a step has several.
+
+    Args:
+        plan: The plan.
+        num_steps: The steps of the training. Those of the first epoch are looked at, as far as this takes a moment.
+    """
+    batches = plan.epoch(0)[: min(num_steps, max(1, _MOST_SAMPLES_LOOKED_AT // plan.global_batch_size))]
+    work = [plan.work(batch) for batch in batches]
+    number = int(np.argmax([of_batch.max() for of_batch in work]))
+    micro_step, rank = divmod(int(work[number].argmax()), plan.world_size)
+    share = plan.micro_batches(batches[number], rank)
+    return share[max(0, micro_step - 1) :][:2]
 
 
 def _of_equal_cost(samples: SampleIds, costs: Costs, num_pieces: int) -> list[SampleIds]:

@@ -65,7 +65,7 @@ def require_room(config: RunConfig, directory: Path, model: nn.Module, *, num_st
             f"--output-dir {directory}: {_mib(free)} MiB are free, but the model takes {_mib(needed)} MiB; "
             "make room, or choose another directory"
         )
-    for_checkpoints = _checkpoint_bytes(config, model) * _num_checkpoints(config, num_steps)
+    for_checkpoints = checkpoint_bytes(config, model) * _num_checkpoints(config, num_steps)
     if free + sum(sizes) >= needed + for_checkpoints:
         return None
     return (
@@ -74,7 +74,7 @@ def require_room(config: RunConfig, directory: Path, model: nn.Module, *, num_st
     )
 
 
-def _checkpoint_bytes(config: RunConfig, model: nn.Module) -> int:
+def checkpoint_bytes(config: RunConfig, model: nn.Module) -> int:
     """Returns about how many bytes a checkpoint takes, with weights and the state of the optimizer."""
     copies = 3 if config.optimizer == "adamw" else 2 if config.momentum else 1
     return sum(copies * parameter.numel() * parameter.element_size() for parameter in model.parameters())

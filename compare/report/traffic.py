@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 from compare.steps import Wire
+from records import traffic
 from records.record import DiagnosisRecord, RunRecord
 
 # Headers of packets are not what a backend chooses to send. With fewer bytes of gradients than this, what enters the
 # communication library is judged alone.
 _JUDGED_ON_THE_WIRE = 2**20
-_BYTES_AS = {"fp16": 2, "bf16": 2}
 
 
 def needed_bytes(run: RunRecord) -> float:
-    """Returns what a rank must send in a step at least, over a ring.
-
-    An all-reduce of S bytes is a reduce-scatter and an all-gather, each of which sends (N-1)/N S
-    (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md). Where ranks hold parts of weights, a step
-    scatters its gradients once, and gathers the weights for the forward and the backward pass of each micro-batch.
-    """
-    seen, share = _diagnosis(run), 1 - 1 / len(run.ranks)
-    size = _BYTES_AS.get(run.config.grad_compression)
-    gradients = seen.gradient_bytes if size is None else size * seen.gradient_elements
-    if run.config.grad_compression == "powersgd" and seen.reduced_bytes:
-        gradients = sum(seen.reduced_bytes[-1].values())  # it decides by itself which matrices are worth it
-    if not seen.sharded_bytes:
-        return 2 * share * gradients
-    micro_steps = max(run.gradient_accumulation_steps, 2 if run.config.batching == "sorted" else 1)
-    return share * (gradients + 2 * micro_steps * seen.sharded_bytes)
+    """Returns what a rank must send in a step at least, over a ring."""
+    seen = _diagnosis(run)
+    payload = traffic.Payload(
+        seen.gradient_bytes,
+        seen.gradient_elements,
+        seen.sharded_bytes,
+        seen.reduced_bytes[-1] if seen.reduced_bytes else {},
+    )
+    return traffic.needed_bytes(run.config, payload)
 
 
 def excess_of(run: RunRecord) -> float | None:
@@ -39,8 +33,7 @@ def excess_of(run: RunRecord) -> float | None:
         return None
     if not needed or not _diagnosis(run).reduced_bytes:
         return None
-    last = _diagnosis(run).reduced_bytes[-1]
-    entered = sum(_passes(operation) * size for operation, size in last.items()) * (1 - 1 / len(run.ranks))
+    entered = traffic.sent_bytes(_diagnosis(run).reduced_bytes[-1], len(run.ranks))
     wire = wire_of(run)
     measured = wire.bytes_per_step if wire and wire.gradient_bytes >= _JUDGED_ON_THE_WIRE else 0.0
     return max(entered, measured) / needed if entered or measured else None
@@ -65,11 +58,6 @@ def wire_of(run: RunRecord) -> Wire | None:
         ring_bound=needed_bytes(run),
         reductions_per_step=float(first.num_reductions[-1]),
     )
-
-
-def _passes(operation: str) -> int:
-    """Returns how often a byte goes around the ring: an all-reduce first scatters sums, then gathers them."""
-    return 1 if any(word in operation for word in ("scatter", "gather", "broadcast")) else 2
 
 
 def _diagnosis(run: RunRecord) -> DiagnosisRecord:

@@ -10,7 +10,7 @@ from tests.bad_input.place import Outcome, Place
 
 # option -> (backend and task, a value too small, one too large)
 INTEGERS = {
-    "num-processes": ("ddp", "0", "1025"),
+    "num-processes": ("ddp", "0", "1048577"),
     "threads-per-rank": ("ddp", "0", "1025"),
     "master-port": ("ddp", "0", "65536"),
     "global-batch-size": ("ddp", "0", "1000000001"),
