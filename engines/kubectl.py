@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,8 @@ _INDEX = "batch.kubernetes.io/job-completion-index"
 _MPI_ROLE = "training.kubeflow.org/job-role"
 _ENDS = ("Complete", "Succeeded", "Failed")
 _GONE = "NotFound"
+# What kubectl logs about itself begins so: E1124 19:20:40.032131.
+_LOG_LINE = re.compile(r"[EWI]\d{4} ")
 # For an answer, and for the rest of what a pod has printed.
 _MOST_SECONDS = "20s"
 _MOST_SECONDS_OF_LOGS = 30
@@ -85,9 +88,10 @@ class Kubectl:
             try:
                 self._ask("get", "persistentvolumeclaim", volume_claim, "--output=name")
             except Unanswered as error:
-                raise UsageError(
-                    f"--volume-claim {volume_claim}: cannot be used ({error}); create it, or name another"
-                ) from error
+                if _GONE in str(error):  # whoever may not look at claims may still use them
+                    raise UsageError(
+                        f"--volume-claim {volume_claim}: is not there ({error}); create it, or name another"
+                    ) from error
         try:
             self._ask("create", "--dry-run=server", "--filename=-", manifests=manifests)
         except Unanswered as error:
@@ -168,7 +172,8 @@ class Kubectl:
             start_new_session=True,  # Ctrl-C is for us to pass on
         )
         if done.returncode:
-            raise Unanswered(" ".join(done.stderr.split()) or f"kubectl ended with exit code {done.returncode}")
+            said = " ".join(line.strip() for line in done.stderr.splitlines() if _LOG_LINE.match(line) is None)
+            raise Unanswered(said or f"kubectl ended with exit code {done.returncode}")
         return done.stdout
 
 
@@ -227,8 +232,11 @@ def _pod(item: Mapping[str, Any]) -> Pod:
     """Reads a pod of the API (https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/)."""
     metadata, status = item["metadata"], item.get("status", {})
     annotations = metadata.get("annotations", {})
-    state: Mapping[str, Any] = next((one["state"] for one in status.get("containerStatuses", [])), {})
-    ended, waiting = state.get("terminated"), state.get("waiting")
+    container: Mapping[str, Any] = next(iter(status.get("containerStatuses", [])), {})
+    state = container.get("state", {})
+    # Whoever starts a container again hides how it has ended.
+    ended = state.get("terminated") or container.get("lastState", {}).get("terminated")
+    waiting = state.get("waiting")
     troubles = [
         *([waiting] if waiting and waiting.get("reason") not in ("ContainerCreating", "PodInitializing") else []),
         *([ended] if ended and ended.get("reason") not in ("Completed", "Error") else []),

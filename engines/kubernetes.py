@@ -64,11 +64,10 @@ class Kubernetes(Engine[KubernetesSettings]):
                 f"--output-dir {job.output_dir}: its last part names a directory in the volume; use letters, digits, "
                 "and .+_- there"
             )
-        if settings.volume_claim is None:
-            tell("without --volume-claim, the model, the record and the checkpoints are lost with the pods")
 
     @override
     def script(self) -> str:
+        self._warn()
         return as_yaml(self._manifests).rstrip()
 
     @override
@@ -77,6 +76,7 @@ class Kubernetes(Engine[KubernetesSettings]):
 
     @override
     def run(self) -> int:
+        self._warn()
         for log in self.job.logs:
             log.unlink(missing_ok=True)
         asked_to_stop: list[signal.Signals] = []
@@ -97,10 +97,16 @@ class Kubernetes(Engine[KubernetesSettings]):
                 self._end(lambda: kubectl.delete(self._manifests))
         if (claim := self.settings.volume_claim) is not None:
             print(f"the nodes have written into the volume of {claim}: {self.job.output_dir.name}/node*")
-        is_known = len(codes) == (1 if self.settings.kind == "mpi-job" else self.job.num_nodes)
-        if is_known or any(codes.values()):
+        if len(codes) == self._num_followed or any(codes.values()):
             return exit_code_of(list(codes.values()))
-        return 128 + asked_to_stop[0] if asked_to_stop else 1
+        if asked_to_stop:
+            return 128 + asked_to_stop[0]
+        tell(f"{self._resource} {self._name} has ended, or was deleted, before all of its nodes had an exit code")
+        return 1
+
+    def _warn(self) -> None:
+        if self.settings.volume_claim is None:
+            tell("without --volume-claim, the model, the record and the checkpoints are lost with the pods")
 
     def _follow(self, kubectl: Kubectl, asked_to_stop: list[signal.Signals]) -> dict[int, int]:
         """Shows what the nodes print until the job has ended; returns the exit codes that are known, by node."""
@@ -116,13 +122,14 @@ class Kubernetes(Engine[KubernetesSettings]):
                         tell(f"{name}: the nodes save a checkpoint and stop; a second {name} stops them at once")
                         kubectl.delete(self._manifests, after_pods=True)
                         is_ending = True
-                    # The job comes first: once it has ended, its pods have.
-                    has_ended = kubectl.has_ended(self._resource, self._name)
+                    is_over = kubectl.has_ended(self._resource, self._name)  # asked first: its pods end before it
                     for pod in kubectl.pods(self._selector):
                         logs.follow(pod)
                         if pod.index is not None and pod.code is not None:
-                            codes[pod.index] = pod.code
+                            codes.setdefault(pod.index, pod.code)
                         self._say_once(said, pod.name, pod.trouble)
+                    # A runtime that starts failed pods again would find their directories taken.
+                    has_ended = is_over or len(codes) == self._num_followed
                 except Unanswered as error:
                     self._say_once(said, "the cluster", str(error))
                 followed.show()
@@ -143,6 +150,11 @@ class Kubernetes(Engine[KubernetesSettings]):
             request()
         except Unanswered as error:
             tell(one_line(f"{self._resource} {self._name} may still be there ({error}); delete it with kubectl"))
+
+    @property
+    def _num_followed(self) -> int:
+        """How many pods run commands of Lockstep, or an mpirun that does."""
+        return 1 if self.settings.kind == "mpi-job" else self.job.num_nodes
 
     @property
     def _resource(self) -> str:
