@@ -131,6 +131,7 @@ def _without_resume(options: list[str]) -> list[str]:
 
 
 def _run(engine: Engine[Any]) -> int:
+    engine.check_here()
     output_dir = engine.job.output_dir
     try:
         output_dir.mkdir(parents=True, exist_ok=True)

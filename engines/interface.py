@@ -120,10 +120,17 @@ class Engine(ABC, Generic[_Settings]):
         self.settings = settings
 
     def check(self) -> None:
-        """Refuses what the engine could not do anywhere; called before `script` and `run`.
+        """Refuses what the engine could not do anywhere; called before all else.
 
         Raises:
             UsageError: The text says what and why.
+        """
+
+    def check_here(self) -> None:
+        """Refuses what cannot be started from this machine; called before anything is created, but not by --dry-run.
+
+        Raises:
+            UsageError: The text says what is missing.
         """
 
     @abstractmethod

@@ -9,6 +9,7 @@ from engines.interface import Engine
 from launch.errors import UsageError
 
 ENGINES = {
+    "kubernetes": "engines.kubernetes:Kubernetes",
     "netns": "engines.netns:Netns",
 }
 

@@ -11,6 +11,7 @@ import pytest
 from backends.registry import BACKENDS
 from compare.report.markdown import headline_table, results_table, seed_table
 from compare.results import Results
+from engines.registry import ENGINES, find_engine
 from launch.cli import COMMANDS
 from launch.starters.interface import PROJECT_DIRECTORY
 from tests.faults import table
@@ -88,13 +89,17 @@ OF_TASKS = {
     *("--data-dir", "--dtype"),
 }
 OF_SCRIPTS = {"--docker", "--all"}  # of launch/run.sh and of tests/run.sh
+OF_ENGINES = {"--engine", "--dry-run"}
 OF_OTHER_PROGRAMS = {"--gloo", "--cpu", "--multi", "--num", "--shm-size", "--signal"}
-PACKAGES = "backends|compare|contract|launch|records|tasks|tests|training|watch"
+PACKAGES = "backends|compare|contract|engines|launch|records|tasks|tests|training|watch"
 
 
 def _known_options() -> set[str]:
     texts = (PROJECT_DIRECTORY / "docs" / "help").glob("*.txt")
-    return OF_TASKS | OF_SCRIPTS | {word for text in texts for word in OPTION.findall(text.read_text())}
+    known = OF_TASKS | OF_SCRIPTS | OF_ENGINES | {word for text in texts for word in OPTION.findall(text.read_text())}
+    return known | {
+        f"--{field}".replace("_", "-") for name in ENGINES for field in find_engine(name).Settings.model_fields
+    }
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=_name)

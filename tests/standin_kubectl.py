@@ -1,0 +1,166 @@
+"""A stand-in for kubectl and the cluster behind it: ``python standin_kubectl.py STATE ARGUMENTS OF KUBECTL``.
+
+Neither an API server nor a kubelet of a version with Indexed Jobs can be had where the tests run. So this stores the
+objects that it is given, and runs the container of each pod as a process of this machine, from the manifest alone:
+its command after the kubelet's replacement of $(NAME) and $$, its variables and no others, and its volume as a
+directory of STATE. All pods share the network of this machine, so their names become 127.0.0.1. What it prints and the
+JSON of pods and jobs follow https://kubernetes.io/docs/reference/kubernetes-api/. It does not schedule, and checks no
+field, user or quota.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+STATE = Path(sys.argv[1]) if __name__ == "__main__" else Path()
+
+
+def main(command: str, *arguments: str) -> int:
+    """Does what one call of kubectl asks for."""
+    operands = [word for word in arguments if not word.startswith("-")]
+    if (STATE / "unreachable").exists():
+        print("E1124 19:20:40.032131 1 memcache.go:265] no group list", file=sys.stderr)
+        return refuse(
+            "The connection to the server localhost:8080 was refused - did you specify the right host or port?"
+        )
+    commands: dict[str, Callable[[], int]] = {
+        "version": lambda: 0,
+        "create": lambda: create(is_dry="--dry-run=server" in arguments),
+        "get": lambda: get(*operands),
+        "logs": lambda: logs(*operands),
+        "delete": lambda: delete(signal.SIGKILL if "--now" in arguments else signal.SIGTERM),
+        "_pod": lambda: run_pod(int(operands[0])),
+    }
+    return commands[command]()
+
+
+def refuse(why: str) -> int:
+    print(why, file=sys.stderr)
+    return 1
+
+
+def create(*, is_dry: bool) -> int:
+    objects = list(yaml.safe_load_all(sys.stdin))
+    if (STATE / "forbidden").exists():
+        return refuse('Error from server (Forbidden): error when creating "STDIN": exceeded quota: pods=0')
+    if is_dry:
+        return 0
+    job = objects[-1]
+    (STATE / "job.json").write_text(json.dumps(job))
+    for index in range(job["spec"]["completions"]):
+        command = [sys.executable, __file__, str(STATE), "_pod", str(index)]
+        # A machine of a cluster inherits nothing from the user's.
+        environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": "/tmp"}
+        subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+    return 0
+
+
+def run_pod(index: int) -> int:
+    job = json.loads((STATE / "job.json").read_text())
+    pod = job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    variables = {one["name"]: one["value"] for one in container.get("env", [])}
+    variables["JOB_COMPLETION_INDEX"] = str(index)
+    mounts = {one["name"]: one["mountPath"] for one in container["volumeMounts"]}
+    address = f"{job['metadata']['name']}-0.{pod['subdomain']}" if "subdomain" in pod else None
+    words = [expanded(word, variables) for word in [*container["command"], *container.get("args", [])]]
+    words = [word.replace(mounts["results"] + "/", f"{STATE}/volume/") for word in words]
+    words = [word.replace(address, "127.0.0.1") if address else word for word in words]
+    with (STATE / f"pod{index}.log").open("wb") as log:
+        process = subprocess.Popen(words, env={**os.environ, **variables}, stdout=log, stderr=log, cwd="/")
+    (STATE / f"pod{index}.pid").write_text(str(process.pid))
+    code = process.wait()
+    (STATE / f"pod{index}.exit").write_text(str(128 - code if code < 0 else code))
+    return 0
+
+
+def expanded(word: str, variables: dict[str, str]) -> str:
+    """What the kubelet makes of a word: third_party/forked/golang/expansion/expand.go."""
+
+    def replaced(match: re.Match[str]) -> str:
+        return "$" if match[1] is None else variables.get(match[1], match[0])
+
+    return re.sub(r"\$\$|\$\(([^)]*)\)", replaced, word)
+
+
+def get(kind: str, name: str = "") -> int:
+    if kind == "persistentvolumeclaim":
+        found = name == "results"
+        return 0 if found else refuse(f'Error from server (NotFound): persistentvolumeclaims "{name}" not found')
+    if kind == "pods":
+        print(json.dumps({"items": [] if are_gone() else [pod_of(index) for index in range(num_pods())]}))
+        return 0
+    if are_gone():
+        return refuse(f'Error from server (NotFound): jobs.batch "{name}" not found')
+    codes = [code_of(index) for index in range(num_pods())]
+    ends = [{"type": "Failed" if any(codes) else "Complete", "status": "True"}] if None not in codes else []
+    print(json.dumps({"status": {"conditions": ends}}))
+    return 0
+
+
+def num_pods() -> int:
+    return int(json.loads((STATE / "job.json").read_text())["spec"]["completions"])
+
+
+def code_of(index: int) -> int | None:
+    path = STATE / f"pod{index}.exit"
+    return int(path.read_text()) if path.exists() and path.read_text() else None
+
+
+def pod_of(index: int) -> dict[str, Any]:
+    code = code_of(index)
+    state: dict[str, Any] = {"running": {}}
+    status: dict[str, Any] = {}
+    if code is not None:
+        state = {"terminated": {"exitCode": code, "reason": "Error" if code else "Completed"}}
+    elif not (STATE / f"pod{index}.pid").exists():
+        state = {"waiting": {"reason": "ContainerCreating"}}
+    status["containerStatuses"] = [{"name": "lockstep", "state": state}]
+    annotations = {"batch.kubernetes.io/job-completion-index": str(index)}
+    return {"metadata": {"name": f"pod{index}", "annotations": annotations, "labels": {}}, "status": status}
+
+
+def are_gone() -> bool:
+    """A job that is deleted in the foreground goes after its pods, which go some time after they have ended."""
+    ends = [STATE / f"pod{index}.exit" for index in range(num_pods())]
+    if not (STATE / "deleted").exists():
+        return False
+    return all(path.exists() and time.time() - path.stat().st_mtime > 3 for path in ends)
+
+
+def delete(number: signal.Signals) -> int:
+    (STATE / "deleted").touch()
+    for path in STATE.glob("pod*.pid"):
+        if not path.with_suffix(".exit").exists():
+            os.kill(int(path.read_text()), number)
+    return 0
+
+
+def logs(name: str) -> int:
+    path = STATE / f"{name}.log"
+    with path.open("rb") as file:
+        while True:
+            has_ended = path.with_suffix(".exit").exists()
+            sys.stdout.buffer.write(file.read())
+            sys.stdout.buffer.flush()
+            if has_ended:
+                return 0
+            time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[2:]))
