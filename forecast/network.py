@@ -8,6 +8,7 @@ from dataclasses import dataclass
 _BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 _BITS_OF_A_BYTE = 8
+_MOST_BITS = 1e15
 _MOST_SECONDS = 60.0
 _EXAMPLE = "write it as 25gbit,latency=20us"
 
@@ -82,8 +83,8 @@ def _read_rate(word: str) -> float:
     number, unit = _split(word)
     if unit not in _BITS:
         raise ValueError(f"'{word:.40}' is not a bandwidth in kbit, mbit, gbit or tbit per second; {_EXAMPLE}")
-    if not 0 < number * _BITS[unit] <= 1e6 * _BITS["tbit"]:
-        raise ValueError(f"{word:.40} is not possible, a bandwidth is more than 0 and finite; {_EXAMPLE}")
+    if not 1 <= number * _BITS[unit] <= _MOST_BITS:
+        raise ValueError(f"{word:.40} is not possible, a bandwidth is more than 0 and at most 1000tbit; {_EXAMPLE}")
     return number * _BITS[unit] / _BITS_OF_A_BYTE
 
 
@@ -109,4 +110,5 @@ def _rate(bytes_per_second: float) -> str:
 
 
 def _duration(seconds: float) -> str:
-    return f"{seconds / _SECONDS['us']:.6g}us"
+    unit = max((unit for unit in _SECONDS if seconds >= _SECONDS[unit]), key=_SECONDS.__getitem__, default="us")
+    return f"{seconds / _SECONDS[unit]:.6g}{unit}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from math import ceil
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
@@ -64,15 +63,6 @@ def forecast_file(command: str, forecasts: list[Forecast]) -> ForecastFile:
     """Returns forecasts with the date of now."""
     created_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
     return ForecastFile(created_at=created_at, command=command, forecasts=forecasts)
-
-
-def read_forecasts(path: Path) -> ForecastFile:
-    """Reads and validates a file of forecasts.
-
-    Raises:
-        OSError, ValueError: It cannot be read, or holds no forecasts.
-    """
-    return ForecastFile.model_validate_json(path.read_bytes())
 
 
 def forecast(scenario: Scenario, variant: Variant, ranks: list[int], cost_per_hour: float | None) -> Forecast:

@@ -31,22 +31,30 @@ def read_source(option: str, path: Path) -> Profile:
     asked = f"{option} {path}"
     try:
         if path.is_dir():
-            names = [name for name in (PROFILE_NAME, RECORD_NAME) if (path / name).exists()]
-            if not names:
-                raise UsageError(f"{asked}: holds no {PROFILE_NAME} and no {RECORD_NAME}; {_HOW}")
-            path = path / names[0]
-        if path.stat().st_size > _MOST_BYTES:
-            raise UsageError(f"{asked}: is larger than any profile; name another file")
-        content = json.loads(path.read_bytes())
+            path = _file_in(asked, path)
+        content = _content(asked, path)
     except OSError as error:
         raise UsageError(f"{asked}: cannot be read ({error.strerror}); {_HOW}") from error
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{asked}: is not JSON; {_HOW}") from error
     if not isinstance(content, dict) or "schema_version" not in content:
         raise UsageError(f"{asked}: is neither a profile nor the record of a run; {_HOW}")
-    if "kind" not in content:
-        return _from_record(asked, path)
-    return _read(asked, content)
+    return _read(asked, content) if "kind" in content else _from_record(asked, path)
+
+
+def _file_in(asked: str, directory: Path) -> Path:
+    for name in (PROFILE_NAME, RECORD_NAME):
+        if (directory / name).exists():
+            return directory / name
+    raise UsageError(f"{asked}: holds no {PROFILE_NAME} and no {RECORD_NAME}; {_HOW}")
+
+
+def _content(asked: str, path: Path) -> Any:
+    if path.stat().st_size > _MOST_BYTES:
+        raise UsageError(f"{asked}: is larger than any profile; name another file")
+    text = path.read_bytes()
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{asked}: is not JSON; {_HOW}") from error
 
 
 def _read(asked: str, content: dict[str, Any]) -> Profile:
