@@ -27,37 +27,24 @@ def profile_of_record(record: RunRecord) -> Profile:
         LacksTimes: The record has no such times.
     """
     diagnoses = [rank.diagnosis for rank in record.ranks if rank.diagnosis is not None]
-    if not diagnoses:
-        raise LacksTimes(f"the record lacks the times of forward and backward pass; {_HOW}")
-    if diagnoses[0].sharded_bytes:
-        raise LacksTimes("the run shards weights, and what gathers them is not in the model; choose another backend")
-    config = record.config
-    if config.grad_compression == "powersgd":
-        raise LacksTimes(NO_POWERSGD)
-    if len(record.steps) <= NUM_WARMUP_STEPS:
-        raise LacksTimes(f"the run has no step after the {NUM_WARMUP_STEPS} of its warm-up; {_HOW}")
-    micro_steps, backward = record.gradient_accumulation_steps, _median(diagnoses, "backward")
-    by_rank = [_steps(diagnosis) for diagnosis in diagnoses]
-    spread = None
-    if len(by_rank) > 1:
-        spread = quartile_spread(by_rank)
-    last = backward / micro_steps
-    size = sent_share(config.grad_compression) * diagnoses[0].gradient_bytes / _NUM_PARTS
-    remarks = [
-        "a record does not say when each gradient is ready: they are taken to become ready evenly over the last "
-        "backward pass",
-        "how much sending slows computing down was not measured: it is taken not to",
-    ]
-    if len(by_rank) > 1:
-        remarks.append(f"computing was measured in {len(by_rank)} processes at once, not in one")
+    _require_times(record, diagnoses)
+    config, micro_steps = record.config, record.gradient_accumulation_steps
+    backward = _median(diagnoses, "backward")
     settings = record.ranks[0].effective_settings
+    num_bytes = sent_share(config.grad_compression) * diagnoses[0].gradient_bytes
+    by_rank = [_steps(diagnosis) for diagnosis in diagnoses]
+    computing = Computing(
+        num_processes=1,
+        step_seconds=interval_of_median([second for steps in by_rank for second in steps]),
+        spread_seconds=quartile_spread(by_rank) if len(by_rank) > 1 else None,
+    )
     return Profile(
         created_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         command=config.launch_command,
         environment=record.environment,
         backend=config.backend,
         transport=str(settings.get("transport", "unknown")),
-        compressions=halving_compressions(config.backend),
+        compressions=halving_compressions(config.backend) if config.grad_compression == "none" else [],
         sending=sending_of(settings, config.backend_settings),
         samples_per_rank=config.global_batch_size // config.num_processes,
         num_samples=_samples_of_an_epoch(record),
@@ -66,23 +53,45 @@ def profile_of_record(record: RunRecord) -> Profile:
         data_seconds=median(second for one in diagnoses for second in one.data_seconds[NUM_WARMUP_STEPS:]),
         forward_seconds=_median(diagnoses, "forward"),
         backward_seconds=backward,
-        last_backward_seconds=last,
+        last_backward_seconds=backward / micro_steps,
         update_seconds=_median(diagnoses, "optimizer"),
-        gradients=[
-            GradientTime(name=f"part {k}", num_bytes=max(1, round(size)), ready_seconds=last * k / _NUM_PARTS)
-            for k in range(1, _NUM_PARTS + 1)
-        ],
-        computing=[
-            Computing(
-                num_processes=1,
-                step_seconds=interval_of_median([second for steps in by_rank for second in steps]),
-                spread_seconds=spread,
-            )
-        ],
+        gradients=_even_gradients(num_bytes, backward / micro_steps),
+        computing=[computing],
         overlap_slow_down=None,
         collectives=[],
-        remarks=remarks,
+        remarks=_remarks(len(by_rank)),
     )
+
+
+def _require_times(record: RunRecord, diagnoses: list[DiagnosisRecord]) -> None:
+    """Refuses records that lack something, or are of a training that is not in the model."""
+    if not diagnoses:
+        raise LacksTimes(f"the record lacks the times of forward and backward pass; {_HOW}")
+    if diagnoses[0].sharded_bytes:
+        raise LacksTimes("the run shards weights, and what gathers them is not in the model; choose another backend")
+    if record.config.grad_compression == "powersgd":
+        raise LacksTimes(NO_POWERSGD)
+    if len(record.steps) <= NUM_WARMUP_STEPS:
+        raise LacksTimes(f"the run has no step after the {NUM_WARMUP_STEPS} of its warm-up; {_HOW}")
+
+
+def _even_gradients(num_bytes: float, last_backward: float) -> list[GradientTime]:
+    size = max(1, round(num_bytes / _NUM_PARTS))
+    return [
+        GradientTime(name=f"part {k}", num_bytes=size, ready_seconds=last_backward * k / _NUM_PARTS)
+        for k in range(1, _NUM_PARTS + 1)
+    ]
+
+
+def _remarks(num_ranks: int) -> list[str]:
+    remarks = [
+        "a record does not say when each gradient is ready: they are taken to become ready evenly over the last "
+        "backward pass",
+        "how much sending slows computing down was not measured: it is taken not to",
+    ]
+    if num_ranks > 1:
+        remarks.append(f"computing was measured in {num_ranks} processes at once, not in one")
+    return remarks
 
 
 def _median(diagnoses: list[DiagnosisRecord], part: str) -> float:

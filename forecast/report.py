@@ -16,7 +16,7 @@ from forecast.algorithms import ALGORITHMS
 from forecast.result import Forecast, ForecastFile
 from forecast.result import Row as Forecasted
 from forecast.sending import WAYS
-from forecast.table import clock, describe, with_ends
+from forecast.table import clock, describe, seconds_with_ends, share_with_ends
 
 
 def render(content: ForecastFile) -> str:
@@ -38,7 +38,7 @@ def render(content: ForecastFile) -> str:
 def _verdict(forecast: Forecast) -> str:
     last = forecast.rows[-1]
     return (
-        f"{describe(forecast)}: {last.ranks:,} ranks would take {with_ends(last.step_seconds, 1e3, 'ms')} a step, "
+        f"{describe(forecast)}: {last.ranks:,} ranks would take {seconds_with_ends(last.step_seconds)} a step, "
         f"{points(last.efficiency.estimate)} % of {last.ranks:,} times the speed of one."
     )
 
@@ -109,8 +109,8 @@ def _table(forecast: Forecast) -> Table:
         Row(
             [
                 Cell(f"{row.ranks:,}", row.ranks),
-                Cell(with_ends(row.step_seconds, 1e3, "ms"), row.step_seconds.estimate),
-                Cell(with_ends(row.efficiency, 100, "%"), row.efficiency.estimate),
+                Cell(seconds_with_ends(row.step_seconds), row.step_seconds.estimate),
+                Cell(share_with_ends(row.efficiency), row.efficiency.estimate),
                 measured(row.exposed_seconds, 1e3),
                 measured(row.waiting_seconds, 1e3),
                 Cell(clock(row.epoch_seconds), row.epoch_seconds),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
 
-from compare.numbers import NOTHING, format_seconds, number
+from compare.numbers import NOTHING, format_seconds, number, points
 from compare.results import Interval
 from forecast.result import Forecast, Row
 
@@ -43,10 +43,20 @@ def clock(seconds: float) -> str:
     return f"{number(seconds / 3600, 3)} h" if seconds >= 7200 else f"{number(seconds / 60, 3)} min"
 
 
-def with_ends(value: Interval, scale: float, unit: str) -> str:
-    """Formats an estimate with its ends: 123 ms [110, 140]."""
-    low, high = (number(scale * (value.estimate if end is None else end), 3) for end in (value.low, value.high))
-    return f"{number(scale * value.estimate, 3)} {unit} [{low}, {high}]"
+def seconds_with_ends(value: Interval) -> str:
+    """Formats a duration with its ends, in one unit: 123 ms [110, 140]."""
+    unit, scale = ("s", 1.0) if value.estimate >= 1 else ("ms", 1e3)
+    return _with_ends(value, unit, lambda seconds: number(scale * seconds, 3))
+
+
+def share_with_ends(value: Interval) -> str:
+    """Formats a share in percent with its ends: 61 % [55, 70]."""
+    return _with_ends(value, "%", points)
+
+
+def _with_ends(value: Interval, unit: str, written: Callable[[float], str]) -> str:
+    low, high = (written(value.estimate if end is None else end) for end in (value.low, value.high))
+    return f"{written(value.estimate)} {unit} [{low}, {high}]"
 
 
 def _rows(rows: Sequence[Row]) -> Table:
@@ -56,7 +66,7 @@ def _rows(rows: Sequence[Row]) -> Table:
         table.add_column(heading, justify="right")
     for row in rows:
         cost = NOTHING if row.cost_per_epoch is None else number(row.cost_per_epoch, 3)
-        cells = [f"{row.ranks:,}", with_ends(row.step_seconds, 1e3, "ms"), with_ends(row.efficiency, 100, "%")]
+        cells = [f"{row.ranks:,}", seconds_with_ends(row.step_seconds), f"{points(row.efficiency.estimate)} %"]
         cells += [format_seconds(row.exposed_seconds), clock(row.epoch_seconds), *([cost] * has_cost)]
         table.add_row(*cells)
     return table
