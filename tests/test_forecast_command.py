@@ -188,11 +188,14 @@ def test_the_page_can_be_read_on_a_phone(place: Path, scheme: str) -> None:
             visit.close()
 
 
-def test_a_record_with_a_diagnosis_is_enough(tmp_path: Path) -> None:
+def test_a_record_with_a_diagnosis_is_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--task", "token-tagging", "--num-processes", "2", "--threads-per-rank", "1", "--max-steps", "12")
     train("ddp", tmp_path / "plain", *options)
     with pytest.raises(UsageError, match="lacks the times of forward and backward pass; train once more with --diag"):
         read_source("--record", tmp_path / "plain")
+    assert validation.run(["measured", f"1gbit@{tmp_path / 'plain'}"]) == 0
+    (run,) = MeasuredFile.model_validate_json(capsys.readouterr().out).runs
+    assert (run.backend, run.network, run.ranks, len(run.step_seconds)) == ("ddp", "1gbit,latency=0us", 2, 12 - 5)
     record = train("ddp", tmp_path / "diagnosed", *options, "--diagnose")
     profile = read_source("--record", tmp_path / "diagnosed")
     size = record["ranks"][0]["diagnosis"]["gradient_bytes"]
@@ -260,6 +263,22 @@ def test_errors_of_forecasts() -> None:
     found = validation.compare(content, runs)
     assert [one.error for one in found] == pytest.approx([0.1, -0.2])
     assert validation.summary(found).startswith("mean absolute error 15.0 %, worst 20.0 %; 0 of 2")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ([], "measured NETWORK@RECORD"),
+        (["measured", "runs/a"], "write the network and the record"),
+        (["measured", "1gbit@nowhere"], "1gbit@nowhere: the record cannot be read"),
+        (["measured", "1gbit@other.json"], "is no record of this Lockstep"),
+        (["compare", "nowhere.json", "other.json"], "nowhere.json: cannot be read"),
+        (["compare", "other.json", "other.json"], "no file of the kind 'forecast'"),
+    ],
+)
+def test_files_that_cannot_be_compared_are_refused(place: Path, arguments: list[str], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        validation.run(arguments)
 
 
 def test_what_was_measured_first_or_never_forecast_is_refused() -> None:

@@ -13,7 +13,7 @@ from launch.starters.interface import PROJECT_DIRECTORY
 
 _MAX_LINES_OF_A_FILE = 400
 _MAX_LINES_OF_A_FUNCTION = 60
-_PACKAGES = ("tasks", "records", "watch", "training", "launch", "parity", "compare", "contract", "forecast")
+_PACKAGES = ("tasks", "records", "watch", "training", "launch", "parity", "compare", "contract", "engines", "forecast")
 _FOLDERS = ("backends", *_PACKAGES, "docker", "docs", "tests")
 # What it is about is a backend itself: the reference, and the launcher that has the name of one.
 _MAY_NAME_A_BACKEND = {
