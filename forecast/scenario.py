@@ -92,7 +92,10 @@ class Scenario:
     def remarks(self) -> list[str]:
         """What the profile assumes, and what is assumed here."""
         profile, found = self.profile, list(self.profile.remarks)
-        if profile.overlap_slow_down is None and not found:
+        if profile.overlap_slow_down is not None:
+            kappa = profile.overlap_slow_down.estimate
+            found.append(f"a backward pass during which gradients are sent takes {kappa:.3g} times as long (measured)")
+        elif not found:
             found.append("how much sending slows computing down was not measured: it is taken not to")
         if self.slow_down is not None:
             found.append(f"computing takes {self.slow_down:g} times as long as in one process, as was stated")
@@ -108,8 +111,11 @@ class Scenario:
             )
         if self.software and not profile.collectives:
             found.append("the library's own share of an all-reduce was not measured: the network alone counts")
-        if self._spread(2) is None:
+        spread = self._spread(2)
+        if spread is None:
             found.append("how much ranks differ in a step was not measured: nobody waits for the slowest")
+        else:
+            found.append(f"ranks differ by {1e3 * spread:.3g} ms in the same step (measured, a standard deviation)")
         return found
 
     def _conditions(self, num_ranks: int, end: End) -> Conditions:

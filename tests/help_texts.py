@@ -46,10 +46,11 @@ def help_texts() -> dict[str, str]:
 
 def main() -> None:
     """Replaces the files."""
+    texts = help_texts()  # first, so that an interruption removes nothing
     DIRECTORY.mkdir(exist_ok=True)
     for path in DIRECTORY.iterdir():
         path.unlink()
-    for name, text in help_texts().items():
+    for name, text in texts.items():
         Path(DIRECTORY / name).write_text(text)
 
 
