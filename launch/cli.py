@@ -37,6 +37,7 @@ COMMANDS = {
     "compare": "compare.race.command",
     "report": "compare.race.report_command",
     "allreduce": "compare.collectives.command",
+    "forecast": "forecast.command",
 }
 
 # Trains on nodes that an engine starts; it has the same function.
@@ -154,6 +155,7 @@ def _overview() -> str:
         "       launch/run.sh compare              race backends against each other and write a report\n"
         "       launch/run.sh report RECORD ...    write the same report from any records\n"
         "       launch/run.sh allreduce            measure the collectives of each library\n"
+        "       launch/run.sh forecast             say how long a step takes on other ranks and networks\n"
         "       launch/run.sh doctor               show which backends run on this machine\n\n"
         f"backends (or your own, as package.module:Class):\n{backends}"
     )

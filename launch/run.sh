@@ -5,6 +5,8 @@
 #   launch/run.sh contract BACKEND [options]
 #   launch/run.sh verify BACKEND [options]
 #   launch/run.sh compare | allreduce [--backends A,B,...] [options]
+#   launch/run.sh forecast --profile PROFILE --network NETWORK [options]
+#   launch/run.sh forecast profile BACKEND [options]
 #   launch/run.sh report RECORD | RACE | RESULTS ... [options]
 #   launch/run.sh doctor
 # COMMAND --help lists the options of a command.
@@ -16,8 +18,9 @@ source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/setup.sh"
 
 case ${1:-} in
   '' | -h | --help | doctor | *:*) extras=(single) ;;
-  contract | verify)
+  contract | verify | forecast)
     extras=(single)
+    [[ $1 != forecast ]] || extras+=(compare)
     for word in "${@:2}"; do
       ! is_backend "$word" || extras=("$word")
     done
@@ -36,7 +39,7 @@ case ${1:-} in
   report) extras=(single compare) ;;
   *)
     is_backend "$1" ||
-      fail "there is no '$1'; choose a backend ($(backend_names | paste -sd ' ')) or contract, verify, compare, report, allreduce, doctor"
+      fail "there is no '$1'; choose a backend ($(backend_names | paste -sd ' ')) or contract, verify, compare, report, allreduce, forecast, doctor"
     extras=("$1")
     ;;
 esac

@@ -36,6 +36,7 @@ def help_text(*words: str) -> str:
 def help_texts() -> dict[str, str]:
     """All files by name."""
     texts = {command: help_text(command) for command in COMMANDS}
+    texts["forecast-profile"] = help_text("forecast", "profile")
     of_backends = {name: help_text(name) for name in BACKENDS}
     plain = {name: text.replace(name, _ANY_BACKEND, 1) for name, text in of_backends.items()}
     common = min(plain.values(), key=len)
@@ -45,10 +46,11 @@ def help_texts() -> dict[str, str]:
 
 def main() -> None:
     """Replaces the files."""
+    texts = help_texts()  # first, so that an interruption removes nothing
     DIRECTORY.mkdir(exist_ok=True)
     for path in DIRECTORY.iterdir():
         path.unlink()
-    for name, text in help_texts().items():
+    for name, text in texts.items():
         Path(DIRECTORY / name).write_text(text)
 
 

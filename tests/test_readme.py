@@ -91,7 +91,7 @@ OF_TASKS = {
 OF_SCRIPTS = {"--docker", "--all"}  # of launch/run.sh and of tests/run.sh
 OF_ENGINES = {"--engine", "--dry-run"}
 OF_OTHER_PROGRAMS = {"--gloo", "--cpu", "--multi", "--num", "--shm-size", "--signal"}
-PACKAGES = "backends|compare|contract|engines|launch|records|tasks|tests|training|watch"
+PACKAGES = "backends|compare|contract|engines|forecast|launch|records|tasks|tests|training|watch"
 
 
 def _known_options() -> set[str]:

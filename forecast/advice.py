@@ -1,0 +1,61 @@
+"""Advice: what would raise the efficiency of a training, and to how much."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from forecast.scenario import Scenario, Variant
+from forecast.sending import Buckets, Fusion, Whole
+
+# Less is not worth a word, and cannot be told from the error of the model.
+_SMALLEST_GAIN = 0.01
+_MOST = 4
+_ACCUMULATIONS = (2, 4, 8)
+_BUCKET_MEBIBYTES = (1, 5, 100)
+_CYCLES_MILLISECONDS = (0.1, 5)
+
+
+def advice(scenario: Scenario, variant: Variant, num_ranks: int) -> list[str]:
+    """Returns what would help most, on so many ranks, the best of each kind first.
+
+    Args:
+        scenario: The training and the network.
+        variant: How it communicates.
+        num_ranks: The number of ranks.
+    """
+    now = scenario.efficiency(variant, num_ranks)
+    best: dict[str, tuple[float, str]] = {}
+    for kind, words, other in _others(scenario, variant):
+        then = scenario.efficiency(other, num_ranks)
+        if then >= max(now + _SMALLEST_GAIN, best.get(kind, (0.0, ""))[0] + _SMALLEST_GAIN):
+            best[kind] = (then, words)
+    ordered = sorted(best.values(), reverse=True)[:_MOST]
+    return [
+        f"{words}: efficiency {100 * now:.0f} % becomes {100 * then:.0f} % on {num_ranks:,} ranks"
+        for then, words in ordered
+    ]
+
+
+def _others(scenario: Scenario, variant: Variant) -> Iterator[tuple[str, str, Variant]]:
+    """Yields what could be done otherwise: of which kind it is, in words, and as a variant."""
+    profile = scenario.profile
+    for times in _ACCUMULATIONS:
+        words = f"gradient_accumulation_steps {times * profile.micro_steps} (a global batch {times} times as large)"
+        yield "accumulation", words, variant._replace(accumulation=times)
+    for name in profile.compressions:
+        yield "compression", f"--grad-compression {name}", variant._replace(share=0.5)
+    match variant.sending:
+        case Buckets():
+            for size in _BUCKET_MEBIBYTES:
+                buckets = Buckets(first_bytes=size * 2**20, bucket_bytes=size * 2**20)
+                yield "sending", f"--bucket-cap-mb {size}", variant._replace(sending=buckets)
+        case Fusion(buffer_bytes=buffer_bytes):
+            for cycle in _CYCLES_MILLISECONDS:
+                fusion = Fusion(buffer_bytes=buffer_bytes, cycle_seconds=1e-3 * cycle)
+                yield "sending", f"HOROVOD_CYCLE_TIME={cycle:g}", variant._replace(sending=fusion)
+        case Whole():
+            yield "sending", "sending in buckets during the backward pass", variant._replace(sending=Buckets())
+    if variant.algorithm != "hierarchical" and scenario.ranks_per_node > 1:
+        yield "algorithm", "a hierarchical all-reduce", variant._replace(algorithm="hierarchical")
+    if variant.algorithm != "tree":
+        yield "algorithm", "an all-reduce in a tree", variant._replace(algorithm="tree")

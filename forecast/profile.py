@@ -1,0 +1,96 @@
+"""A profile: what one rank computes and when its gradients are ready, in a file that forecasts are made of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from compare.results import Interval
+from compare.strict import Strict
+from forecast.model import Work
+from forecast.sending import Gradient, Sending
+from records.files import write_atomically
+from records.record import Environment, Seconds
+
+PROFILE_NAME = "profile.json"
+PROFILE_VERSION = 1
+
+
+class GradientTime(Strict):
+    """One gradient."""
+
+    name: str
+    num_bytes: int = Field(gt=0)
+    ready_seconds: Seconds = Field(description="since the last backward pass of the step began, median over steps")
+
+
+class Computing(Strict):
+    """Processes that do the work of a rank each, on one machine, without communication."""
+
+    num_processes: int = Field(ge=1)
+    step_seconds: Interval = Field(description="median over steps and processes")
+    spread_seconds: Seconds | None = Field(
+        description="standard deviation of what processes take for the same step, from quartiles; null for one process"
+    )
+
+
+class Collective(Strict):
+    """The line through what all-reduces took on the profiled machine: latency + bytes / bandwidth."""
+
+    num_processes: int = Field(ge=2)
+    transport: str
+    latency_seconds: Interval
+    bytes_per_second: Interval
+
+
+class Profile(Strict):
+    """What a forecast needs to know of a training."""
+
+    schema_version: Literal[1] = 1
+    kind: Literal["forecast profile"] = "forecast profile"
+    created_at: str
+    command: str
+    environment: Environment
+    backend: str
+    transport: str
+    compressions: list[str] = Field(description="--grad-compression that the backend has, in forecasts of this model")
+    sending: Sending
+    samples_per_rank: int = Field(ge=1, description="of one step")
+    num_samples: int = Field(ge=1, description="of one epoch, over all ranks")
+    num_steps: int = Field(ge=1, description="steps that were timed in one process")
+    micro_steps: int = Field(ge=1, description="micro-batches of one rank in a step")
+    data_seconds: Seconds
+    forward_seconds: Seconds = Field(description="of all micro-steps")
+    backward_seconds: Seconds = Field(description="of all micro-steps")
+    last_backward_seconds: Seconds = Field(description="of the last micro-step")
+    update_seconds: Seconds
+    gradients: list[GradientTime] = Field(min_length=1, description="in the order of time")
+    computing: list[Computing] = Field(min_length=1, description="by number of processes; the first has one")
+    overlap_slow_down: Interval | None = Field(
+        description="how many times as long until the last gradient is ready while two ranks send, over two processes "
+        "that send nothing; null: not measured"
+    )
+    collectives: list[Collective] = Field(description="by number of processes; empty: not measured")
+    remarks: list[str] = Field(description="what was assumed since it was not measured")
+
+    @property
+    def work(self) -> Work:
+        """The work of one rank."""
+        backward_before = self.backward_seconds - self.last_backward_seconds
+        before = self.data_seconds + self.forward_seconds + backward_before
+        return Work(
+            before=before,
+            micro_step=(self.data_seconds + self.forward_seconds + self.backward_seconds) / self.micro_steps,
+            backward=self.last_backward_seconds,
+            update=self.update_seconds,
+            gradients=tuple(Gradient(one.ready_seconds, one.num_bytes) for one in self.gradients),
+        )
+
+
+def write_profile(profile: Profile, directory: Path) -> Path:
+    """Writes a profile into a directory, completely or not at all, and returns its path."""
+    target = directory / PROFILE_NAME
+    write_atomically(target, profile.model_dump_json(indent=1) + "\n")
+    return target

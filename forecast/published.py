@@ -1,0 +1,170 @@
+"""What the model says of published figures: ``python -m forecast.published`` prints the table of docs/forecast.md.
+
+Publications seldom state all inputs. What is assumed here stands beside each figure, and a forecast is given as a range
+where an input is not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from scipy.optimize import brentq
+
+from forecast.algorithms import all_reduce
+from forecast.model import Conditions, Work, step_time
+from forecast.network import Link, Network, parse_network
+from forecast.sending import Buckets, Fusion, Gradient, Whole
+
+_BYTES = 4  # of a float32
+# A backward pass computes two products of matrices for each one of the forward pass.
+_BACKWARD = 2 / 3
+_NUM_PARTS = 64
+
+# Sergeev and Del Balso 2018: 128 servers with 4 Pascal GPUs each, 25 Gbit/s RoCE, 64 images a GPU. Assumed: images/s of
+# one P100 from TensorFlow's benchmarks of 2017 (of ResNet-101 between those of ResNet-50 and 152), weights in millions.
+HOROVOD_SPEED = {"Inception V3": 142.0, "ResNet-101": 129.0, "VGG-16": 154.0}
+HOROVOD_MILLIONS = {"Inception V3": 23.8, "ResNet-101": 44.5, "VGG-16": 138.4}
+HOROVOD_EFFICIENCY = {"Inception V3": 0.90, "ResNet-101": 0.90, "VGG-16": 0.68}
+_LATENCIES = ("5us", "20us")
+# Horovod's defaults of that time.
+_FUSION = Fusion(buffer_bytes=64 * 2**20, cycle_seconds=5e-3)
+
+# Minutes of one training of BERT. Four GPUs are assumed, and a model of BERT-base's size.
+BERT_MINUTES = {"one GPU": 4883.0, "spawn": 1459.0, "launch": 1464.0, "accelerate launch": 1400.0}
+BERT_HOROVOD_MINUTES = 2203.0
+BERT_APEX_MINUTES = 709.0
+_BERT_GPUS = 4
+_BERT_BYTES = _BYTES * 110e6
+
+
+class Row(NamedTuple):
+    """A published figure: what it is, what was published, what the model says, and what has to be assumed."""
+
+    figure: str
+    published: str
+    forecast: str
+    remark: str
+
+
+def even_work(seconds: float, num_bytes: float, num_parts: int = _NUM_PARTS) -> Work:
+    """Returns a step whose gradients become ready evenly over the backward pass."""
+    backward = _BACKWARD * seconds
+    parts = range(1, num_parts + 1)
+    gradients = tuple(Gradient(backward * part / num_parts, num_bytes / num_parts) for part in parts)
+    return Work(seconds - backward, seconds - backward, backward, 0.0, gradients)
+
+
+def one_direction_seconds(num_gpus: int) -> float:
+    """Returns what a single reducer needs to receive 300 million weights from all other GPUs at 1 GB/s."""
+    reduce = all_reduce("central", num_gpus, Network(Link(0.0, 1e9)))
+    return reduce(_BYTES * 300e6) / 2
+
+
+def contrast(num_gpus: int, latency: float) -> float:
+    """Returns how many times as long an all-reduce takes through a single reducer as in a ring.
+
+    Args:
+        num_gpus: The number of ranks.
+        latency: Of a message, in units of the time in which all gradients pass through a link.
+    """
+    network = Network(Link(latency, 1.0))
+    return all_reduce("central", num_gpus, network)(1.0) / all_reduce("ring", num_gpus, network)(1.0)
+
+
+def horovod_efficiency(model: str, latency: str, *, overlaps: bool) -> float:
+    """Returns the efficiency of 512 GPUs with Horovod, with or without communication during the backward pass."""
+    work = even_work(64 / HOROVOD_SPEED[model], _BYTES * 1e6 * HOROVOD_MILLIONS[model])
+    network = parse_network(f"25gbit,latency={latency},local=80gbit,local-latency={latency}")
+    reduce = all_reduce("ring", 512, network, ranks_per_node=4)
+    return work.seconds / step_time(work, 512, _FUSION if overlaps else Whole(), reduce, Conditions()).total
+
+
+def ddp_efficiency(latency: str) -> float:
+    """Returns the efficiency of ResNet-50 on 256 GPUs with DDP.
+
+    Assumed: 32 servers with 8 GPUs, 100 Gbit/s for each server alone, and 32 images in 0.1 s.
+    """
+    work = even_work(0.1, _BYTES * 25.6e6)
+    network = parse_network(f"100gbit,latency={latency},local=1000gbit,local-latency={latency}")
+    reduce = all_reduce("ring", 256, network, ranks_per_node=8)
+    return work.seconds / step_time(work, 256, Buckets(), reduce, Conditions()).total
+
+
+def bert_minutes() -> dict[str, float]:
+    """Returns the minutes that follow for each way of sending from one row: the bandwidth is fitted to `spawn`."""
+    alone = BERT_MINUTES["one GPU"] / _BERT_GPUS
+    work = even_work(1.0, _BERT_BYTES)
+
+    def minutes(bandwidth: float, sending: Buckets | Fusion | Whole) -> float:
+        reduce = all_reduce("ring", _BERT_GPUS, Network(Link(0.0, bandwidth)))
+        return alone * step_time(work, _BERT_GPUS, sending, reduce, Conditions()).total
+
+    # In bytes for each step of one GPU, since how long a step takes was not published.
+    least, most = 1e-3 * _BERT_BYTES, 1e3 * _BERT_BYTES
+    bandwidth = float(brentq(lambda rate: minutes(rate, Buckets()) - BERT_MINUTES["spawn"], least, most))
+    ways: dict[str, Buckets | Fusion | Whole] = {"buckets": Buckets(), "whole": Whole()}
+    return {way: minutes(bandwidth, sending) for way, sending in ways.items()}
+
+
+def rows() -> Iterator[Row]:
+    """Yields the table."""
+    source = "Gibiansky 2017 (Baidu)"
+    for num_gpus, seconds in ((2, "1.2"), (10, "10.8")):
+        figure = f"{source}: a single reducer receives 300 million gradients at 1 GB/s, {num_gpus} GPUs"
+        yield Row(figure, f"{seconds} s", f"{one_direction_seconds(num_gpus):.1f} s", "all inputs are stated")
+    yield Row(
+        f"{source}: a ring and a single reducer, 40 GPUs",
+        "31 times",
+        f"{contrast(40, 0):.0f} times without latency, {contrast(40, 0.0075):.0f} if that is 0.75 % of S / beta",
+        "not reproduced: sizes and network of this figure are not stated",
+    )
+    for model, published in HOROVOD_EFFICIENCY.items():
+        slow, fast = (100 * horovod_efficiency(model, latency, overlaps=True) for latency in reversed(_LATENCIES))
+        whole = 100 * horovod_efficiency(model, _LATENCIES[0], overlaps=False)
+        yield Row(
+            f"Sergeev and Del Balso 2018: {model}, 512 GPUs",
+            f"{100 * published:.0f} %",
+            f"{slow:.0f} to {fast:.0f} %, without overlap {whole:.0f} %",
+            f"latency is not stated: {_LATENCIES[0]} to {_LATENCIES[1]} are assumed, and the speed of one GPU",
+        )
+    low, high = (100 * ddp_efficiency(latency) for latency in reversed(_LATENCIES))
+    yield Row(
+        "Li et al. 2020: DDP, 256 GPUs",
+        "near-linear",
+        f"{low:.0f} to {high:.0f} %",
+        "network and speed of one GPU are assumed; what other jobs on a shared network do to it is not in the model",
+    )
+    yield from _bert_rows()
+
+
+def _bert_rows() -> Iterator[Row]:
+    found, title = bert_minutes(), "BERT, 4 GPUs"
+    for name, minutes in BERT_MINUTES.items():
+        if name == "one GPU":
+            yield Row("BERT, one GPU", f"{minutes:,.0f} min", "given", "the input")
+        else:
+            remark = "the bandwidth is fitted to this row" if name == "spawn" else "DDP's buckets, as with spawn"
+            yield Row(f"{title}: {name}", f"{minutes:,.0f} min", f"{found['buckets']:,.0f} min", remark)
+    yield Row(
+        f"{title}: Horovod",
+        f"{BERT_HOROVOD_MINUTES:,.0f} min",
+        f"{found['whole']:,.0f} min",
+        "if it hid nothing of its communication, which was not stated",
+    )
+    yield Row(
+        f"{title}: Apex",
+        f"{BERT_APEX_MINUTES:,.0f} min",
+        "none",
+        "not reproduced: it computes in half precision, how fast was not stated",
+    )
+
+
+def table() -> str:
+    """Returns the table in Markdown."""
+    lines = ["| figure | published | the model | |", "| --- | --- | --- | --- |"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows())])
+
+
+if __name__ == "__main__":
+    print(table())

@@ -1,0 +1,110 @@
+"""Profiles made of the record of an ordinary run, as far as it goes."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from statistics import median
+
+from forecast.measuring import NO_POWERSGD, halving_compressions, interval_of_median, quartile_spread, sent_share
+from forecast.profile import Computing, GradientTime, Profile
+from forecast.sending import sending_of
+from records.record import DiagnosisRecord, RunRecord
+from records.throughput import NUM_WARMUP_STEPS
+
+_HOW = "train once more with --diagnose, or make a profile (launch/run.sh forecast profile)"
+# Into how many gradients of one size a record's total is divided, since it does not say when each of them was ready.
+_NUM_PARTS = 64
+
+
+class LacksTimes(Exception):
+    """A record has not what a forecast needs; the message says what is missing."""
+
+
+def profile_of_record(record: RunRecord) -> Profile:
+    """Makes a profile of a run with --diagnose, which holds what each rank computes alone, and the gradients' size.
+
+    Raises:
+        LacksTimes: The record has no such times.
+    """
+    diagnoses = [rank.diagnosis for rank in record.ranks if rank.diagnosis is not None]
+    _require_times(record, diagnoses)
+    config, micro_steps = record.config, record.gradient_accumulation_steps
+    backward = _median(diagnoses, "backward")
+    settings = record.ranks[0].effective_settings
+    num_bytes = sent_share(config.grad_compression) * diagnoses[0].gradient_bytes
+    by_rank = [_steps(diagnosis) for diagnosis in diagnoses]
+    computing = Computing(
+        num_processes=1,
+        step_seconds=interval_of_median([second for steps in by_rank for second in steps]),
+        spread_seconds=quartile_spread(by_rank) if len(by_rank) > 1 else None,
+    )
+    return Profile(
+        created_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        command=config.launch_command,
+        environment=record.environment,
+        backend=config.backend,
+        transport=str(settings.get("transport", "unknown")),
+        compressions=halving_compressions(config.backend) if config.grad_compression == "none" else [],
+        sending=sending_of(settings, config.backend_settings),
+        samples_per_rank=config.global_batch_size // config.num_processes,
+        num_samples=_samples_of_an_epoch(record),
+        num_steps=len(by_rank[0]),
+        micro_steps=micro_steps,
+        data_seconds=median(second for one in diagnoses for second in one.data_seconds[NUM_WARMUP_STEPS:]),
+        forward_seconds=_median(diagnoses, "forward"),
+        backward_seconds=backward,
+        last_backward_seconds=backward / micro_steps,
+        update_seconds=_median(diagnoses, "optimizer"),
+        gradients=_even_gradients(num_bytes, backward / micro_steps),
+        computing=[computing],
+        overlap_slow_down=None,
+        collectives=[],
+        remarks=_remarks(len(by_rank)),
+    )
+
+
+def _require_times(record: RunRecord, diagnoses: list[DiagnosisRecord]) -> None:
+    """Refuses records that lack something, or are of a training that is not in the model."""
+    if not diagnoses:
+        raise LacksTimes(f"the record lacks the times of forward and backward pass; {_HOW}")
+    if diagnoses[0].sharded_bytes:
+        raise LacksTimes("the run shards weights, and what gathers them is not in the model; choose another backend")
+    if record.config.grad_compression == "powersgd":
+        raise LacksTimes(NO_POWERSGD)
+    if len(record.steps) <= NUM_WARMUP_STEPS:
+        raise LacksTimes(f"the run has no step after the {NUM_WARMUP_STEPS} of its warm-up; {_HOW}")
+
+
+def _even_gradients(num_bytes: float, last_backward: float) -> list[GradientTime]:
+    size = max(1, round(num_bytes / _NUM_PARTS))
+    return [
+        GradientTime(name=f"part {k}", num_bytes=size, ready_seconds=last_backward * k / _NUM_PARTS)
+        for k in range(1, _NUM_PARTS + 1)
+    ]
+
+
+def _remarks(num_ranks: int) -> list[str]:
+    remarks = [
+        "a record does not say when each gradient is ready: they are taken to become ready evenly over the last "
+        "backward pass",
+        "how much sending slows computing down was not measured: it is taken not to",
+    ]
+    if num_ranks > 1:
+        remarks.append(f"computing was measured in {num_ranks} processes at once, not in one")
+    return remarks
+
+
+def _median(diagnoses: list[DiagnosisRecord], part: str) -> float:
+    return median(second for one in diagnoses for second in one.alone_seconds[part][NUM_WARMUP_STEPS:])
+
+
+def _steps(diagnosis: DiagnosisRecord) -> list[float]:
+    parts = [diagnosis.data_seconds, *diagnosis.alone_seconds.values()]
+    return [sum(step) for step in zip(*parts, strict=True)][NUM_WARMUP_STEPS:]
+
+
+def _samples_of_an_epoch(record: RunRecord) -> int:
+    counts = record.task.get("num_samples")
+    if isinstance(counts, dict) and isinstance(counts.get("train"), int):
+        return int(counts["train"])
+    return sum(step.num_samples for step in record.steps if step.epoch == 0)

@@ -1,0 +1,116 @@
+"""What a forecast says: the content of its .json file, from which the tables and the page are made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from math import ceil
+from typing import Literal
+
+from pydantic import Field
+
+from compare.results import Interval
+from compare.strict import Strict
+from forecast.advice import advice
+from forecast.algorithms import ALGORITHMS, Algorithm
+from forecast.scenario import End, Scenario, Variant
+from forecast.sending import WAYS, Way
+
+_SECONDS_OF_AN_HOUR = 3600
+
+
+class Row(Strict):
+    """The forecast for one number of ranks."""
+
+    ranks: int
+    step_seconds: Interval = Field(description="its ends: all inputs at their best and at their worst at once")
+    computing_seconds: float
+    exposed_seconds: float = Field(description="communication that the backward pass does not hide")
+    waiting_seconds: float = Field(description="for the slowest rank")
+    efficiency: Interval = Field(description="speed, over that of one rank times the number of ranks")
+    epoch_seconds: float
+    cost_per_epoch: float | None
+    by_algorithm: dict[str, float] = Field(description="efficiency if all-reduces were made so")
+    by_sending: dict[str, float] = Field(description="efficiency if gradients were sent so")
+
+
+class Forecast(Strict):
+    """One training on one network."""
+
+    backend: str
+    network: str
+    algorithm: Algorithm
+    sending: Way
+    ranks_per_node: int
+    samples_per_rank: int
+    one_rank_seconds: float = Field(description="a step of one rank")
+    rows: list[Row]
+    advice: list[str]
+    remarks: list[str] = Field(description="what was assumed")
+
+
+class ForecastFile(Strict):
+    """A set of forecasts, made before what they forecast."""
+
+    schema_version: Literal[1] = 1
+    kind: Literal["forecast"] = "forecast"
+    created_at: str
+    command: str
+    forecasts: list[Forecast]
+
+
+def forecast_file(command: str, forecasts: list[Forecast]) -> ForecastFile:
+    """Returns forecasts with the date of now."""
+    created_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return ForecastFile(created_at=created_at, command=command, forecasts=forecasts)
+
+
+def forecast(scenario: Scenario, variant: Variant, ranks: list[int], cost_per_hour: float | None) -> Forecast:
+    """Returns what a training would take.
+
+    Args:
+        scenario: The training and the network.
+        variant: How it communicates.
+        ranks: The numbers of ranks.
+        cost_per_hour: What a rank costs in an hour, in any currency.
+
+    Raises:
+        NotMeasured: The profile lacks something.
+    """
+    profile = scenario.profile
+    return Forecast(
+        backend=profile.backend,
+        network=scenario.network.text,
+        algorithm=variant.algorithm,
+        sending=variant.sending.way,
+        ranks_per_node=scenario.ranks_per_node,
+        samples_per_rank=profile.samples_per_rank,
+        one_rank_seconds=scenario.work.seconds,
+        rows=list(_rows(scenario, variant, ranks, cost_per_hour)),
+        advice=advice(scenario, variant, ranks[-1]),
+        remarks=scenario.remarks,
+    )
+
+
+def _rows(scenario: Scenario, variant: Variant, ranks: list[int], cost_per_hour: float | None) -> Iterator[Row]:
+    profile = scenario.profile
+    ways = {**WAYS, variant.sending.way: variant.sending}
+    for number in ranks:
+        step = scenario.step(variant, number)
+        epoch = ceil(profile.num_samples / (number * profile.samples_per_rank)) * step.total
+        ends: tuple[End, ...] = ("estimate", "low", "high")
+        estimate, *others = (scenario.efficiency(variant, number, end) for end in ends)
+        yield Row(
+            ranks=number,
+            step_seconds=scenario.step_interval(variant, number),
+            computing_seconds=step.computing,
+            exposed_seconds=step.exposed,
+            waiting_seconds=step.waiting,
+            efficiency=Interval(estimate=estimate, low=min(estimate, *others), high=max(estimate, *others)),
+            epoch_seconds=epoch,
+            cost_per_epoch=None if cost_per_hour is None else number * cost_per_hour * epoch / _SECONDS_OF_AN_HOUR,
+            by_algorithm={name: scenario.efficiency(variant._replace(algorithm=name), number) for name in ALGORITHMS},
+            by_sending={
+                way: scenario.efficiency(variant._replace(sending=sending), number) for way, sending in ways.items()
+            },
+        )

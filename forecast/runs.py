@@ -1,0 +1,207 @@
+"""The runs that a profile is made of: one process, processes that do not communicate, two ranks of the backend."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from backends.registry import INDEPENDENT, REFERENCE
+from compare.collectives.measurement import read_collectives
+from compare.results import Interval
+from forecast.measuring import (
+    gradients_of,
+    halving_compressions,
+    interval_of_median,
+    last_ready,
+    parts_of,
+    quartile_spread,
+    ratio,
+    sent_share,
+)
+from forecast.profile import Collective, Computing, Profile
+from forecast.sending import sending_of
+from forecast.times import RankTimes, times_path
+from launch import own_command
+from records.config import RunConfig
+from records.environment import describe_environment
+from records.names import RECORD_NAME
+from records.record import RunRecord, read_record
+from records.throughput import NUM_WARMUP_STEPS
+
+_NUM_RANKS = 2
+# Options of the training on which its times depend, besides those that say how it is divided among ranks.
+_OF_THE_WORK = {
+    *("task", "device", "threads_per_rank", "allocator", "bind_ranks", "timeout", "hang_timeout"),
+    *("precision", "batching", "max_grad_norm", "init_loss_scale", "find_unused_parameters", "torch_compile"),
+    *("optimizer", "momentum", "learning_rate", "weight_decay", "on_nan", "dataloader_num_workers", "seed"),
+}
+_OF_THE_BACKEND = {"grad_compression", "start_method"}
+_SIZES = "4KiB..16MiB"
+_SECONDS_PER_POINT = 0.1
+
+
+class ProfileFailed(Exception):
+    """A run of a profile did not complete; the message says which one, and why."""
+
+
+class Request(NamedTuple):
+    """What is to be profiled.
+
+    Attributes:
+        config: The training, as it could start.
+        num_samples: The samples of an epoch.
+        processes: How many processes compute at the same time, in runs of their own; one is always measured.
+        num_steps: How many steps are timed.
+        with_collectives: Whether the library's all-reduce is measured.
+        command: The command, to be repeated.
+    """
+
+    config: RunConfig
+    num_samples: int
+    processes: list[int]
+    num_steps: int
+    with_collectives: bool
+    command: str
+
+    @property
+    def samples_per_rank(self) -> int:
+        """The samples of one rank in a step."""
+        return self.config.global_batch_size // self.config.num_processes
+
+
+class _Measured(NamedTuple):
+    ranks: list[RankTimes]
+    record: RunRecord
+
+    @property
+    def step_seconds(self) -> Interval:
+        return interval_of_median([second for rank in self.ranks for second in rank.step_seconds])
+
+
+def make_profile(request: Request, directory: Path, say: Callable[[str], None]) -> Profile:
+    """Makes all runs, one after the other.
+
+    Args:
+        request: What is to be profiled.
+        directory: An empty directory, which receives what the runs leave.
+        say: Is told what runs now.
+
+    Raises:
+        ProfileFailed: One of the runs did not complete.
+        Interrupted: A signal asked to stop; what was running has been ended.
+    """
+    config = request.config
+    say("one process")
+    alone = _run(request, REFERENCE, 1, directory / "alone")
+    independent: dict[int, _Measured] = {}
+    for number in sorted({*request.processes, _NUM_RANKS} - {1}):
+        say(f"{number} processes that do not communicate")
+        independent[number] = _run(request, INDEPENDENT, number, directory / f"independent-{number}")
+    say(f"{config.backend}, {_NUM_RANKS} ranks")
+    ranks = _run(request, config.backend, _NUM_RANKS, directory / "ranks")
+    collectives: list[Collective] = []
+    remarks: list[str] = []
+    if request.with_collectives:
+        say("all-reduces")
+        collectives = _measure_collectives(request, sorted(independent), directory / "collectives.json")
+        if len(collectives) < len(independent):
+            remarks.append("an all-reduce took no longer for more bytes on this machine, and was left out")
+    settings = ranks.record.ranks[0].effective_settings
+    times = alone.ranks[0]
+    work = parts_of(times)
+    return Profile(
+        created_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        command=request.command,
+        environment=describe_environment(with_torch=True),
+        backend=config.backend,
+        transport=str(settings.get("transport", "unknown")),
+        compressions=[] if config.grad_compression != "none" else halving_compressions(config.backend),
+        sending=sending_of(settings, config.backend_settings),
+        samples_per_rank=request.samples_per_rank,
+        num_samples=request.num_samples,
+        num_steps=len(times.step_seconds),
+        micro_steps=alone.record.gradient_accumulation_steps,
+        data_seconds=work.data,
+        forward_seconds=work.forward,
+        backward_seconds=work.backward,
+        last_backward_seconds=work.last_backward,
+        update_seconds=work.update,
+        gradients=gradients_of(times, work.last_backward, sent_share(config.grad_compression)),
+        computing=[
+            Computing(num_processes=1, step_seconds=alone.step_seconds, spread_seconds=None),
+            *(_computing(number, measured) for number, measured in independent.items()),
+        ],
+        overlap_slow_down=ratio(last_ready(ranks.ranks), last_ready(independent[_NUM_RANKS].ranks)),
+        collectives=collectives,
+        remarks=remarks,
+    )
+
+
+def _computing(number: int, measured: _Measured) -> Computing:
+    spread = quartile_spread([rank.step_seconds for rank in measured.ranks])
+    return Computing(num_processes=number, step_seconds=measured.step_seconds, spread_seconds=spread)
+
+
+def _run(request: Request, backend: str, num_processes: int, place: Path) -> _Measured:
+    """Trains with so many ranks, each with the work of one, and returns what they measured."""
+    config, is_own = request.config, backend == request.config.backend
+    asked = config.model_dump(mode="json", include=_OF_THE_WORK | (_OF_THE_BACKEND if is_own else set()))
+    options: dict[str, Any] = {
+        **asked,
+        **config.task_settings,
+        **(config.backend_settings if is_own else {}),
+        "num_processes": num_processes,
+        "global_batch_size": num_processes * request.samples_per_rank,
+        "micro_batch_size": config.micro_batch_size,
+        "max_steps": NUM_WARMUP_STEPS + request.num_steps,
+        "save_every": "never",
+        "evaluate": False,
+    }
+    file = place.with_suffix(".options.json")
+    file.write_text(json.dumps({name: value for name, value in options.items() if value is not None}))
+    done = own_command.run_command(
+        [backend, f"--config={file}", f"--output-dir={place}"], module=("forecast.profiled_run",)
+    )
+    why = own_command.why_it_failed(done, place)
+    if why is not None:
+        raise ProfileFailed(f"the run of {backend} with {num_processes} process(es) did not complete: {why}")
+    paths = [times_path(place, rank) for rank in range(num_processes)]
+    ranks = [RankTimes.model_validate_json(path.read_bytes()) for path in paths]
+    return _Measured(ranks, read_record(place / RECORD_NAME))
+
+
+def _measure_collectives(request: Request, numbers: list[int], target: Path) -> list[Collective]:
+    """Returns the lines through what all-reduces take on this machine, without those that no line fits."""
+    config = request.config
+    done = own_command.run_command(
+        [
+            *("allreduce", f"--backends={config.backend}", f"--num-processes={','.join(map(str, numbers))}"),
+            *("--operations=all_reduce", f"--sizes={_SIZES}", f"--seconds-per-point={_SECONDS_PER_POINT}"),
+            *(f"--device={config.device}", f"--threads-per-rank={config.threads_per_rank}", f"--output={target}"),
+        ]
+    )
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1].removeprefix("lockstep: ")
+        raise ProfileFailed(f"the measurement of all-reduces did not complete: {last}")
+    return collectives_in(target)
+
+
+def collectives_in(path: Path) -> list[Collective]:
+    """Returns the lines through all-reduces in a file of ``launch/run.sh allreduce``.
+
+    Raises:
+        OSError, ValueError: It cannot be read, or is no such file.
+    """
+    return [
+        Collective(
+            num_processes=one.num_processes,
+            transport=one.transport,
+            latency_seconds=one.fit.latency_seconds,
+            bytes_per_second=one.fit.bytes_per_second,
+        )
+        for one in read_collectives(path).series
+        if one.operation == "all_reduce" and one.fit is not None
+    ]

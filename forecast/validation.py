@@ -1,0 +1,185 @@
+"""How far forecasts were from what was measured later: ``python -m forecast.validation``.
+
+``measured NETWORK@RECORD ...`` prints a file of measured step times, made of the records of runs on these networks;
+``compare FORECAST MEASURED`` prints the table of errors. Forecasts that are younger than a measurement are refused.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from statistics import fmean, median
+from typing import Literal, NamedTuple, TypeVar
+
+from pydantic import Field, ValidationError
+from rich.table import Table
+
+from compare.numbers import number
+from compare.strict import Strict
+from forecast.network import parse_network
+from forecast.result import ForecastFile
+from launch.cli import answer
+from launch.display import console
+from launch.errors import UsageError
+from records.names import RECORD_NAME
+from records.record import RunRecord, read_record
+from records.throughput import NUM_WARMUP_STEPS
+
+
+class MeasuredSteps(Strict):
+    """The steps of one run."""
+
+    backend: str
+    network: str = Field(description="what limited it, as forecasts write it")
+    ranks: int = Field(ge=1)
+    started_at: datetime
+    step_seconds: list[float] = Field(min_length=1, description="of the slowest rank, after the warm-up")
+
+
+class MeasuredFile(Strict):
+    """What was measured."""
+
+    schema_version: Literal[1] = 1
+    kind: Literal["measured steps"] = "measured steps"
+    runs: list[MeasuredSteps] = Field(min_length=1)
+
+
+_File = TypeVar("_File", ForecastFile, MeasuredFile)
+
+
+class Comparison(NamedTuple):
+    """A forecast beside what was measured, in seconds."""
+
+    backend: str
+    network: str
+    ranks: int
+    forecast: float
+    measured: float
+    is_inside: bool
+
+    @property
+    def error(self) -> float:
+        """By which share of the measured time the forecast was too long."""
+        return self.forecast / self.measured - 1
+
+
+def measured_steps(network: str, record: RunRecord) -> MeasuredSteps:
+    """Returns the steps of a run.
+
+    Args:
+        network: What limited it, as `parse_network` reads it.
+        record: The record of the run.
+
+    Raises:
+        UsageError: The run has no step after its warm-up.
+    """
+    steps = [max(step) for step in zip(*(rank.step_seconds for rank in record.ranks), strict=True)]
+    if len(steps) <= NUM_WARMUP_STEPS:
+        raise UsageError(f"the run has no step after the {NUM_WARMUP_STEPS} of its warm-up; train longer")
+    return MeasuredSteps(
+        backend=record.config.backend,
+        network=parse_network(network).text,
+        ranks=record.config.num_processes,
+        started_at=datetime.fromtimestamp(record.config.started_at, timezone.utc),
+        step_seconds=steps[NUM_WARMUP_STEPS:],
+    )
+
+
+def compare(forecasts: ForecastFile, measured: MeasuredFile) -> list[Comparison]:
+    """Returns each run beside its forecast; several runs of a kind count each.
+
+    Raises:
+        UsageError: A run has no forecast, or began before the forecasts were made.
+    """
+    made_at = datetime.fromisoformat(forecasts.created_at)
+    rows = {(one.backend, one.network, row.ranks): row.step_seconds for one in forecasts.forecasts for row in one.rows}
+    found = []
+    for run in measured.runs:
+        what = f"{run.backend} with {run.ranks} ranks on {run.network}"
+        if run.started_at <= made_at:
+            raise UsageError(f"{what}: was measured before the forecast of {forecasts.created_at}; forecast first")
+        if (step := rows.get((run.backend, run.network, run.ranks))) is None:
+            raise UsageError(f"{what}: has no forecast; leave the run out, or make the forecast with this network")
+        seconds = median(run.step_seconds)
+        low, high = (step.estimate if end is None else end for end in (step.low, step.high))
+        found.append(
+            Comparison(run.backend, run.network, run.ranks, step.estimate, seconds, is_inside=low <= seconds <= high)
+        )
+    return found
+
+
+def summary(comparisons: Sequence[Comparison]) -> str:
+    """Says how large the errors are."""
+    errors = [abs(one.error) for one in comparisons]
+    inside = sum(one.is_inside for one in comparisons)
+    return (
+        f"mean absolute error {100 * fmean(errors):.1f} %, worst {100 * max(errors):.1f} %; {inside} of {len(errors)} "
+        "measured steps are within their intervals"
+    )
+
+
+def run(arguments: list[str]) -> int:
+    """Runs the command; returns 0.
+
+    Raises:
+        UsageError: Something in the files cannot be used.
+    """
+    match arguments:
+        case ["measured", first, *others]:
+            runs = [_read_run(word) for word in (first, *others)]
+            print(MeasuredFile(runs=runs).model_dump_json(indent=1))
+        case ["compare", forecast, measured]:
+            comparisons = compare(_read(forecast, ForecastFile), _read(measured, MeasuredFile))
+            terminal = console()
+            terminal.print(_table(comparisons))
+            terminal.print(summary(comparisons))
+        case _:
+            raise UsageError(
+                "python -m forecast.validation measured NETWORK@RECORD ... makes a file of measured steps, and "
+                "compare FORECAST MEASURED compares"
+            )
+    return 0
+
+
+def _read_run(word: str) -> MeasuredSteps:
+    network, at, name = word.partition("@")
+    if not at:
+        raise UsageError(f"{word}: write the network and the record of the run, such as 1gbit@runs/a")
+    path = Path(name)
+    try:
+        return measured_steps(network, read_record(path / RECORD_NAME if path.is_dir() else path))
+    except OSError as error:
+        raise UsageError(f"{word}: the record cannot be read ({error.strerror})") from error
+    except ValidationError as error:
+        raise UsageError(f"{word}: is no record of this Lockstep; name the directory of a run") from error
+    except ValueError as error:
+        raise UsageError(f"{word}: {error}") from error
+
+
+def _read(name: str, kind: type[_File]) -> _File:
+    try:
+        return kind.model_validate_json(Path(name).read_bytes())
+    except OSError as error:
+        raise UsageError(f"{name}: cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        wanted = kind.model_fields["kind"].default
+        raise UsageError(f"{name}: is no file of the kind '{wanted}', version 1") from error
+
+
+def _table(comparisons: Sequence[Comparison]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("backend", "network"):
+        table.add_column(heading)
+    for heading in ("ranks", "forecast, ms", "measured, ms", "error, %", "in its interval"):
+        table.add_column(heading, justify="right")
+    for one in comparisons:
+        seconds = [number(1e3 * value, 4) for value in (one.forecast, one.measured)]
+        inside = "yes" if one.is_inside else "no"
+        table.add_row(one.backend, one.network, str(one.ranks), *seconds, f"{100 * one.error:+.1f}", inside)
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(answer(lambda: run(sys.argv[1:])))

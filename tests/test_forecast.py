@@ -1,0 +1,259 @@
+"""The model of a forecast: its formulas against cases computed by hand, and at their limits."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compare.results import Interval
+from forecast.algorithms import ALGORITHMS, Algorithm, all_reduce
+from forecast.measuring import parts_of, quartile_spread, ratio
+from forecast.model import Conditions, Work, step_time
+from forecast.network import Link, Network, parse_network
+from forecast.profile import Computing
+from forecast.scenario import NotMeasured, Scenario, Variant, link_of
+from forecast.sending import WAYS, Buckets, Fusion, Gradient, Whole, sending_of
+from forecast.times import RankTimes
+from tests.forecasting import certain, collective, made_profile
+
+LINK = Network(Link(0.001, 1e9))  # 1 ms, 1 GB/s
+MEGABYTE = 1e6
+WORK = Work(0.03, 0.03, 0.06, 0.01, tuple(Gradient(0.015 * k, MEGABYTE) for k in range(1, 5)))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "num_ranks", "ranks_per_node", "milliseconds"),
+    [
+        ("ring", 2, 1, 2 * (1 + 0.5)),
+        ("ring", 4, 1, 6 * (1 + 0.25)),
+        ("tree", 4, 1, 2 * (2 * 1 + 0.75)),
+        ("tree", 8, 1, 2 * (3 * 1 + 0.875)),
+        ("tree", 6, 1, 2 * (2 * 1 + 0.75) + 2 * (1 + 1)),
+        ("central", 4, 1, 6 * (1 + 1)),
+        ("hierarchical", 4, 1, 6 * (1 + 0.25)),
+        ("hierarchical", 8, 4, 6 * (1 + 0.25) + 2 * (1 + 0.5)),
+        ("ring", 8, 4, 14 * (1 + 0.125)),
+        ("tree", 8, 4, 2 * (3 * 1 + 4 * 0.875)),
+    ],
+)
+def test_an_all_reduce_of_a_megabyte(
+    algorithm: Algorithm, num_ranks: int, ranks_per_node: int, milliseconds: float
+) -> None:
+    seconds = all_reduce(algorithm, num_ranks, LINK, ranks_per_node=ranks_per_node)(MEGABYTE)
+    assert seconds == pytest.approx(1e-3 * milliseconds)
+
+
+def test_ranks_of_one_node_use_its_own_links() -> None:
+    network = Network(Link(1.0, 1.0), local=Link(0.001, 1e9))
+    for algorithm in ALGORITHMS:
+        alike = all_reduce(algorithm, 4, LINK)(MEGABYTE)
+        assert all_reduce(algorithm, 4, network, ranks_per_node=4)(MEGABYTE) == pytest.approx(alike)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_one_rank_sends_nothing_and_an_infinite_network_takes_nothing(algorithm: Algorithm) -> None:
+    assert all_reduce(algorithm, 1, LINK)(MEGABYTE) == 0
+    assert all_reduce(algorithm, 8, Network(Link(0.0, math.inf)))(MEGABYTE) == 0
+
+
+def test_buckets_are_sent_one_after_the_other() -> None:
+    """Four buckets of 20 ms each, ready every 15 ms: the first begins at 15 ms, and then one waits for the other."""
+    buckets = Buckets(first_bytes=1_000_000, bucket_bytes=1_000_000)
+    assert buckets.finish(WORK.gradients, 0.06, lambda _: 0.02) == pytest.approx(0.015 + 4 * 0.02)
+    step = step_time(WORK, 2, buckets, lambda _: 0.02, Conditions())
+    assert step.exposed == pytest.approx(0.095 - 0.06)
+    assert step.total == pytest.approx(0.1 + 0.035)
+    # What is fast enough is hidden, but for the last bucket.
+    assert step_time(WORK, 2, buckets, lambda _: 0.005, Conditions()).exposed == pytest.approx(0.005)
+
+
+def test_a_bucket_is_full_at_its_limit_or_beyond() -> None:
+    sent: list[float] = []
+    gradients = [Gradient(0.0, size) for size in (6, 6, 30, 1, 1)]
+    Buckets(first_bytes=10, bucket_bytes=20).finish(gradients, 1.0, lambda size: sent.append(size) or 0.0)
+    assert sent == [12, 30, 2]
+
+
+def test_a_fusion_buffer_sends_in_cycles_what_is_ready() -> None:
+    """A cycle of 20 ms: gradients of 15 ms, then those of 30, 45 and 60 ms once the first have been sent at 60 ms."""
+    sent: list[float] = []
+
+    def reduce(size: float) -> float:
+        sent.append(size)
+        return 0.04 if size else 0.0
+
+    fusion = Fusion(buffer_bytes=2_000_000, cycle_seconds=0.02)
+    # At 20 ms one gradient goes, until 60 ms; at 80 ms the other three, of which two fit into a buffer.
+    assert fusion.finish(WORK.gradients, 0.06, reduce) == pytest.approx(0.08 + 2 * 0.04)
+    assert [size for size in sent if size] == [MEGABYTE, 2 * MEGABYTE, MEGABYTE]
+
+
+def test_what_is_sent_as_a_whole_hides_nothing() -> None:
+    step = step_time(WORK, 4, Whole(), all_reduce("ring", 4, LINK), Conditions(overlap_slow_down=2.0))
+    assert step.exposed == pytest.approx(6 * (0.001 + 0.001))
+    assert step.computing == pytest.approx(0.1)  # nothing is sent while the backward pass runs
+
+
+def test_what_other_ranks_change() -> None:
+    conditions = Conditions(slow_down=2.0, overlap_slow_down=1.5, spread=0.001)
+    step = step_time(WORK, 8, Buckets(), lambda _: 0.0, conditions)
+    assert step.computing == pytest.approx(2 * (0.03 + 1.5 * 0.06 + 0.01))
+    assert step.waiting == pytest.approx(0.001 * math.sqrt(2 * math.log(8)))
+    assert step_time(WORK, 1, Buckets(), lambda _: 1.0, conditions) == (pytest.approx(0.1), 0.0, 0.0)
+
+
+@given(
+    st.sampled_from(ALGORITHMS),
+    st.sampled_from(["buckets", "whole"]),  # a cycle of a fusion buffer that begins later may send more at once
+    st.integers(2, 512),
+    st.floats(0, 0.01),
+    st.floats(1e6, 1e11),
+    st.floats(1.1, 10),
+)
+def test_a_better_network_never_makes_a_step_longer(
+    algorithm: Algorithm, way: str, ranks: int, latency: float, bandwidth: float, factor: float
+) -> None:
+    sending = WAYS[way]  # type: ignore[index]
+    slow = Network(Link(latency * factor, bandwidth / factor))
+    times = [
+        step_time(WORK, ranks, sending, all_reduce(algorithm, ranks, network), Conditions()).total
+        for network in (Network(Link(latency, bandwidth)), slow)
+    ]
+    assert WORK.seconds <= times[0] * (1 + 1e-9)
+    assert times[0] <= times[1] * (1 + 1e-9)
+
+
+@given(st.integers(2, 256), st.sampled_from(["ring", "central", "hierarchical"]))
+def test_more_ranks_never_make_a_step_shorter(ranks: int, algorithm: Algorithm) -> None:
+    fewer, more = (
+        step_time(WORK, number, Buckets(), all_reduce(algorithm, number, LINK), Conditions(spread=1e-4)).total
+        for number in (ranks, ranks + 1)
+    )
+    assert fewer <= more
+
+
+@pytest.mark.parametrize(
+    ("text", "network"),
+    [
+        ("25gbit", Network(Link(0.0, 25e9 / 8))),
+        ("25Gbit, latency=20us", Network(Link(20e-6, 25e9 / 8))),
+        ("1.5mbit,latency=2ms", Network(Link(2e-3, 1.5e6 / 8))),
+        ("1tbit,latency=1s", Network(Link(1.0, 1e12 / 8))),
+        ("10gbit,local=200gbit,local-latency=500ns", Network(Link(0.0, 1.25e9), Link(500e-9, 25e9))),
+    ],
+)
+def test_networks_that_are_understood(text: str, network: Network) -> None:
+    found = parse_network(text)
+    for link, expected in ((found.link, network.link), (found.local or found.link, network.local or network.link)):
+        assert (link.latency, link.bandwidth) == pytest.approx((expected.latency, expected.bandwidth))
+    assert parse_network(found.text).text == found.text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "25", "0gbit", "-1gbit", "25gigabit", "25GB", "nan gbit", "1e9gbit", "9" * 400 + "gbit", "25gbit,"),
+        *("25gbit,latency=-1us", "25gbit,latency=20", "25gbit,latency=20h", "25gbit,latency=99s"),
+        *("25gbit,delay=2us", "25gbit,latency", "25gbit,latency=1us,latency=2us", "25gbit,local-latency=1us"),
+        "latency=20us",
+    ],
+)
+def test_networks_that_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"write|give it once"):
+        parse_network(text)
+
+
+def test_how_a_backend_sends_is_read_from_its_settings() -> None:
+    default = {"bucket_bytes": 25 * 2**20, "transport": "gloo"}
+    assert sending_of(default, {"bucket_cap_mb": None}) == Buckets(first_bytes=2**20, bucket_bytes=25 * 2**20)
+    assert sending_of(default, {"bucket_cap_mb": 25}) == Buckets(first_bytes=25 * 2**20, bucket_bytes=25 * 2**20)
+    fusion = {"fusion_threshold_bytes": 1024, "cycle_time_ms": 0.5}
+    assert sending_of(fusion, {}) == Fusion(buffer_bytes=1024, cycle_seconds=0.0005)
+    apex = {"message_size_elements": 100, "delay_allreduce": False}
+    assert sending_of(apex, {}) == Buckets(first_bytes=400, bucket_bytes=400)
+    assert sending_of({**apex, "delay_allreduce": True}, {}) == sending_of({}, {}) == Whole()
+
+
+def test_a_measured_all_reduce_gives_the_link_of_a_ring() -> None:
+    """What the ring takes on that link is the line that was measured."""
+    for ranks in (2, 5):
+        link = link_of(collective(ranks, latency=0.004, bandwidth=5e8))
+        assert all_reduce("ring", ranks, Network(link))(MEGABYTE) == pytest.approx(0.004 + MEGABYTE / 5e8)
+
+
+def test_the_library_adds_its_latency_and_may_be_slower_than_the_network() -> None:
+    profile = made_profile(collectives=[collective(2, latency=0.002, bandwidth=1e8)])
+    variant = Variant("ring", Whole())
+    step = Scenario(profile, Network(Link(0.001, 1e12))).step(variant, 2)
+    assert step.exposed == pytest.approx(2 * (0.001 + 0.001) + 4e6 / 1e8)
+    assert Scenario(profile, Network(Link(0.001, 1e12)), software=False).step(variant, 2).exposed < 0.0021
+
+
+def test_ranks_that_share_a_machine_compute_as_slowly_as_processes_did() -> None:
+    computing = [
+        Computing(num_processes=1, step_seconds=certain(0.1), spread_seconds=None),
+        Computing(num_processes=4, step_seconds=certain(0.25), spread_seconds=0.001),
+    ]
+    profile, network, variant = (
+        made_profile(computing=computing),
+        Network(Link(0.0, math.inf)),
+        Variant("ring", Whole()),
+    )
+    shared = Scenario(profile, network, same_machine=True)
+    assert shared.step(variant, 4).computing == pytest.approx(0.25)
+    with pytest.raises(NotMeasured, match="--processes 2"):
+        shared.step(variant, 2)
+    # On nodes of their own, they compute as one does; on nodes of four, as four do.
+    assert Scenario(profile, network).step(variant, 4).computing == pytest.approx(0.1)
+    assert Scenario(profile, network, ranks_per_node=4).step(variant, 8).computing == pytest.approx(0.25)
+    assert Scenario(profile, network, slow_down=3.0).step(variant, 8).computing == pytest.approx(0.3)
+
+
+def test_intervals_enclose_the_estimate() -> None:
+    profile = made_profile(
+        computing=[
+            Computing(num_processes=1, step_seconds=Interval(estimate=0.1, low=0.09, high=0.12), spread_seconds=0.002)
+        ],
+        overlap_slow_down=Interval(estimate=1.1, low=1.0, high=1.3),
+        collectives=[collective(2, latency=0.002, bandwidth=1e9)],
+    )
+    scenario, variant = Scenario(profile, LINK), Variant("ring", profile.sending)
+    for ranks in (1, 2, 8, 64):
+        step = scenario.step_interval(variant, ranks)
+        assert step.low is not None
+        assert step.high is not None
+        assert step.low < step.estimate < step.high
+    assert scenario.efficiency(variant, 1) == 1
+
+
+def test_the_parts_of_a_step_add_up_to_the_median_step() -> None:
+    times = RankTimes(
+        rank=0,
+        data_seconds=[0.0, 0.0, 0.0],
+        forward_seconds=[1.0, 2.0, 3.0],
+        backward_seconds=[3.0, 6.0, 9.0],
+        last_backward_seconds=[1.5, 3.0, 4.5],
+        update_seconds=[1.0, 2.0, 3.0],
+        gradient_bytes={"weight": 4, "unused": 4},
+        ready_seconds={"weight": [1.0, 2.0, 3.0], "unused": []},
+    )
+    assert parts_of(times) == pytest.approx((0.0, 2.0, 6.0, 3.0, 2.0))
+    assert times.last_ready_of_steps == [1.0, 2.0, 3.0]
+
+
+def test_what_all_ranks_have_in_common_is_no_spread() -> None:
+    assert quartile_spread([[1.0, 5.0, 9.0]] * 2) == 0
+    generator = np.random.default_rng(0)
+    in_common = generator.normal(scale=10, size=4000)
+    for num_ranks in (2, 5):
+        by_rank = [(in_common + generator.normal(scale=0.3, size=4000)).tolist() for _ in range(num_ranks)]
+        assert quartile_spread(by_rank) == pytest.approx(0.3, rel=0.05)
+
+
+def test_noise_makes_nothing_faster() -> None:
+    assert ratio(certain(0.9), certain(1.0)) == certain(1.0)
+    assert ratio(Interval(estimate=2, low=1, high=4), certain(1.0)) == Interval(estimate=2, low=1, high=4)

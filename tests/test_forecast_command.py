@@ -1,0 +1,293 @@
+"""``launch/run.sh forecast``: profiles, tables, pages, published figures, and the errors of forecasts."""
+
+from __future__ import annotations
+
+import html
+import io
+import json
+import re
+import shlex
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from forecast import command, published, validation
+from forecast.network import parse_network
+from forecast.profile import Profile, write_profile
+from forecast.result import Forecast, ForecastFile, forecast, forecast_file
+from forecast.scenario import Scenario, Variant
+from forecast.sending import Whole
+from forecast.source import read_source
+from forecast.table import show
+from forecast.validation import MeasuredFile, MeasuredSteps
+from launch.errors import UsageError
+from launch.starters.interface import PROJECT_DIRECTORY
+from tests.browser import Visit, chromium
+from tests.forecasting import made_profile
+from tests.launching import lockstep, train
+
+# In float32, as real models are, and with two micro-steps.
+SMALL = "--task token-tagging --dtype float32 --global-batch-size 16 --micro-batch-size 4 --threads-per-rank 1"
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with a profile, to work in."""
+    write_profile(made_profile(), tmp_path)
+    (tmp_path / "other.json").write_text('{"schema_version": 1, "kind": "collectives"}')
+    (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "record.json").write_text('{"schema_version": 3}')
+    content = json.loads((tmp_path / "profile.json").read_text())
+    (tmp_path / "newer.json").write_text(json.dumps({**content, "schema_version": 2}))
+    (tmp_path / "wrong.json").write_text(json.dumps({**content, "update_seconds": -1}))
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+P = "--profile profile.json"
+N = "--network 1gbit"
+REFUSED = {
+    N: ("--profile is missing", "forecast profile"),
+    P: ("--network is missing", "25gbit,latency=20us"),
+    f"{P} --network 25": ("--network", "'25' is not a bandwidth", "25gbit"),
+    f"{P} --network 0gbit": ("0gbit is not possible", "25gbit"),
+    f"{P} --network 25gbit,latency=-1us": ("'-1us' is not a latency", "cannot be negative"),
+    f"{P} --network 25gbyte": ("'25gbyte'", "kbit, mbit, gbit"),
+    f"{P} --network gone.json": ("--network gone.json", "cannot be read"),
+    f"{P} --network other.json": ("--network other.json", "launch/run.sh allreduce"),
+    f"{P} {N} --ranks 0": ("--ranks 0", "greater than or equal to 1"),
+    f"{P} {N} --ranks many": ("--ranks many", "valid integer"),
+    f"{P} {N} --ranks 12 --ranks-per-node 8": ("--ranks 12", "not a multiple of --ranks-per-node 8"),
+    f"{P} {N} --ranks 4 --same-machine": ("--same-machine", "--processes 4"),
+    f"{P} {N} --same-machine --slow-down-of-computing 2": ("--slow-down-of-computing", "leave one of the two out"),
+    f"{P} {N} --same-machine --ranks-per-node 2": ("--ranks-per-node 2", "leave one of the two out"),
+    f"{P} {N} --slow-down-of-computing 0.5": ("--slow-down-of-computing 0.5", "greater than or equal to 1"),
+    f"{P} {N} --cost-per-hour -1": ("--cost-per-hour -1", "greater than 0"),
+    f"{P} {N} --algorithm star": ("--algorithm star", "'ring', 'tree', 'hierarchical' or 'central'"),
+    f"{P} {N} --output page.pdf": ("--output page.pdf", ".html nor .json"),
+    f"{P} {N} --output profile.json": ("--output profile.json: exists already",),
+    f"--profile gone {N}": ("--profile gone: cannot be read", "forecast profile"),
+    f"--profile empty {N}": ("--profile empty: holds no profile.json and no record.json", "forecast profile"),
+    f"--profile broken.json {N}": ("--profile broken.json: is not JSON", "forecast profile"),
+    f"--profile other.json {N}": ("--profile other.json: is of the kind 'collectives'", "forecast profile"),
+    f"--profile newer.json {N}": ("has schema version 2", "make the profile again"),
+    f"--profile wrong.json {N}": ("update_seconds", "greater than or equal to 0"),
+    f"--record record.json {N}": ("--record record.json: is no record of this Lockstep", "forecast profile"),
+    "profile": ("name a backend first",),
+    "profile single": ("single: it has no ranks",),
+    "profile fsdp2": ("fsdp2: it shards weights",),
+    "profile ddp --num-nodes 2": ("--num-nodes 2", "leave it out"),
+    "profile ddp --grad-compression powersgd": ("--grad-compression powersgd", "leave it out"),
+    "profile ddp --processes 0": ("--processes 0", "greater than or equal to 1"),
+    "profile ddp --profile-steps 2": ("--profile-steps 2", "greater than or equal to 6"),
+    "profile ddp --output-dir .": ("holds profile.json already", "choose another directory"),
+    "profile ddp --output-dir profile.json": ("is a file", "name a directory"),
+}
+
+
+@pytest.mark.parametrize("arguments", REFUSED)
+def test_bad_input_is_refused(place: Path, arguments: str) -> None:
+    before = sorted(place.rglob("*"))
+    with pytest.raises(UsageError) as caught:
+        command.run(shlex.split(arguments))
+    for part in REFUSED[arguments]:
+        assert part in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert sorted(place.rglob("*")) == before
+
+
+def test_a_refusal_is_one_line_and_exit_code_2(place: Path) -> None:
+    done = lockstep("forecast", *shlex.split(P), "--network", "25", cwd=place)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_forecast_by_hand(place: Path) -> None:
+    """Gradients of 4 MB as a whole over 1 GB/s on 4 ranks: 6 ms beyond a step of 100 ms; 25 steps, 4 ranks an hour."""
+    options = f"{P} --network 8gbit --ranks 1,4 --sending whole --cost-per-hour 9 --output f.json"
+    assert command.run(shlex.split(options)) == 0
+    content = ForecastFile.model_validate_json((place / "f.json").read_bytes())
+    one, four = content.forecasts[0].rows
+    assert (one.efficiency.estimate, one.exposed_seconds) == (1, 0)
+    assert four.step_seconds.estimate == pytest.approx(0.106)
+    assert four.efficiency.estimate == pytest.approx(0.1 / 0.106)
+    assert four.epoch_seconds == pytest.approx(25 * 0.106)
+    assert four.cost_per_epoch == pytest.approx(4 * 9 * 25 * 0.106 / 3600)
+    assert four.by_sending["whole"] == four.by_algorithm["ring"] == four.efficiency.estimate
+    assert four.by_sending["buckets"] > four.efficiency.estimate > four.by_algorithm["central"]
+
+
+def test_a_grid_is_one_command_with_a_date(place: Path) -> None:
+    options = f"{P} {P} --network 1gbit --network 100mbit --network 10gbit,latency=1ms --ranks 2,4,8 --output f.json"
+    assert command.run(shlex.split(options)) == 0
+    content = ForecastFile.model_validate_json((place / "f.json").read_bytes())
+    assert datetime.fromisoformat(content.created_at) <= datetime.now(timezone.utc)
+    assert [one.network for one in content.forecasts] == 2 * [
+        *("1gbit,latency=0us", "100mbit,latency=0us", "10gbit,latency=1ms")
+    ]
+    assert [row.ranks for one in content.forecasts for row in one.rows] == 6 * [2, 4, 8]
+
+
+def _forecast(network: str, *ranks: int, profile: Profile | None = None) -> Forecast:
+    profile = profile or made_profile()
+    return forecast(Scenario(profile, parse_network(network)), Variant("ring", profile.sending), list(ranks), 2.0)
+
+
+def test_advice_says_what_would_help_and_how_much() -> None:
+    """4 MB through 0.4 Gbit/s take 140 ms on 8 ranks; half of them, or two steps for one reduction, help."""
+    scenario = Scenario(made_profile(sending=Whole()), parse_network("400mbit"))
+    found = forecast(scenario, Variant("ring", Whole()), [8], None).advice
+    now = 0.1 / (0.1 + 0.14)
+    eightfold, halved = (0.1 + 7 * 0.09) / (0.1 + 7 * 0.09 + 0.14), 0.1 / (0.1 + 0.07)
+    becomes = f"efficiency {100 * now:.0f} % becomes"
+    eight = "gradient_accumulation_steps 8 (a global batch 8 times as large)"
+    assert found[0] == f"{eight}: {becomes} {100 * eightfold:.0f} % on 8 ranks"
+    assert f"--grad-compression fp16: {becomes} {100 * halved:.0f} % on 8 ranks" in found
+    assert any(line.startswith("sending in buckets") for line in found)
+
+
+def test_no_advice_where_nothing_would_help() -> None:
+    assert _forecast("1000tbit", 64).advice == []
+
+
+def test_the_tables_fit_into_60_columns() -> None:
+    output = io.StringIO()
+    show(_forecast("100mbit,latency=20us", 8, 512, 4096), Console(file=output, width=60, markup=False))
+    lines = output.getvalue().splitlines()
+    assert max(map(len, lines)) <= 60
+    assert not [line for line in lines if "…" in line]
+    for heading in ("ranks +step +efficiency", "ranks +ring +tree", "ranks +buckets +fusion"):
+        assert [line for line in lines if re.match(heading, line)], heading
+
+
+def test_the_page_names_all_and_requests_nothing(place: Path) -> None:
+    options = f"{P} --network 1gbit --network 100mbit --ranks 2,64,4096 --cost-per-hour 1 --output f.html"
+    assert command.run(shlex.split(options)) == 0
+    page = html.unescape((place / "f.html").read_text())
+    assert "default-src 'none'" in page
+    for words in ("ddp on 1gbit,latency=0us", "ddp on 100mbit", "hierarchical", "central", "fusion", "What would help"):
+        assert words in page
+    assert len(re.findall(r'<div class="plot"', page)) == 3
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_can_be_read_on_a_phone(place: Path, scheme: str) -> None:
+    assert command.run(shlex.split(f"{P} --network 1gbit --network 100mbit --ranks 2,64,4096 --output f.html")) == 0
+    with chromium() as browser:
+        visit = Visit(browser, place / "f.html", viewport={"width": 420, "height": 900}, color_scheme=scheme)
+        try:
+            assert visit.page.evaluate("document.documentElement.scrollWidth") <= 420
+            paper = visit.page.evaluate("getComputedStyle(document.body).backgroundColor")
+            assert (paper == "rgb(255, 255, 255)") == (scheme == "light")
+            assert (visit.requests, visit.complaints) == ([visit.url], [])
+        finally:
+            visit.close()
+
+
+def test_a_record_with_a_diagnosis_is_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--task", "token-tagging", "--num-processes", "2", "--threads-per-rank", "1", "--max-steps", "12")
+    train("ddp", tmp_path / "plain", *options)
+    with pytest.raises(UsageError, match="lacks the times of forward and backward pass; train once more with --diag"):
+        read_source("--record", tmp_path / "plain")
+    assert validation.run(["measured", f"1gbit@{tmp_path / 'plain'}"]) == 0
+    (run,) = MeasuredFile.model_validate_json(capsys.readouterr().out).runs
+    assert (run.backend, run.network, run.ranks, len(run.step_seconds)) == ("ddp", "1gbit,latency=0us", 2, 12 - 5)
+    record = train("ddp", tmp_path / "diagnosed", *options, "--diagnose")
+    profile = read_source("--record", tmp_path / "diagnosed")
+    size = record["ranks"][0]["diagnosis"]["gradient_bytes"]
+    assert sum(one.num_bytes for one in profile.gradients) == pytest.approx(size, abs=64)
+    assert profile.gradients[-1].ready_seconds == pytest.approx(profile.last_backward_seconds)
+    assert any("evenly" in remark for remark in profile.remarks)
+    assert 0 < profile.work.seconds < sum(record["ranks"][0]["step_seconds"])
+
+
+@pytest.mark.slow
+def test_a_profile_is_measured(tmp_path: Path) -> None:
+    """Of a real task, in real processes: one, two that do not communicate, and two ranks of DDP."""
+    done = lockstep(
+        *("forecast", "profile", "ddp", *shlex.split(SMALL), "--profile-steps", "8", "--no-collectives"),
+        *("--output-dir", tmp_path / "p"),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    profile = read_source("--profile", tmp_path / "p")
+    assert (profile.backend, profile.transport, profile.samples_per_rank, profile.micro_steps) == ("ddp", "gloo", 8, 2)
+    assert [one.num_processes for one in profile.computing] == [1, 2]
+    assert profile.overlap_slow_down is not None
+    ready = [one.ready_seconds for one in profile.gradients]
+    assert ready == sorted(ready)
+    assert 0 < ready[0] <= ready[-1] <= profile.last_backward_seconds < profile.backward_seconds
+    assert profile.gradients[0].name.startswith("output.")  # the last layer has its gradient first
+    assert {one.name for one in profile.gradients} >= {"embedding.weight", "mixer.weight"}
+    told = lockstep("forecast", "--profile", tmp_path / "p", "--network", "1gbit,latency=50us", "--ranks", "2,8")
+    assert told.returncode == 0, told.stderr
+    assert "one rank alone takes" in told.stdout
+
+
+def test_published_figures_that_can_be_computed() -> None:
+    assert published.one_direction_seconds(2) == pytest.approx(1.2)
+    assert published.one_direction_seconds(10) == pytest.approx(10.8)
+    assert published.contrast(40, latency=0) == pytest.approx(40)
+    assert published.contrast(40, latency=0.0075) == pytest.approx(31, rel=0.01)
+    for model, efficiency in published.HOROVOD_EFFICIENCY.items():
+        ends = [published.horovod_efficiency(model, latency, overlaps=True) for latency in ("20us", "5us")]
+        assert ends[0] - 0.01 <= efficiency <= ends[1] + 0.01, model
+    assert published.ddp_efficiency("5us") > 0.9
+
+
+def test_the_published_comparison_follows_from_one_of_its_rows() -> None:
+    """One bandwidth, fitted to one row, gives the other rows of DDP, and Horovod's if it hides nothing."""
+    found = published.bert_minutes()
+    for name in ("spawn", "launch", "accelerate launch"):
+        assert found["buckets"] == pytest.approx(published.BERT_MINUTES[name], rel=0.05), name
+    assert found["whole"] == pytest.approx(published.BERT_HOROVOD_MINUTES, rel=0.05)
+
+
+def test_the_table_of_the_page_is_generated() -> None:
+    assert published.table() in (PROJECT_DIRECTORY / "docs" / "forecast.md").read_text()
+
+
+def _measured(ranks: int, seconds: float, network: str = "1gbit,latency=0us") -> MeasuredSteps:
+    now = datetime.now(timezone.utc)
+    started_at = now.replace(year=now.year + 1)
+    return MeasuredSteps(backend="ddp", network=network, ranks=ranks, started_at=started_at, step_seconds=[seconds] * 3)
+
+
+def test_errors_of_forecasts() -> None:
+    content = forecast_file("", [_forecast("1gbit", 2, 4)])
+    two, four = (row.step_seconds.estimate for row in content.forecasts[0].rows)
+    runs = MeasuredFile(runs=[_measured(2, two / 1.1), _measured(4, four / 0.8)])
+    found = validation.compare(content, runs)
+    assert [one.error for one in found] == pytest.approx([0.1, -0.2])
+    assert validation.summary(found).startswith("mean absolute error 15.0 %, worst 20.0 %; 0 of 2")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ([], "measured NETWORK@RECORD"),
+        (["measured", "runs/a"], "write the network and the record"),
+        (["measured", "1gbit@nowhere"], "1gbit@nowhere: the record cannot be read"),
+        (["measured", "1gbit@other.json"], "is no record of this Lockstep"),
+        (["compare", "nowhere.json", "other.json"], "nowhere.json: cannot be read"),
+        (["compare", "other.json", "other.json"], "no file of the kind 'forecast'"),
+    ],
+)
+def test_files_that_cannot_be_compared_are_refused(place: Path, arguments: list[str], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        validation.run(arguments)
+
+
+def test_what_was_measured_first_or_never_forecast_is_refused() -> None:
+    content = forecast_file("", [_forecast("1gbit", 2)])
+    early = _measured(2, 0.1).model_copy(update={"started_at": datetime(2026, 1, 1, tzinfo=timezone.utc)})
+    for run, why in (
+        (early, "was measured before the forecast"),
+        (_measured(4, 0.1), "4 ranks on 1gbit,latency=0us: has no forecast"),
+        (_measured(2, 0.1, "2gbit,latency=0us"), "2gbit,latency=0us: has no forecast"),
+    ):
+        with pytest.raises(UsageError, match=why):
+            validation.compare(content, MeasuredFile(runs=[run]))
