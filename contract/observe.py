@@ -294,12 +294,14 @@ class ObservedBackend:
 
         def see_gradients(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             # Horovod's optimizer calls the step of its parent class, which runs this hook again: the last call counts.
-            watch.step.gradients = self.named(
+            # DeepSpeed calls the step once for each group.
+            given = self.named(
                 (name, parameter.grad)
-                for names, group in zip(self.names, optimizer.param_groups, strict=True)
+                for names, group in zip(self.names, self.optimizer.param_groups, strict=True)
                 for name, parameter in zip(names, group["params"], strict=True)
                 if parameter.grad is not None
             )
+            watch.step.gradients = (watch.step.gradients or {}) | given
 
         handle = register_optimizer_step_pre_hook(see_gradients)
         try:
