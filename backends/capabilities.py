@@ -94,8 +94,8 @@ class Capabilities:
     reasons: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def saving_takes_all_ranks(self) -> bool:
-        """Whether no rank alone holds all that a checkpoint needs."""
+    def shards_state(self) -> bool:
+        """Whether no rank alone holds the whole state of a training, so that saving it takes all of them."""
         return self.shards_weights or self.shards_optimizer
 
     def check(
