@@ -101,7 +101,7 @@ def momentum_is_that_of_one_process(evidence: Evidence) -> None:
 )
 def reported_norm_is_that_of_the_global_gradient(evidence: Evidence) -> None:
     """`step` returns, on every rank, the norm of the averaged gradient over all parameter groups before clipping."""
-    expected, tolerance = reference_of(evidence).grad_norms, bound(evidence, TIGHT, GRADIENT_ROUNDING)
+    expected, tolerance = reference_of(evidence).grad_norms, bound(evidence, TIGHT)
     for rank, step, seen in steps_of(evidence):
         norm, wanted = seen["grad_norm"], expected[step - 1]
         if not abs(norm - wanted) <= tolerance * wanted:
