@@ -150,6 +150,8 @@ class DeepSpeedBackend(TorchGroupBackend):
     @override
     def shutdown(self) -> None:
         self.engine.destroy()
+        for parameter in self.engine.module.parameters():
+            parameter.data = parameter.data.clone()  # no longer one vector, which safetensors would refuse to save
         del self.engine, self.optimizer
         self.leave_group()
 

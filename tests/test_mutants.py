@@ -58,7 +58,7 @@ def _group_and_name(item: tuple[str, Mutant]) -> tuple[str, str, str]:
 
 PAIRS = [
     pytest.param(adapter, name, id=f"{_short(adapter)}-{name}")
-    for adapter in (*DISTRIBUTED, BY_HAND)
+    for adapter in (*DISTRIBUTED, *IN_FLOAT32, BY_HAND)
     for name, mutant in sorted(MUTANTS.items(), key=_group_and_name)
     if mutant.is_fault_of(_short(adapter)) and _supports(adapter, mutant)
 ]
@@ -183,3 +183,4 @@ def test_there_are_mutants_of_every_adapter() -> None:
     sharded = [name for name in DISTRIBUTED if find_backend(name).capabilities.shards_weights]
     assert sharded
     assert all(counts[adapter] >= 8 for adapter in sharded), counts
+    assert all(counts[adapter] >= 4 for adapter in IN_FLOAT32), counts
