@@ -1,8 +1,8 @@
-"""DeepSpeed (https://deepspeed.readthedocs.io): ZeRO stage 1 or 2, under which each rank updates a part of the weights.
+"""DeepSpeed (https://deepspeed.readthedocs.io): ZeRO stage 1 or 2, where each rank updates a part of the weights.
 
-Idioms from https://www.deepspeed.ai/docs/config-json/. All ranks have all weights. DeepSpeed lays the parameters of each
-group of the optimizer out in one vector, of which each rank updates a part and holds the state; then it gathers them. In
-stage 2, a rank also keeps no more of the averaged gradients than this part.
+Idioms from https://www.deepspeed.ai/docs/config-json/. All ranks have all weights. DeepSpeed lays the parameters of
+each group of the optimizer out in one vector, of which each rank updates a part and holds the state; then it gathers
+them. In stage 2, a rank also keeps no more of the averaged gradients than this part.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class DeepSpeedBackend(TorchGroupBackend):
             dist.broadcast(buffer, src=0)
         saved = optimizer.state_dict()
         optimizer.state.clear()
-        parameters = [list(group["params"]) for group in optimizer.param_groups]
-        self.engine, *_ = self._deepspeed.initialize(
-            model=model, optimizer=optimizer, config=self._config(sum(map(torch.numel, sum(parameters, []))))
-        )
-        self.optimizer = PartsOptimizer(optimizer, [[_place(one) for one in group] for group in parameters])
+        groups = [list(group["params"]) for group in optimizer.param_groups]
+        parameters = [parameter for group in groups for parameter in group]
+        config = self._config(sum(parameter.numel() for parameter in parameters))
+        self.engine, *_ = self._deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+        self.optimizer = PartsOptimizer(optimizer, [[_place(one) for one in group] for group in groups])
         if saved["state"]:
             parts = [part for group in self.optimizer.param_groups for part in group["params"]]
             state = {
@@ -61,7 +61,7 @@ class DeepSpeedBackend(TorchGroupBackend):
             self.optimizer.load_state_dict({**saved, "state": state})
         self._accumulation, self._is_last = ExitStack(), True
         self._with_gradient: set[torch.Tensor] = set()
-        for parameter in sum(parameters, []):
+        for parameter in parameters:
             parameter.register_post_accumulate_grad_hook(self._with_gradient.add)
         return self.engine, self.optimizer
 

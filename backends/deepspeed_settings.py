@@ -15,7 +15,7 @@ class DeepSpeedSettings(BackendSettings):
         1,
         ge=1,
         le=3,
-        description="what each rank holds a part of only: the optimizer's state (1), or the averaged gradients, too (2)",
+        description="what each rank holds a part of only: the optimizer's state (1), or averaged gradients, too (2)",
     )
 
     @override

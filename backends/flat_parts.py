@@ -1,7 +1,8 @@
 """Optimizers that update a part of one flat vector, in which the parameters of a group follow one another.
 
-So each rank updates its part of the elements, and holds the optimizer's state of these only (ZeRO-1, Rajbhandari et al.
-2020, https://arxiv.org/abs/1910.02054). A checkpoint has whole tensors for each parameter: this is the map between both.
+So each rank updates its part of the elements, and holds the optimizer's state of these only (ZeRO-1, Rajbhandari et
+al. 2020, https://arxiv.org/abs/1910.02054). A checkpoint has whole tensors for each parameter: this is the map between
+both.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class FlatPart(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Refuses to compute with the part as if it were the whole."""
         if function is torch.ops.aten.detach.default:
             return args[0].of(args[0]._flat)

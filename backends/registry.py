@@ -222,6 +222,7 @@ def _deepspeed() -> Capabilities:
         shards_optimizer=True,
         # It updates one flat vector, in which zeros stand for gradients that are missing.
         unused_parameters=False,
+        compiled_models=False,  # never tried against one process
         # The weights that it updates are in float32, whatever those of the model are.
         float64=False,
         reasons={

@@ -20,7 +20,7 @@ TIGHT = 1e-12
 ROUNDING = 1e-5
 GRADIENT_ROUNDING = 10 * ROUNDING
 # For trainings that are made for float64, if they run in float32: a learning rate of a half and momentum multiply what
-# is rounded. With the batches for three ranks, one process is 3e-5 from the reference with its weights, 4e-5 with losses.
+# is rounded. With the batches for three ranks, one process is off by 3e-5 in its weights, and by 4e-5 in its losses.
 IN_FLOAT32 = GRADIENT_ROUNDING
 
 Tensors = dict[str, torch.Tensor]
