@@ -113,6 +113,7 @@ def hostile(adapter: str, world_size: int, case: Case, directory: Path, device: 
         "ACCELERATE_MIXED_PRECISION": "bf16",
         "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "8",
         "LT_PRECISION": "bf16-mixed",
+        "DS_ACCELERATOR": "npu",
         "PYTHONWARNINGS": "error",
         "OMP_NUM_THREADS": "7",
         "RANK": "3",
