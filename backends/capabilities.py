@@ -68,6 +68,8 @@ class Capabilities:
         compiled_models: Whether the backend supports models compiled with torch.compile.
         shards_weights: Whether each rank holds only a part of each weight, of its gradient and of its optimizer state,
             so that all ranks must take part where a whole tensor is needed, and in each forward pass.
+        shards_optimizer: Whether each rank holds all weights, and of the optimizer state a part only. All ranks must
+            then take part where whole state is needed.
         float64: Whether gradients in float64 are averaged; the contract then judges them to the last digits.
         compressions: In what gradients may travel, besides their own dtype.
         sync_batchnorm: Whether all ranks may reduce in the middle of forward and backward passes (--sync-batchnorm).
@@ -84,11 +86,17 @@ class Capabilities:
     unused_parameters: bool = True
     compiled_models: bool = True
     shards_weights: bool = False
+    shards_optimizer: bool = False
     float64: bool = True
     compressions: tuple[str, ...] = ()
     sync_batchnorm: bool = True
     cuts_batches: bool = False
     reasons: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def shards_state(self) -> bool:
+        """Whether no rank alone holds the whole state of a training, so that saving it takes all of them."""
+        return self.shards_weights or self.shards_optimizer
 
     def check(
         self,

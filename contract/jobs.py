@@ -74,7 +74,8 @@ def fault(adapter: str, world_size: int, case: Case, directory: Path, device: st
     timeout = round(stretched(FAULT_TIMEOUT))
     patience = ("--timeout", timeout, "--hang-timeout", "0")
     task = ("--task", "contract.awkward_tasks:FaultyTask", "--fault", kind, "--faulty-rank", rank)
-    options = (*task, "--max-steps", "50", *patience, *_world(world_size, device))
+    dtype = () if find_backend(adapter).capabilities.float64 else ("--dtype", "float32")
+    options = (*task, *dtype, "--max-steps", "50", *patience, *_world(world_size, device))
     began_at = time.time()
     done = _run(adapter, directory, *options, "--output-dir", run, **{MARK_VARIABLE: str(run)})
     ended_at = time.time()
@@ -112,6 +113,7 @@ def hostile(adapter: str, world_size: int, case: Case, directory: Path, device: 
         "ACCELERATE_MIXED_PRECISION": "bf16",
         "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "8",
         "LT_PRECISION": "bf16-mixed",
+        "DS_ACCELERATOR": "npu",
         "PYTHONWARNINGS": "error",
         "OMP_NUM_THREADS": "7",
         "RANK": "3",

@@ -87,7 +87,11 @@ class SetupSeen:
         padded_elements: As many, with the rows of each parameter filled up to a multiple of the world size.
         padded_weights: The elements of all weights, frozen ones included, with their rows filled up in the same way.
         held_weights: The elements of weights that this rank holds.
+        updated_elements: How many elements this rank's optimizer updates, and holds the state of.
+        flat_elements: `trainable_elements`, with those of each group of the optimizer filled up to a multiple of twice
+            the world size.
         shards_weights: Whether each rank holds only a part of each weight.
+        shards_optimizer: Whether each rank holds all weights, and a part of the optimizer state.
         num_shares: Into how many shares the backend cuts each micro-batch.
     """
 
@@ -104,7 +108,10 @@ class SetupSeen:
     padded_elements: int
     padded_weights: int
     held_weights: int
+    updated_elements: int
+    flat_elements: int
     shards_weights: bool
+    shards_optimizer: bool
     num_shares: int
 
 
@@ -258,6 +265,7 @@ class ObservedBackend:
         after = self._describe(unwrapped, wrapped_optimizer)
         trainable = [parameter for parameter in unwrapped.parameters() if parameter.requires_grad]
         self.optimizer = wrapped_optimizer
+        updated = [group["params"] for group in wrapped_optimizer.param_groups]
         self._watch.seen.setup = SetupSeen(
             weights_before=before[0],
             weights_after=after[0],
@@ -272,7 +280,12 @@ class ObservedBackend:
             padded_elements=sum(_padded(parameter.shape, self._backend.world_size) for parameter in trainable),
             padded_weights=sum(_padded(weight.shape, self._backend.world_size) for weight in unwrapped.parameters()),
             held_weights=sum(_own(weight).numel() for weight in unwrapped.parameters()),
+            updated_elements=sum(_own(part).numel() for group in updated for part in group),
+            flat_elements=sum(
+                _filled_up(sum(part.numel() for part in group), 2 * self._backend.world_size) for group in updated
+            ),
             shards_weights=self._backend.capabilities.shards_weights,
+            shards_optimizer=self._backend.capabilities.shards_optimizer,
             num_shares=self._backend.num_devices if self._backend.capabilities.cuts_batches else 1,
         )
         return wrapped, wrapped_optimizer
@@ -294,12 +307,14 @@ class ObservedBackend:
 
         def see_gradients(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             # Horovod's optimizer calls the step of its parent class, which runs this hook again: the last call counts.
-            watch.step.gradients = self.named(
+            # DeepSpeed calls the step once for each group.
+            given = self.named(
                 (name, parameter.grad)
-                for names, group in zip(self.names, optimizer.param_groups, strict=True)
+                for names, group in zip(self.names, self.optimizer.param_groups, strict=True)
                 for name, parameter in zip(names, group["params"], strict=True)
                 if parameter.grad is not None
             )
+            watch.step.gradients = (watch.step.gradients or {}) | given
 
         handle = register_optimizer_step_pre_hook(see_gradients)
         try:
@@ -350,7 +365,12 @@ def _own(tensor: torch.Tensor) -> torch.Tensor:
 def _padded(shape: torch.Size, world_size: int) -> int:
     """Returns the elements of a tensor whose rows are filled up to a multiple of the world size."""
     rows, elements = (shape[0] if shape else 1), shape.numel()
-    return elements // max(1, rows) * -(-rows // world_size) * world_size
+    return elements // max(1, rows) * _filled_up(rows, world_size)
+
+
+def _filled_up(number: int, divisor: int) -> int:
+    """Returns the smallest multiple of `divisor` that is not smaller than `number`."""
+    return -(-number // divisor) * divisor
 
 
 def _plain(value: Any) -> Any:

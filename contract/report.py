@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from contract.check import Check, State
-from contract.checks.judging import GRADIENT_ROUNDING, ROUNDING
+from contract.checks.judging import IN_FLOAT32
 from contract.promises import find_promise
 from contract.suite import Result, Suite, Verdict, summarise
 from contract.traps import load_traps
@@ -87,7 +87,7 @@ class Rows:
         if not self._suite.float64:
             self._terminal.print(
                 f"{self._suite.adapter} declares that it cannot average float64: its cases in float64 ran in float32, "
-                f"and were judged by its rounding ({ROUNDING:g} for weights, {GRADIENT_ROUNDING:g} for gradients)"
+                f"and were judged by its rounding ({IN_FLOAT32:g})"
             )
         verdicts = self.verdicts()
         counts = [f"{_count(verdicts, state)} {state.value}" for state in State if _count(verdicts, state)]

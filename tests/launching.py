@@ -25,12 +25,15 @@ from launch.starters.interface import PROJECT_DIRECTORY
 from records.config import RunConfig
 from tests.forked.client import SESSION_VARIABLE, ForkedJob
 
-# Every backend of ours that can run several ranks on a CPU.
-DISTRIBUTED = [
-    name
+_ON_CPU = {
+    name: row.capabilities
     for name, row in BACKENDS.items()
     if row.capabilities.max_world_size is None and "cpu" in row.capabilities.precisions
-]
+}
+# Every backend of ours that can run several ranks on a CPU, in float64, as most trainings of these tests do.
+DISTRIBUTED = [name for name, capabilities in _ON_CPU.items() if capabilities.float64]
+# The others, which tests of their own train in float32.
+IN_FLOAT32 = [name for name in _ON_CPU if name not in DISTRIBUTED]
 
 # Those under which each rank computes whole tensors: on two ranks, all of them compute the same bits.
 WHOLE = [name for name in DISTRIBUTED if not BACKENDS[name].capabilities.shards_weights]

@@ -27,11 +27,11 @@ from launch.job import Job, compose_job
 from launch.starters.interface import Ranks, Starter
 from tests.by_hand import ByHandBackend
 from tests.forked.client import forked_job, launched_job
-from tests.launching import DISTRIBUTED, WHOLE, require_backend, train
+from tests.launching import DISTRIBUTED, IN_FLOAT32, WHOLE, require_backend, train
 
 BY_HAND = "tests.by_hand:ByHandBackend"
 DP_ON_CPU = "tests.dp_on_cpu:DPOnCpu"
-ADAPTERS = ("single", DP_ON_CPU, *DISTRIBUTED, BY_HAND)
+ADAPTERS = ("single", DP_ON_CPU, *DISTRIBUTED, *IN_FLOAT32, BY_HAND)
 JOB_CHECKS = [check.id for check in all_checks().values() if all(case.is_job for case in check.cases)]
 GROUP_CHECKS = [check_id for check_id in all_checks() if check_id not in JOB_CHECKS]
 
@@ -166,7 +166,7 @@ def test_pytest_leaves_nothing_of_the_contract_out() -> None:
         ids = {param.values[1].check.id for param in judged if param.values[0] == adapter}
         assert ids == set(all_checks())
     required = os.environ.get("LOCKSTEP_REQUIRE")
-    assert required is None or set(DISTRIBUTED) <= set(required.split(","))
+    assert required is None or {*DISTRIBUTED, *IN_FLOAT32} <= set(required.split(","))
 
 
 # Weights that are loaded.

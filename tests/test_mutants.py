@@ -20,7 +20,7 @@ from contract.groups import Breakdown, Group, GroupKey, Outcome, run_group
 from contract.options import ContractOptions
 from contract.suite import Result, Suite
 from tests.forked.client import forked_job
-from tests.launching import DISTRIBUTED, require_backend
+from tests.launching import DISTRIBUTED, IN_FLOAT32, require_backend
 from tests.mutants import MUTANTS, REPLICATED, Mutant
 from tests.mutants.adapters import ADAPTERS
 
@@ -33,6 +33,10 @@ Outcomes = dict[str, Outcome]
 
 def _short(adapter: str) -> str:
     return "by_hand" if adapter == BY_HAND else adapter
+
+
+def _float64(adapter: str) -> bool:
+    return find_backend(adapter).capabilities.float64
 
 
 def _supports(adapter: str, mutant: Mutant) -> bool:
@@ -58,7 +62,7 @@ def _group_and_name(item: tuple[str, Mutant]) -> tuple[str, str, str]:
 
 PAIRS = [
     pytest.param(adapter, name, id=f"{_short(adapter)}-{name}")
-    for adapter in (*DISTRIBUTED, BY_HAND)
+    for adapter in (*DISTRIBUTED, *IN_FLOAT32, BY_HAND)
     for name, mutant in sorted(MUTANTS.items(), key=_group_and_name)
     if mutant.is_fault_of(_short(adapter)) and _supports(adapter, mutant)
 ]
@@ -87,7 +91,8 @@ def _outcomes(
         for case in controls.values():
             if any(training.resume == "reference" for training in case.trainings):
                 files[case.name] = directory / f"{case.name}.pt"
-                torch.save(train_alone(case, key.world_size, device="cpu")["state"], files[case.name])
+                alone = train_alone(case, key.world_size, device="cpu", float64=_float64(adapter))
+                torch.save(alone["state"], files[case.name])
         # What leaves a training half done comes after what does not, and last of all what ends the group.
         mutated = {other.mutated_case_name: other for other in mine}
         cases = [*controls.values(), *(dataclasses.replace(one.case, name=name) for name, one in mutated.items())]
@@ -115,8 +120,10 @@ def _verify(adapter: str, mutant: Mutant, outcome: Outcome) -> None:
         raise Violation("the case to complete", outcome.message, outcome.rank)
     memory = {}
     if any(training.resume == "reference" for training in mutant.case.trainings):
-        memory["alone"] = train_alone(mutant.case, mutant.world_size, device="cpu")
-    all_checks()[mutant.check_id].verify(Evidence(adapter, mutant.case, mutant.world_size, "cpu", outcome, memory))
+        memory["alone"] = train_alone(mutant.case, mutant.world_size, device="cpu", float64=_float64(adapter))
+    all_checks()[mutant.check_id].verify(
+        Evidence(adapter, mutant.case, mutant.world_size, "cpu", outcome, memory, _float64(adapter))
+    )
 
 
 @pytest.mark.parametrize(("adapter", "name"), PAIRS)
@@ -183,3 +190,4 @@ def test_there_are_mutants_of_every_adapter() -> None:
     sharded = [name for name in DISTRIBUTED if find_backend(name).capabilities.shards_weights]
     assert sharded
     assert all(counts[adapter] >= 8 for adapter in sharded), counts
+    assert all(counts[adapter] >= 4 for adapter in IN_FLOAT32), counts

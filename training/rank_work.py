@@ -76,7 +76,7 @@ class RankWork:
             self._heartbeat.own_phases = ("data",)  # ranks wait for each other in the forward pass, too
         rank = self._backend.rank
         self._progress = ProgressLog(directory, rank=rank, tracker=config.tracker)
-        takes_all_ranks = self._backend.capabilities.shards_weights
+        takes_all_ranks = self._backend.capabilities.shards_state
         if rank == 0 and START_WARNING_VARIABLE in os.environ:
             self._progress.warn(os.environ[START_WARNING_VARIABLE])
         self._saver = CheckpointSaver(config, directory, self._progress, rank=rank, takes_all_ranks=takes_all_ranks)

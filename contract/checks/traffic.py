@@ -48,17 +48,23 @@ def every_gradient_is_reduced_once(evidence: Evidence) -> None:
     trainable elements: a flag or a norm that is reduced along with them is one element too many, and averaged optimizer
     state is many. Where each rank holds
     a part of each weight, the rows of a gradient may be filled up so that all parts are equally large, the norm takes
-    one element more, and gathering weights is no reduction.
+    one element more, and gathering weights is no reduction. Where each rank holds all weights and a part of the
+    optimizer state, the same is true of the norm and of gathering, and no rank updates more than its part.
     """
     for rank, number, step in _steps(evidence):
         setup = evidence.ranks[rank][0]["setup"]
         least = most = setup["trainable_elements"]
-        is_sharded = setup["shards_weights"]
-        if is_sharded:
+        is_sharded = setup["shards_weights"] or setup["shards_optimizer"]
+        if setup["shards_weights"]:
             most = setup["padded_elements"] + 1
             part = setup["padded_weights"] // evidence.world_size
             if setup["held_weights"] > part:
                 raise Violation(f"at most {part} elements of weights on each rank", str(setup["held_weights"]), rank)
+        elif setup["shards_optimizer"]:
+            most = least + 1
+            part = setup["flat_elements"] // evidence.world_size
+            if setup["updated_elements"] > part:
+                raise Violation(f"at most {part} elements updated by each rank", str(setup["updated_elements"]), rank)
         reduced = sum(
             size
             for where, operation, size, _ in step["traffic"]
@@ -106,7 +112,8 @@ def nothing_else_is_communicated(evidence: Evidence) -> None:
     Buffers, barriers and flags are not allowed: every small collective costs a latency, and a rank that runs a forward
     pass alone would wait for ever for the others to broadcast buffers. The first two steps are exempt, since libraries
     arrange their buckets in them. Where each rank holds a part of each weight, the weights are gathered at most twice
-    in each micro-batch: for its forward and for its backward pass.
+    in each micro-batch: for its forward and for its backward pass. Where each rank holds all weights and updates a
+    part of them, they are gathered at most once, in `step`.
     """
     config = config_of(evidence)
     batches = [batch for epoch in global_batches(config) for batch in epoch]
@@ -117,6 +124,8 @@ def nothing_else_is_communicated(evidence: Evidence) -> None:
         setup = evidence.ranks[rank][0]["setup"]
         gathered = sum(size for where, operation, size, _ in step["traffic"] if where != "loop" and _gathers(operation))
         most = 2 * setup["padded_weights"] * len(step["micro_batches"]) if setup["shards_weights"] else 0
+        if setup["shards_optimizer"]:
+            most = setup["flat_elements"]
         if gathered > most:
             raise Violation(f"at most {most} elements of weights to be gathered in step {number}", str(gathered), rank)
         reports = number % config.logging_steps == 0 or number in epoch_ends
@@ -128,6 +137,7 @@ def nothing_else_is_communicated(evidence: Evidence) -> None:
             or (where != "loop" and operation in ("barrier", "broadcast"))
             or (where.startswith(("forward", "between")) and not (setup["shards_weights"] and _gathers(operation)))
             or (setup["shards_weights"] and where != "loop" and not ("reduce" in operation or _gathers(operation)))
+            or (setup["shards_optimizer"] and where.startswith("backward") and "reduce" not in operation)
         ]
         if others:
             raise Violation(f"only gradients to be communicated in step {number}", ", ".join(others)[:200], rank)

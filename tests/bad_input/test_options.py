@@ -48,7 +48,7 @@ OPTION_CASES: dict[str, tuple[str, ...]] = {
         "powersgd",
         "--find-unused-parameters",
     ),
-    "backend-unknown": ("dpd", "'dpd'", "choose single, dp, ddp, fsdp2, apex, horovod, accelerate, fabric"),
+    "backend-unknown": ("dpd", "'dpd'", "choose single, dp, ddp, fsdp2, apex, horovod, accelerate, fabric, deepspeed"),
     "backend-empty": ("''", "there is no backend ''", "choose single"),
     "backend-forgotten": ("--num-processes 2", "'--num-processes'", "choose single"),
     "backend-module-missing": ("nowhere:Adapter", "'nowhere:Adapter'", "No module named 'nowhere'", "PYTHONPATH"),

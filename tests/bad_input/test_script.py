@@ -57,8 +57,8 @@ def test_script_refuses_an_unknown_backend(place: Place, backend: str) -> None:
         outcome = run(place, "bash", RUN_SH, backend, LOCKSTEP_VENV=str(place.work / "venv"))
         outcome.assert_refused(
             f"'{backend}'",
-            "choose a backend (single dp ddp fsdp2 apex horovod accelerate fabric) or contract, verify, compare, "
-            "report, allreduce, doctor",
+            "choose a backend (single dp ddp fsdp2 apex horovod accelerate fabric deepspeed) or contract, verify, "
+            "compare, report, allreduce, doctor",
         )
 
 
