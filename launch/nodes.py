@@ -21,6 +21,7 @@ class Nodes:
 
     Attributes:
         num_nodes: The number of nodes; each runs equally many ranks.
+        min_nodes: With how many of them the job goes on when others leave; None if it needs all.
         node_rank: The number of this node, from 0.
         master_addr: Where the nodes meet: an address of node 0, resolved.
     """
@@ -28,12 +29,18 @@ class Nodes:
     num_nodes: int = 1
     node_rank: int = 0
     master_addr: str = "127.0.0.1"
+    min_nodes: int | None = None
+
+    @property
+    def may_leave(self) -> bool:
+        """Whether nodes may leave the job and return to it."""
+        return self.min_nodes is not None
 
 
 ALONE = Nodes()
 
 
-def settle_nodes(num_nodes: int, node_rank: int, master_addr: str | None) -> Nodes:
+def settle_nodes(num_nodes: int, node_rank: int, master_addr: str | None, min_nodes: int | None = None) -> Nodes:
     """Checks the options about nodes and resolves the address.
 
     Raises:
@@ -56,7 +63,7 @@ def settle_nodes(num_nodes: int, node_rank: int, master_addr: str | None) -> Nod
         address = socket.gethostbyname(master_addr)
     except (OSError, UnicodeError) as error:
         raise UsageError(f"--master-addr {master_addr}: cannot be resolved ({error}); give node 0's address") from error
-    nodes = Nodes(num_nodes, node_rank, address)
+    nodes = Nodes(num_nodes, node_rank, address, min_nodes)
     try:
         interface(nodes)
     except OSError as error:

@@ -82,6 +82,7 @@ def resolve(
         log_directory=output_dir / LOGS_NAME,
         nodes=world.nodes,
         preload=allocator.library,
+        max_restarts=options.max_restarts,
     )
     if options.bind_ranks:
         _check_cores(world.num_local_processes, ranks.num_threads)
@@ -151,7 +152,7 @@ def _settle_world(backend: str, row: BackendRow, options: RunOptions) -> _World:
     if reason is not None:
         raise UnsupportedError(f"{backend} cannot run here: {reason}")
     device = _settle_device(options, row)
-    nodes = settle_nodes(options.num_nodes, options.node_rank, options.master_addr)
+    nodes = settle_nodes(options.num_nodes, options.node_rank, options.master_addr, options.min_nodes)
     num_processes = options.num_processes or _default_num_processes(options, row, device)
     row.capabilities.check(
         name=backend,
@@ -166,9 +167,7 @@ def _settle_world(backend: str, row: BackendRow, options: RunOptions) -> _World:
             f"--grad-compression {options.grad_compression}: one rank sends no gradients; "
             "leave the option out, or use more ranks"
         )
-    starter = settle_starter(
-        backend, row.capabilities.start_methods, options.start_method, device=device, num_nodes=nodes.num_nodes
-    )
+    starter = settle_starter(backend, row.capabilities.start_methods, options.start_method, device=device, nodes=nodes)
     if num_processes % nodes.num_nodes:
         raise UsageError(
             f"--num-processes {num_processes} is not a multiple of --num-nodes {nodes.num_nodes}; "
