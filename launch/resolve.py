@@ -84,8 +84,7 @@ def resolve(
         preload=allocator.library,
         max_restarts=options.max_restarts,
     )
-    if options.bind_ranks:
-        _check_cores(world.num_local_processes, ranks.num_threads)
+    _check_cores(options, world.num_local_processes, ranks.num_threads)
     job = compose_job(world.starter, ranks, output_dir, row.signs)
     if world.nodes.node_rank == 0 and (options.master_port is not None or world.nodes.num_nodes > 1):
         check_port(ranks.port, world.nodes.master_addr)
@@ -183,7 +182,10 @@ def _settle_world(backend: str, row: BackendRow, options: RunOptions) -> _World:
     return world
 
 
-def _check_cores(num_ranks: int, num_threads: int) -> None:
+def _check_cores(options: RunOptions, num_ranks: int, num_threads: int) -> None:
+    """Refuses to bind ranks to cores that are not there."""
+    if not options.bind_ranks:
+        return
     if not hasattr(os, "sched_setaffinity"):
         raise UsageError("--bind-ranks: this system cannot bind a process to cores; leave the option out")
     if num_ranks * num_threads > num_cpus():

@@ -178,3 +178,20 @@ def test_ranks_of_a_smaller_world_cut_the_same_batches() -> None:
 
 def _step(number: int) -> StepRecord:
     return StepRecord(step=number, epoch=0, num_samples=4, loss=1.0, grad_norm=1.0, learning_rate=0.1, skipped=False)
+
+
+@pytest.mark.slow
+def test_ranks_that_come_after_the_end_train_nothing(tmp_path: Path) -> None:
+    """A node that comes while rank 0 saves the model has all ranks start again once it is saved."""
+    run = tmp_path / "run"
+    train("ddp", run, *OPTIONS, "--task", "token-tagging", "--num-processes", "1")
+    (run / "logs" / "rank0.done").unlink()
+    config = json.loads((run / "run.json").read_text()) | {"num_nodes": 2, "min_nodes": 1, "max_restarts": 1}
+    (run / "run.json").write_text(json.dumps(config))
+    before = {path: path.stat().st_mtime_ns for path in (run / "record.json", run / "model.safetensors")}
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "GLOO_SOCKET_IFNAME": "lo"}
+    ranks = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    command = [sys.executable, "-m", "training.rank", str(run), "LOCAL_RANK"]
+    subprocess.run(command, check=True, cwd=PROJECT_DIRECTORY, env={**os.environ, **place, **ranks})
+    assert (run / "logs" / "rank0.done").exists()
+    assert {path: path.stat().st_mtime_ns for path in before} == before
