@@ -13,6 +13,7 @@ from engines.interface import Engine, NodeJob
 from engines.registry import find_engine
 from launch.arguments import Once, Parser, named_path
 from launch.errors import UsageError, refused_path, tell
+from launch.nodes import Nodes
 from launch.options import add_options, read_options, validated
 from launch.resolve import settle_batch_sizes
 from launch.run_directory import default_output_dir
@@ -103,7 +104,13 @@ def _job(backend: str, row: BackendRow, of_training: list[str], asked: dict[str,
         find_unused_parameters=run.find_unused_parameters,
         grad_compression=run.grad_compression,
     )
-    settle_starter(backend, row.capabilities.start_methods, run.start_method, device=device, num_nodes=size.num_nodes)
+    settle_starter(
+        backend,
+        row.capabilities.start_methods,
+        run.start_method,
+        device=device,
+        nodes=Nodes(size.num_nodes, min_nodes=run.min_nodes),
+    )
     settle_batch_sizes(run.global_batch_size, run.micro_batch_size, num_processes)
     output_dir = asked.get("output_dir") or default_output_dir(backend)
     return NodeJob(

@@ -71,7 +71,6 @@ class Netns(Engine[NetnsSettings]):
 
     @override
     def run(self) -> int:
-        self._check_machine()
         followed, ended = Followed(self.job.logs), Ended(self.job.logs)
         with guarded() as mark:
             lab = subprocess.Popen(
@@ -130,7 +129,8 @@ class Netns(Engine[NetnsSettings]):
         loss = f", {settings.loss:.3%} lost" if settings.loss else ""
         return f"{self.job.num_nodes} network namespaces, {rate}{latency}{loss}"
 
-    def _check_machine(self) -> None:
+    @override
+    def check_here(self) -> None:
         for program, package in _PROGRAMS.items():
             if shutil.which(program, path=_path()) is None:
                 raise UsageError(f"--engine netns: {program} is not installed; install {package}")

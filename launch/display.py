@@ -22,7 +22,7 @@ from launch.resume import Start
 from records.config import RunConfig
 from records.environment import num_cpus
 from records.names import LOGS_NAME, RECORD_NAME
-from records.news import Evaluated, EvaluationBegan, SaveFailed, StepEnded, Warned
+from records.news import Evaluated, EvaluationBegan, Resumed, SaveFailed, StepEnded, Warned
 from records.notice import Notice, read_notice
 from records.processor import SLOW_BF16, has_bf16
 from records.progress import ProgressReader
@@ -139,6 +139,9 @@ class RunDisplay:
                     self._show_evaluation(evaluation)
                 case SaveFailed(step=step, why=why):
                     self._terminal.print(f"step {step}: the checkpoint could NOT be saved ({why})")
+                case Resumed(origin=origin, worlds=worlds) if self._config.min_nodes is not None:
+                    world = _count(worlds[-1].num_processes, "rank")
+                    self._terminal.print(f"going on after step {origin.step} on {world}")
                 case Warned(text=text):
                     self._terminal.print(f"WARNING: {text}")
         notice = read_notice(self._config.output_dir)

@@ -21,6 +21,7 @@ class Nodes:
 
     Attributes:
         num_nodes: The number of nodes; each runs equally many ranks.
+        min_nodes: With how many of them the job goes on when others leave; None if it needs all.
         node_rank: The number of this node, from 0.
         master_addr: Where the nodes meet: an address of node 0, resolved.
     """
@@ -28,6 +29,12 @@ class Nodes:
     num_nodes: int = 1
     node_rank: int = 0
     master_addr: str = "127.0.0.1"
+    min_nodes: int | None = None
+
+    @property
+    def may_leave(self) -> bool:
+        """Whether nodes may leave the job and return to it."""
+        return self.min_nodes is not None
 
 
 ALONE = Nodes()
@@ -48,7 +55,7 @@ def check_nodes(num_nodes: int, node_rank: int, master_addr: str | None) -> None
         raise UsageError(f"--master-addr {master_addr}: has no effect on one node; add --num-nodes, or leave it out")
 
 
-def settle_nodes(num_nodes: int, node_rank: int, master_addr: str | None) -> Nodes:
+def settle_nodes(num_nodes: int, node_rank: int, master_addr: str | None, min_nodes: int | None = None) -> Nodes:
     """Finds the way from this machine to node 0, once `check_nodes` has passed.
 
     Raises:
@@ -62,7 +69,7 @@ def settle_nodes(num_nodes: int, node_rank: int, master_addr: str | None) -> Nod
         address = socket.gethostbyname(master_addr)
     except (OSError, UnicodeError) as error:
         raise UsageError(f"--master-addr {master_addr}: cannot be resolved ({error}); give node 0's address") from error
-    nodes = Nodes(num_nodes, node_rank, address)
+    nodes = Nodes(num_nodes, node_rank, address, min_nodes)
     try:
         interface(nodes)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What the summary of a run says of its memory, its energy and its traces."""
+"""What the summary of a run says of its ranks, its memory, its energy and its traces."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from records.record import RunRecord
 
 def observed_rows(record: RunRecord) -> Iterator[tuple[str, str]]:
     """Yields headings and texts; a heading in capitals is about something that went wrong."""
+    if len(record.worlds) > 1:
+        yield "world size", ", ".join(f"{one.num_processes} from step {one.first_step}" for one in record.worlds)
     memory = record.ranks[0].memory
     if memory is not None:
         parts = {

@@ -155,6 +155,7 @@ def _ranks(
         log_directory=output_dir / LOGS_NAME,
         nodes=world.nodes,
         preload=allocator.library,
+        max_restarts=options.max_restarts,
     )
 
 
@@ -165,8 +166,7 @@ def _compose_here(world: _World, ranks: Ranks, options: RunOptions, output_dir: 
             f"--num-processes {world.num_processes}: a node starts at most {MOST_ON_A_NODE} ranks, and this one would "
             f"start {world.num_local_processes}; use fewer ranks, or more --num-nodes"
         )
-    if options.bind_ranks:
-        _check_cores(world.num_local_processes, ranks.num_threads)
+    _check_cores(options, world.num_local_processes, ranks.num_threads)
     job = compose_job(world.starter, ranks, output_dir, row.signs)
     if world.nodes.node_rank == 0 and (options.master_port is not None or world.nodes.num_nodes > 1):
         check_port(ranks.port, world.nodes.master_addr)
@@ -221,9 +221,9 @@ def _settle_world(backend: str, row: BackendRow, options: RunOptions, noted: lis
             raise UnsupportedError(f"{backend} cannot run here: {reason}")
     device = _settle_device(options, row, is_dry_run=noted is not None)
     check_nodes(options.num_nodes, options.node_rank, options.master_addr)
-    nodes = Nodes(options.num_nodes, options.node_rank)
+    nodes = Nodes(options.num_nodes, options.node_rank, min_nodes=options.min_nodes)
     with of_this_machine(noted):
-        nodes = settle_nodes(options.num_nodes, options.node_rank, options.master_addr)
+        nodes = settle_nodes(options.num_nodes, options.node_rank, options.master_addr, options.min_nodes)
     num_processes = options.num_processes or _default_num_processes(options, row, device)
     row.capabilities.check(
         name=backend,
@@ -238,9 +238,7 @@ def _settle_world(backend: str, row: BackendRow, options: RunOptions, noted: lis
             f"--grad-compression {options.grad_compression}: one rank sends no gradients; "
             "leave the option out, or use more ranks"
         )
-    starter = settle_starter(
-        backend, row.capabilities.start_methods, options.start_method, device=device, num_nodes=nodes.num_nodes
-    )
+    starter = settle_starter(backend, row.capabilities.start_methods, options.start_method, device=device, nodes=nodes)
     if num_processes % nodes.num_nodes:
         raise UsageError(
             f"--num-processes {num_processes} is not a multiple of --num-nodes {nodes.num_nodes}; "
@@ -261,7 +259,10 @@ def _check_gpus(backend: str, row: BackendRow, world: _World) -> None:
         )
 
 
-def _check_cores(num_ranks: int, num_threads: int) -> None:
+def _check_cores(options: RunOptions, num_ranks: int, num_threads: int) -> None:
+    """Refuses to bind ranks to cores that are not there."""
+    if not options.bind_ranks:
+        return
     if not hasattr(os, "sched_setaffinity"):
         raise UsageError("--bind-ranks: this system cannot bind a process to cores; leave the option out")
     if num_ranks * num_threads > num_cpus():

@@ -14,6 +14,7 @@ from records.checkpoint import (
     CheckpointFile,
     CheckpointState,
     list_checkpoints,
+    newest_checkpoint,
 )
 from records.config import RunConfig, RunOptions
 from records.names import RECORD_NAME
@@ -118,13 +119,8 @@ def latest_start(run_directory: Path) -> Start | None:
         UsageError: All are damaged.
     """
     damaged: list[str] = []
-    for path in list_checkpoints(run_directory):
-        try:
-            return Start(path.absolute(), CheckpointFile(path).state, tuple(damaged))
-        except CheckpointError as error:
-            if not path.exists():  # its run is still running, and has a newer one by now
-                return latest_start(run_directory)
-            damaged.append(str(error))
+    if (newest := newest_checkpoint(run_directory, damaged)) is not None:
+        return Start(newest.path.absolute(), newest.state, tuple(damaged))
     if damaged:
         raise UsageError(f"--resume: no checkpoint of {run_directory} can be used ({damaged[0]}); start a new run")
     return None

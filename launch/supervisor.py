@@ -66,7 +66,7 @@ def run_job(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        course = _Course(job.run_directory, starter, watchdog)
+        course = _Course(job, starter, watchdog)
         try:
             course.follow(on_poll)
         finally:
@@ -98,7 +98,7 @@ class _Course:
     """What is observed of a job while it runs.
 
     Attributes:
-        run_directory: Where its ranks leave their files.
+        job: The job.
         starter: The starter's process.
         watchdog: Notices that the ranks hang; None if nothing does.
         outlived: The ranks that were running when the first failure was seen.
@@ -106,7 +106,7 @@ class _Course:
         killed_by: The signal that ended the starter before any rank had failed.
     """
 
-    run_directory: Path
+    job: Job
     starter: subprocess.Popen[bytes]
     watchdog: Watchdog | None
     outlived: set[int] = field(default_factory=set)
@@ -122,8 +122,8 @@ class _Course:
             self.hang = self.watchdog.look() if self.watchdog is not None and failed_at is None else None
             if self.hang is not None:
                 return
-            if failed_at is None and any(_has_failed(rank) for rank in started_ranks(self.run_directory)):
-                failed_at, self.outlived = time.monotonic(), _running(self.run_directory)
+            if failed_at is None and any(self._ends_the_job(rank) for rank in started_ranks(self.job.run_directory)):
+                failed_at, self.outlived = time.monotonic(), _running(self.job.run_directory)
             if failed_at is not None and time.monotonic() - failed_at > _SECONDS_TO_END:
                 break
         is_first = failed_at is None or time.monotonic() - failed_at < _SECONDS_TO_DIE
@@ -131,10 +131,17 @@ class _Course:
         if self.watchdog is not None:
             self._let_rank_0_save(self.watchdog.long_seconds, on_poll)
 
+    def _ends_the_job(self, rank: RankFiles) -> bool:
+        """Whether a rank has failed and nothing starts it again, or it would be in vain."""
+        if not self.job.nodes.may_leave:
+            return _has_failed(rank)
+        failure = rank.failure()
+        return failure is not None and failure.kind is FailureKind.NONFINITE
+
     def _let_rank_0_save(self, most_seconds: float, on_poll: Callable[[], None]) -> None:
         """Waits while rank 0 has left the training and saves: until it ends, or is silent for too long."""
         while True:
-            rank = next((one for one in started_ranks(self.run_directory) if one.rank == 0), None)
+            rank = next((one for one in started_ranks(self.job.run_directory) if one.rank == 0), None)
             position = rank.position() if rank is not None and rank.running_pid() is not None else None
             if position is None or position.phase not in _PHASES_OF_SAVING:
                 return

@@ -151,7 +151,8 @@ def describe_imbalance(config: RunConfig, task: Task) -> str | None:
 
 def _start_again(config: RunConfig) -> RunConfig | None:
     """Makes a failed run ready for a restart and says from where; returns None if it may not or cannot restart."""
-    if config.num_restarts == config.max_restarts:
+    # Where nodes may leave, the starter's agents have restarted as often as they may.
+    if config.num_restarts == config.max_restarts or config.min_nodes is not None:
         return None
     try:
         config, damaged = restarted(config)
@@ -215,7 +216,7 @@ def _tell_refuge(config: RunConfig) -> bool:
 
 def _run_once(config: RunConfig, job: Job, display: RunDisplay) -> tuple[JobFailure | None, bool]:
     """Runs the job once; returns why it failed, if it did, and whether it was asked to stop."""
-    if job.spans_nodes:
+    if job.spans_nodes and not job.nodes.may_leave:
         try:
             with signals_raised():
                 meet(

@@ -43,12 +43,11 @@ def _add_to_record(record: RunRecord, news: News) -> None:
     match news:
         case Resumed():
             record.resumed_from = news.origin
-            record.steps += news.steps
-            record.evaluations += news.evaluations
+            record.steps, record.evaluations, record.worlds = news.steps, news.evaluations, news.worlds
         case LossesRead():
-            record.steps += news.steps
-        case Evaluated():
-            record.evaluations.append(news.evaluation)
+            record.steps = [one for one in record.steps if one.step < news.steps[0].step] + news.steps
+        case Evaluated(evaluation=evaluation):
+            record.evaluations = [one for one in record.evaluations if one.step < evaluation.step] + [evaluation]
         case SaveFailed():
             record.failed_saves.append(news.step)
         case Warned():

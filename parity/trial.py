@@ -27,7 +27,7 @@ _OF_THE_RANKS = {
     *("num_processes", "micro_batch_size", "start_method", "threads_per_rank", "bind_ranks"),
     "grad_compression",
     "sync_batchnorm",
-    *("num_nodes", "node_rank", "master_addr", "master_port"),
+    *("num_nodes", "min_nodes", "node_rank", "master_addr", "master_port"),
 }
 # Options that change nothing of what is computed, or that ask for what a trial does not keep.
 _LEFT_OUT = {

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from records.config import RunConfig
 from records.names import CHECKPOINTS_NAME
-from records.record import EvaluationRecord
+from records.record import EvaluationRecord, World
 from records.tensor_file import TensorFacts, TensorFile, as_bytes, piece_of
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ class CheckpointState(BaseModel):
     best: BestModel | None
     evaluations_since_best: int = Field(ge=0, description="what early stopping counts")
     evaluations: list[EvaluationRecord]
+    worlds: list[World] = []
     backend: dict[str, Any] = Field(description="state of the loss scaler, in the words of torch's")
     optimizer_groups: list[dict[str, Any]] = Field(description="hyper-parameters and parameter numbers, as torch's")
     optimizer_scalars: dict[str, Any] = Field(description="what an optimizer keeps of a parameter besides tensors")
@@ -128,6 +129,7 @@ class CheckpointFile:
     """A checkpoint on the disk. It has been read once, to check its hash; its tensors are read where they are needed.
 
     Attributes:
+        path: Where it is.
         text: The JSON text of everything but the tensors.
         state: What the text says.
         digest: The hash of the text and all tensors.
@@ -143,6 +145,7 @@ class CheckpointFile:
         from safetensors import SafetensorError
 
         _check_file(path)
+        self.path = path
         try:
             self._file = TensorFile(path)
             metadata = self._file.metadata
@@ -192,6 +195,23 @@ class CheckpointFile:
             content[begin : begin + len(piece)] = piece_of(piece)
             begin += len(piece)
         return tensor
+
+
+def newest_checkpoint(run_directory: Path, damaged: list[str]) -> CheckpointFile | None:
+    """Finds the newest checkpoint of a run that is not damaged; None if there is none.
+
+    Args:
+        run_directory: The directory of the run.
+        damaged: What is wrong with newer ones is added to it.
+    """
+    for path in list_checkpoints(run_directory):
+        try:
+            return CheckpointFile(path)
+        except CheckpointError as error:
+            if not path.exists():  # its run is still running, and has a newer one by now
+                return newest_checkpoint(run_directory, damaged)
+            damaged.append(str(error))
+    return None
 
 
 def parse_state(text: str, name: str) -> CheckpointState:

@@ -69,6 +69,12 @@ class RunOptions(BaseModel):
     num_nodes: int = Field(
         1, ge=1, le=_MAX_PROCESSES, description="number of nodes; each runs this command with its own --node-rank"
     )
+    min_nodes: int | None = Field(
+        None,
+        ge=1,
+        le=_MAX_PROCESSES,
+        description="nodes may leave and return; ranks go on while so many are there (default: all must stay)",
+    )
     node_rank: int = Field(0, ge=0, lt=_MAX_PROCESSES, description="number of this node, from 0")
     master_addr: str | None = Field(None, min_length=1, description="address of node 0, where several nodes meet")
     master_port: int | None = Field(
@@ -206,6 +212,40 @@ class RunOptions(BaseModel):
             raise ValueError(
                 f"--metric-for-best-model {self.metric_for_best_model} needs checkpoints, "
                 "which --save-every never turns off; change one of the two"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _nodes_may_leave(self) -> RunOptions:
+        if self.min_nodes is None:
+            return self
+        if self.num_nodes == 1:
+            raise ValueError(
+                f"--min-nodes {self.min_nodes}: has no effect on one node; add --num-nodes, or leave it out"
+            )
+        if self.min_nodes > self.num_nodes:
+            raise ValueError(
+                f"--min-nodes {self.min_nodes}: there are at most --num-nodes {self.num_nodes}; choose at most as many"
+            )
+        if not self.max_restarts:
+            raise ValueError(
+                f"--min-nodes {self.min_nodes}: each loss of a node takes one restart; give --max-restarts a number"
+            )
+        if self.save_interval is None:
+            raise ValueError(
+                f"--min-nodes {self.min_nodes}: ranks go on from a checkpoint, which --save-every never turns off; "
+                "change one of the two"
+            )
+        return self._nothing_follows_from_world_size()
+
+    def _nothing_follows_from_world_size(self) -> RunOptions:
+        """Refuses what would make the training another one when nodes leave or return."""
+        spoils = {"--sync-batchnorm": self.sync_batchnorm, "--grad-compression": self.grad_compression != "none"}
+        option = next((option for option, is_on in spoils.items() if is_on), None)
+        if option is not None:
+            raise ValueError(
+                f"{option}: what is trained then depends on the number of ranks, which --min-nodes lets change; "
+                "leave out one of the two"
             )
         return self
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError
 
-from records.record import Disagreement, EvaluationRecord, Resumption, StepRecord
+from records.record import Disagreement, EvaluationRecord, Resumption, StepRecord, World
 
 
 class _Item(BaseModel):
@@ -85,6 +85,7 @@ class Resumed(_Item):
     origin: Resumption
     steps: list[StepRecord]
     evaluations: list[EvaluationRecord]
+    worlds: list[World]
 
 
 class LibraryFound(_Item):

@@ -239,6 +239,13 @@ class Resumption(_Strict):
     num_processes: int
 
 
+class World(_Strict):
+    """How many ranks there were, from one step on."""
+
+    first_step: int = Field(ge=1)
+    num_processes: int = Field(ge=1)
+
+
 class Straggler(_Strict):
     """A rank that computes more slowly than the others, which wait for it."""
 
@@ -278,7 +285,10 @@ class RunRecord(_Strict):
     quality: dict[str, float | None] = Field(description="metrics of the model that was saved")
     ranks: list[RankRecord]
     resumed_from: Resumption | None = None
-    restarts: int = Field(default=0, ge=0, description="how often it was restarted after a failure")
+    worlds: list[World] = Field(
+        default=[], description="how many ranks computed the steps, from which step on; empty in older records"
+    )
+    restarts: int = Field(default=0, ge=0, description="how often its launcher restarted it after a failure")
     best_step: int | None = Field(
         default=None, description="the step whose weights were saved; null: those of the last step"
     )

@@ -55,6 +55,19 @@ class HeldTask(TokenTagging):
         return super().collate(split, sample_ids)
 
 
+class CompanyTask(TokenTagging):
+    """Takes its time over each batch; alone, a rank waits after its first few for others to come, which end it."""
+
+    _num_batches = 0
+
+    def collate(self, split: Split, sample_ids: Sequence[int]) -> Batch:
+        self._num_batches += split == "train"
+        time.sleep(0.2)
+        while self._num_batches > 8 and os.environ["WORLD_SIZE"] == "1":
+            time.sleep(0.1)
+        return super().collate(split, sample_ids)
+
+
 class BulkyTask(TokenTagging):
     """Carries 8 MiB to each worker that loads data, through shared memory."""
 

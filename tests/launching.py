@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ from backends.registry import BACKENDS, find_backend
 from launch.starters.interface import PROJECT_DIRECTORY
 from records.config import RunConfig
 from tests.forked.client import SESSION_VARIABLE, ForkedJob
+from watch.rank_files import started_ranks
 
 _ON_CPU = {
     name: row.capabilities
@@ -186,6 +188,19 @@ def wait_until(
         assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
         time.sleep(0.05)
     return found
+
+
+def trains(run: Path) -> bool:
+    """Whether a rank of a run that was started has taken a few steps."""
+    positions = [rank.position() for rank in started_ranks(run)] if (run / "logs").exists() else []
+    return any(position is not None and position.step > 2 for position in positions)
+
+
+def free_port() -> str:
+    """A port that is free now, as an option has it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
 
 
 def wait_for_steps(run: Path, *, job: subprocess.Popen[Any] | None = None, seconds: float = 180) -> None:

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from backends.registry import find_backend
 from contract.patience import stretched
 from launch.errors import UsageError
+from launch.nodes import Nodes
 from launch.starters.interface import PROJECT_DIRECTORY
 from launch.starters.registry import settle_starter
 from launch.train_command import train as train_from_command_line
@@ -225,7 +226,7 @@ def test_ranks_are_not_forked_for_gpus() -> None:
     methods = find_backend("ddp").capabilities.start_methods
     assert settle_starter("ddp", methods, None, device="cpu").name == "fork"
     assert settle_starter("ddp", methods, None, device="cuda").name == "torchrun"
-    assert settle_starter("ddp", methods, None, device="cpu", num_nodes=2).name == "torchrun"
+    assert settle_starter("ddp", methods, None, device="cpu", nodes=Nodes(2)).name == "torchrun"
     with pytest.raises(UsageError, match=r"--start-method fork: ddp is on GPUs started by torchrun or spawn$"):
         settle_starter("ddp", methods, "fork", device="cuda")
     with pytest.raises(UsageError, match=r"--device cuda: ours is started by fork, without cuda"):

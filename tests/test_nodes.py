@@ -18,24 +18,19 @@ from tests.forked.client import ForkedJob
 from tests.launching import (
     OF_EACH_STARTER,
     ending,
+    free_port,
     lockstep,
     processes_of,
     require_backend,
     start_lockstep,
     train,
+    trains,
     wait_until,
 )
-from watch.rank_files import started_ranks
 
 pytestmark = [pytest.mark.launchers, pytest.mark.slow]
 
 OPTIONS = ("--task", "token-tagging", "--max-steps", "10", "--threads-per-rank", "1", "--num-processes", "2")
-
-
-def _free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
 
 
 def _run_nodes(
@@ -45,7 +40,7 @@ def _run_nodes(
 
     With `asked_to_stop`, the command line of the last one is sent SIGTERM once its rank is training.
     """
-    place_of_meeting = ("--num-nodes", "2", "--master-addr", "127.0.0.1", "--master-port", _free_port())
+    place_of_meeting = ("--num-nodes", "2", "--master-addr", "127.0.0.1", "--master-port", free_port())
 
     def start(node_rank: int) -> subprocess.Popen[str] | ForkedJob:
         where = ("--node-rank", str(node_rank), "--output-dir", str(place / f"node{node_rank}"))
@@ -53,7 +48,7 @@ def _run_nodes(
 
     with ending(start(1)) as last, ending(start(0)) as first:
         if asked_to_stop:
-            wait_until(lambda: _trains(place / "node1"), "a rank of the last node in training")
+            wait_until(lambda: trains(place / "node1"), "a rank of the last node in training")
             last.send_signal(signal.SIGTERM)
         # At once, since one would wait for somebody to read what it prints.
         with ThreadPoolExecutor(2) as readers:
@@ -63,11 +58,6 @@ def _run_nodes(
         subprocess.CompletedProcess([], -1 if code is None else code, *output)
         for code, output in zip(codes, outputs, strict=True)
     ]
-
-
-def _trains(node: Path) -> bool:
-    positions = [rank.position() for rank in started_ranks(node)] if (node / "logs").exists() else []
-    return any(position is not None and position.step > 2 for position in positions)
 
 
 @pytest.mark.processes
@@ -100,7 +90,7 @@ def test_nodes_that_were_told_different_things_are_not_one_job(tmp_path: Path) -
 @pytest.mark.parametrize("backend", OF_EACH_STARTER)
 def test_a_node_that_nobody_joins_gives_up(tmp_path: Path, backend: str) -> None:
     require_backend(backend)
-    options = ("--num-nodes", "2", "--master-addr", "127.0.0.1", "--master-port", _free_port(), "--timeout", "5")
+    options = ("--num-nodes", "2", "--master-addr", "127.0.0.1", "--master-port", free_port(), "--timeout", "5")
     done = lockstep(backend, *OPTIONS, *options, "--output-dir", tmp_path / "run", timeout=120)
     assert done.returncode == 1, done.stdout + done.stderr
     assert f"lockstep: {backend} failed: " in done.stderr

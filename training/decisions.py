@@ -128,8 +128,9 @@ class Decisions:
         Raises:
             OSError: This or the last checkpoint cannot be written, and that is to stop the run.
         """
-        if self._saver is not None:
-            self._saver.save(state.checkpoint, wait=self.stop)
+        saver = self._saver
+        if saver is not None:
+            saver.save(lambda: state.checkpoint(keeps=saver.keeps), wait=self.stop)
 
     def finish(self) -> None:
         """Waits until the last checkpoint is on the disk.

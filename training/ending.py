@@ -19,7 +19,16 @@ from records.checkpoint import CheckpointError, CheckpointFile, checkpoint_path
 from records.config import RunConfig
 from records.environment import describe_environment
 from records.notice import Notice, give_notice
-from records.record import Disagreement, EvaluationRecord, RankRecord, Resumption, RunRecord, by_merit, write_record
+from records.record import (
+    Disagreement,
+    EvaluationRecord,
+    RankRecord,
+    Resumption,
+    RunRecord,
+    World,
+    by_merit,
+    write_record,
+)
 from records.run_files import model_files, note_model_files
 from tasks.interface import Task
 from training.agreement import describe
@@ -41,6 +50,7 @@ class Results:
     task: Task
     model: nn.Module
     trajectory: Trajectory
+    worlds: list[World]
     first_step_at: float | None
     ranks: list[RankRecord]
     resumption: Resumption | None
@@ -181,6 +191,7 @@ def _record(results: Results, best_step: int | None, dropped: list[int]) -> RunR
         quality=quality,
         ranks=results.ranks,
         resumed_from=results.resumption,
+        worlds=results.worlds,
         restarts=config.num_restarts,
         best_step=best_step,
         failed_saves=results.failed_saves,

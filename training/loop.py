@@ -55,7 +55,7 @@ class Trainer:
         self.task = task
         self.backend = backend
         self.decisions = decisions or Decisions(config, backend)
-        self.plan = Plan.of(config, task)
+        self.plan = Plan.of(config, task, world_size=backend.world_size)
         self.num_steps = config.num_steps(self.plan.steps_per_epoch)
         self._num_warmup_steps = config.num_warmup_steps(self.num_steps)
         torch.manual_seed(random_seed(config.seed, WEIGHTS))

@@ -89,13 +89,19 @@ class Plan:
         self.layout = layout
 
     @classmethod
-    def of(cls, config: RunConfig, task: Task) -> Plan:
-        """Returns the plan of a run on the training samples of a task."""
+    def of(cls, config: RunConfig, task: Task, *, world_size: int | None = None) -> Plan:
+        """Returns the plan of a run on the training samples of a task.
+
+        Args:
+            config: The configuration of the run.
+            task: The task, prepared.
+            world_size: The number of ranks that are there; None for all of them.
+        """
         return cls(
             num_samples=task.num_samples("train"),
             global_batch_size=config.global_batch_size,
             micro_batch_size=config.micro_batch_size,
-            world_size=config.num_processes,
+            world_size=world_size or config.num_processes,
             seed=config.seed,
             layout=Layout(config.batching, task.costs("train"), by_micro_step=config.sync_batchnorm),
         )

@@ -8,16 +8,17 @@ import importlib
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from backends.interface import Backend
 from backends.registry import load_backend
-from records.checkpoint import checkpoint_step
+from records.checkpoint import CheckpointError, checkpoint_step, newest_checkpoint
 from records.config import START_WARNING_VARIABLE, RunConfig
 from records.news import Resumed
-from records.notice import prepare_notice
+from records.notice import prepare_notice, record_directory
 from records.progress import ProgressLog
 from records.record import RankRecord, Resumption
 from tasks.interface import Task
@@ -40,7 +41,7 @@ from training.saving import CheckpointSaver
 from training.stopping import StopRequest
 from training.trace import Tracer
 from training.whole import whole_model
-from training.world import gather_facts, newest_of, prove_same_job, prove_world
+from training.world import gather_facts, newest_of, prove_same_job, prove_world, world_size_of_process
 
 MakeObserver = Callable[[Trainer, Measurements], Hooks]
 
@@ -79,13 +80,20 @@ class RankWork:
         takes_all_ranks = self._backend.capabilities.shards_state
         if rank == 0 and START_WARNING_VARIABLE in os.environ:
             self._progress.warn(os.environ[START_WARNING_VARIABLE])
-        self._saver = CheckpointSaver(config, directory, self._progress, rank=rank, takes_all_ranks=takes_all_ranks)
+        # Where nodes may leave, each of them has what the others need to go on without it.
+        keeps = rank == 0 or (config.min_nodes is not None and self._backend.local_rank == 0)
+        self._saver = CheckpointSaver(config, directory, self._progress, keeps=keeps, takes_all_ranks=takes_all_ranks)
         travels_with_loss = config.num_nodes > 1 or config.device == "cuda"
         self._stop_request = StopRequest(directory, rank=rank, travels_with_loss=travels_with_loss)
         self._agreement = Agreement(self._backend, self._progress, sync_batchnorm=config.sync_batchnorm)
 
     def run(self) -> None:
         """Trains, leaves the other ranks, and has rank 0 save the model and write the record."""
+        if self._is_over():
+            self._build()  # a backend that was not set up cannot be left
+            gc.collect()
+            _leave(self._backend, must_succeed=True)
+            return
         results = self._train()
         # The wrappers must be gone before the group is. What follows needs no other rank: no rank waits,
         # within a timeout, for rank 0 to write to a slow disk.
@@ -131,6 +139,7 @@ class RankWork:
             task=self._task,
             model=model,
             trajectory=trajectory,
+            worlds=trainer.state.worlds,
             first_step_at=measurements.first_step_at,
             ranks=self._gather_records(_rank_record(trainer, observed, digest)),
             resumption=resumption,
@@ -181,7 +190,7 @@ class RankWork:
 
         It comes from the first rank that has the newest one, since nodes may share no disk.
         """
-        path, backend, data = self._config.resume_from, self._backend, self._task.describe()
+        path, backend, data = self._checkpoint_here(), self._backend, self._task.describe()
         source = newest_of(backend, checkpoint_step(path) if path is not None else 0)
         if source is None:
             return None
@@ -203,11 +212,34 @@ class RankWork:
             checkpoint=str(path or ""),
             step=state.step,
             backend=state.config.backend,
-            num_processes=state.config.num_processes,
+            num_processes=state.worlds[-1].num_processes if state.worlds else state.config.num_processes,
         )
-        trajectory = trainer.state.trajectory
-        self._progress.write(Resumed(origin=resumption, steps=trajectory.steps, evaluations=trajectory.evaluations))
+        worlds, trajectory = trainer.state.worlds, trainer.state.trajectory
+        steps, evaluations = trajectory.steps, trajectory.evaluations
+        self._progress.write(Resumed(origin=resumption, steps=steps, evaluations=evaluations, worlds=worlds))
         return resumption
+
+    def _checkpoint_here(self) -> Path | None:
+        """Returns the checkpoint of this node to go on from; None if it has none.
+
+        Raises:
+            CheckpointError: All that it has are damaged.
+        """
+        if self._config.min_nodes is None:
+            return self._config.resume_from
+        # Not that with which the launcher began: its ranks may have started many times since.
+        damaged: list[str] = []
+        newest = newest_checkpoint(self._directory, damaged)
+        if newest is None and damaged:
+            raise CheckpointError(damaged[0])
+        return newest.path if newest is not None else None
+
+    def _is_over(self) -> bool:
+        """Whether the training had ended when a node came and all ranks had to start again; the same on all ranks."""
+        if self._config.min_nodes is None:
+            return False
+        has_record = record_directory(self._directory) is not None
+        return newest_of(self._backend, int(has_record)) is not None
 
     def _gather_records(self, own: RankRecord) -> list[RankRecord]:
         """Returns the records of all ranks; on rank 0 its own record alone if another rank is lost."""
@@ -241,7 +273,7 @@ def _join(config: RunConfig) -> tuple[Task, Backend]:
     task = task_class(task_class.Settings.model_validate(config.task_settings))
     task.prepare()
     backend = adapter(config.backend_options(adapter.Settings))
-    prove_world(backend, world_size=config.num_processes)
+    prove_world(backend, world_size=config.num_processes if config.min_nodes is None else world_size_of_process())
     if config.num_nodes > 1:
         # Nodes may differ in how they are reached, how many cores and which allocator they have and where their
         # results go, and only the node of rank 0 needs to have the checkpoint.

@@ -1,4 +1,4 @@
-"""Saving of checkpoints by a thread of rank 0, while training goes on; where ranks hold parts, all make the whole."""
+"""Saving of checkpoints by a thread of a rank, while training goes on; where ranks hold parts, all make the whole."""
 
 from __future__ import annotations
 
@@ -15,23 +15,33 @@ from records.progress import ProgressLog
 
 
 class CheckpointSaver:
-    """Saves the checkpoints of a run on rank 0.
+    """Saves the checkpoints of a run on rank 0 or, where nodes may leave, on one rank of each node.
 
     Training waits only while the tensors are copied. One checkpoint is written at a time, and the next one waits for
     it. Until it is on the disk, the memory holds one more copy of the training's state: safetensors writes the copied
     tensors from where they are.
 
     Attributes:
+        keeps: Whether this rank writes checkpoints.
         failed_steps: The steps whose checkpoints could not be written.
     """
 
     def __init__(
-        self, config: RunConfig, directory: Path, progress: ProgressLog, *, rank: int, takes_all_ranks: bool = False
+        self, config: RunConfig, directory: Path, progress: ProgressLog, *, keeps: bool, takes_all_ranks: bool = False
     ) -> None:
+        """Makes the part of one rank.
+
+        Args:
+            config: The configuration of the run.
+            directory: The directory of the run.
+            progress: Is told what was saved.
+            keeps: Whether this rank writes checkpoints.
+            takes_all_ranks: Whether ranks hold parts of the weights, so that all have a part in making a checkpoint.
+        """
         self._directory = directory
         self._progress = progress
         self._interval = config.save_interval
-        self._is_rank_0 = rank == 0
+        self.keeps = keeps
         self._takes_all_ranks = takes_all_ranks
         self._keep = config.keep
         self._stop_on_error = config.on_save_error == "stop"
@@ -44,7 +54,7 @@ class CheckpointSaver:
     @property
     def is_on(self) -> bool:
         """Whether this rank has a part in saving checkpoints."""
-        return (self._is_rank_0 or self._takes_all_ranks) and self._interval is not None
+        return (self.keeps or self._takes_all_ranks) and self._interval is not None
 
     @property
     def goes_by_clock(self) -> bool:
@@ -52,16 +62,16 @@ class CheckpointSaver:
         return self._interval is not None and self._interval.steps is None
 
     def minutes_have_passed(self) -> bool:
-        """Returns whether a checkpoint is due by the clock of rank 0; False on other ranks."""
-        if not self._is_rank_0 or self._interval is None:
+        """Returns whether a checkpoint is due by the clock; False on ranks that write none."""
+        if not self.keeps or self._interval is None:
             return False
         return time.monotonic() - self._saved_at >= self._interval.seconds
 
     def save(self, checkpoint: Callable[[], Checkpoint | None], *, wait: bool = False) -> None:
-        """Makes a checkpoint and has a thread of rank 0 write it.
+        """Makes a checkpoint and has a thread write it, on a rank that keeps it.
 
         Args:
-            checkpoint: Copies the state of the training, for rank 0.
+            checkpoint: Copies the state of the training, for a rank that keeps it.
             wait: Whether to return only when the checkpoint is on the disk.
 
         Raises:

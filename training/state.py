@@ -20,7 +20,7 @@ from records.checkpoint import (
     without_prefix,
 )
 from records.config import RunConfig
-from records.record import EvaluationRecord, StepRecord, metric_sign
+from records.record import EvaluationRecord, StepRecord, World, metric_sign
 from tasks.interface import Task
 from training.losses import finite
 from training.receiving import IncomingCheckpoint
@@ -46,6 +46,7 @@ class TrainingState:
         best: The best evaluation so far, by the metric that was chosen.
         evaluations_since_best: What early stopping counts.
         trajectory: The steps and evaluations so far.
+        worlds: How many ranks there were so far, and are now.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class TrainingState:
         self.best: BestModel | None = None
         self.evaluations_since_best = 0
         self.trajectory = Trajectory()
+        self.worlds = [World(first_step=1, num_processes=backend.world_size)]
         self._history = [_as_matrix([])]
 
     @property
@@ -160,10 +162,10 @@ class TrainingState:
         # A fused optimizer reads parameter and state in the order of memory, and would take other elements for these.
         return own if own.stride() == parameter.stride() else torch.empty_like(parameter, dtype=own.dtype).copy_(own)
 
-    def checkpoint(self) -> Checkpoint | None:
+    def checkpoint(self, *, keeps: bool) -> Checkpoint | None:
         """Copies what another run, on whatever backend and world size, needs to go on after this step.
 
-        Where ranks hold parts of tensors, all of them must call it. Only rank 0 gets a checkpoint.
+        Where ranks hold parts of tensors, all of them must call it. Only a rank that `keeps` it gets a checkpoint.
         """
         state = self.state_dict()
         tensors, scalars, groups = flatten_optimizer(state["optimizer"])
@@ -171,8 +173,8 @@ class TrainingState:
         self._history = [torch.cat(self._history)]
         tensors["history"] = self._history[0]
         tensors |= with_prefix("buffer", self._hidden_buffers(state["model"]))
-        copies = {name: self._copied(tensor) for name, tensor in tensors.items()}
-        if self.backend.rank != 0:
+        copies = {name: self._copied(tensor, keeps=keeps) for name, tensor in tensors.items()}
+        if not keeps:
             return None
         return Checkpoint(
             CheckpointState(
@@ -184,6 +186,7 @@ class TrainingState:
                 best=self.best,
                 evaluations_since_best=self.evaluations_since_best,
                 evaluations=self.trajectory.evaluations,
+                worlds=self.worlds,
                 backend=state["backend"],
                 optimizer_groups=groups,
                 optimizer_scalars=scalars,
@@ -191,10 +194,10 @@ class TrainingState:
             {name: copy for name, copy in copies.items() if copy is not None},
         )
 
-    def _copied(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Copies a tensor on rank 0, since training goes on; a file can hold only contiguous ones."""
+    def _copied(self, tensor: torch.Tensor, *, keeps: bool) -> torch.Tensor | None:
+        """Copies a tensor, since training goes on; a file can hold only contiguous ones."""
         whole = self.backend.whole(tensor.detach())
-        if self.backend.rank != 0:
+        if not keeps:
             return None
         return whole.to("cpu", copy=True).contiguous()
 
@@ -262,6 +265,16 @@ class TrainingState:
         self.evaluations_since_best = state.evaluations_since_best
         self._history = [history]
         self.trajectory = Trajectory(_from_matrix(history), list(state.evaluations))
+        self._add_world(state)
+
+    def _add_world(self, before: CheckpointState) -> None:
+        """Notes from which step on there are as many ranks as now, if there were more or fewer."""
+        # A checkpoint of an earlier version tells of the last world only.
+        worlds = before.worlds or [World(first_step=1, num_processes=before.config.num_processes)]
+        (now,) = self.worlds
+        if worlds[-1].num_processes != now.num_processes:
+            worlds = [*worlds, World(first_step=before.step + 1, num_processes=now.num_processes)]
+        self.worlds = worlds
 
 
 def _as_matrix(steps: list[StepRecord]) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from typing import Any
 
 import torch
@@ -31,6 +32,14 @@ def prove_world(backend: Backend, *, world_size: int) -> None:
         raise RuntimeError(
             f"{backend.name} reaches ranks {seen.nonzero().flatten().tolist()} of {world_size}, counted {seen.tolist()}"
         )
+
+
+def world_size_of_process() -> int:
+    """Returns how many ranks there are now, as torchrun's agent tells each rank that it starts.
+
+    The variable is that of https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables.
+    """
+    return int(os.environ["WORLD_SIZE"])
 
 
 def prove_same_job(backend: Backend, facts: dict[str, Any]) -> None:

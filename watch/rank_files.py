@@ -56,9 +56,12 @@ class RankFiles:
     def announce(self) -> None:
         """Writes the number of this process, and arranges that SIGTERM and STACKS_SIGNAL make it write its stacks.
 
-        The stacks are written from C, so also while it is stuck in a collective. They distinguish a rank that its
-        starter ended from one that ended by itself.
+        What an earlier process left in its place, before its starter started it again, no longer counts. The stacks
+        are written from C, so also while it is stuck in a collective. They distinguish a rank that its starter ended
+        from one that ended by itself.
         """
+        for path in (self._error, self._success, self.heartbeat):
+            path.unlink(missing_ok=True)
         self._stacks_files = self.sigterm.open("w"), self.stacks.open("w")
         faulthandler.register(signal.SIGTERM, file=self._stacks_files[0], chain=True)
         faulthandler.register(STACKS_SIGNAL, file=self._stacks_files[1])

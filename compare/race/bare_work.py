@@ -30,7 +30,7 @@ from compare.race.turns import Hello, Turns
 from records.config import RunConfig
 from records.names import LOGS_NAME
 from records.notice import prepare_notice
-from records.record import EvaluationRecord, RankRecord, StepRecord
+from records.record import EvaluationRecord, RankRecord, StepRecord, World
 from tasks.interface import Batch, Task
 from tasks.registry import load_task
 from training.batch_norm import batch_norms
@@ -111,6 +111,7 @@ class BareWork:
                 task=self._task,
                 model=model,
                 trajectory=trajectory,
+                worlds=[World(first_step=1, num_processes=config.num_processes)],
                 first_step_at=self._measurements.first_step_at,
                 ranks=[share.record for share in shares],
                 resumption=None,

@@ -49,7 +49,9 @@ _DECIDED = {
     "early_stopping_patience": "a race times equal numbers of steps; leave it out",
     **dict.fromkeys(("tracker", "trace"), "a race keeps only the records of its runs; leave it out"),
     "start_method": "each backend is started by its own starter; --entrant gives another to one entrant",
-    **dict.fromkeys(("num_nodes", "node_rank", "master_addr", "master_port"), "a race runs on one node; leave it out"),
+    **dict.fromkeys(
+        ("num_nodes", "min_nodes", "node_rank", "master_addr", "master_port"), "a race runs on one node; leave it out"
+    ),
 }
 
 

@@ -21,7 +21,8 @@ from records.record import RunRecord
 # What belongs to a backend, or to one start of a run, and not to what is computed.
 _OF_A_START = {
     *("backend", "backend_settings", "start_method", "output_dir", "overwrite", "launch_command", "started_at"),
-    *("diagnose", "num_nodes", "master_port", "master_addr", "node_rank", "timeout", "hang_timeout", "max_restarts"),
+    *("diagnose", "num_nodes", "min_nodes", "master_port", "master_addr", "node_rank", "timeout", "hang_timeout"),
+    "max_restarts",
     *("num_restarts", "keep", "on_save_error", "resume", "resume_from", "evaluate"),
     *("batching", "allocator", "grad_compression"),  # entrants may differ in them, which changes rounding or more
 }

@@ -28,6 +28,7 @@ class Ranks:
         log_directory: Where the starter may write files of its own.
         nodes: The nodes that the ranks are spread over.
         preload: The library of a memory allocator, which LD_PRELOAD is to load; None for that of the C library.
+        max_restarts: How often a starter whose nodes may leave starts its ranks again after a failure.
     """
 
     num_processes: int
@@ -39,6 +40,7 @@ class Ranks:
     log_directory: Path
     nodes: Nodes = ALONE
     preload: str | None = None
+    max_restarts: int = 0
 
     @property
     def num_local_processes(self) -> int:
@@ -66,6 +68,7 @@ class Starter(ABC):
             them from the user's shell.
         takes_port: Whether it can be given the port on which ranks meet.
         spans_nodes: Whether each of several nodes can start its share of the ranks.
+        is_elastic: Whether it goes on with fewer nodes when some leave, and takes them in again.
         devices: The device types that the ranks may use.
     """
 
@@ -75,6 +78,7 @@ class Starter(ABC):
     variables: ClassVar[tuple[str, ...]] = ()
     takes_port: ClassVar[bool] = True
     spans_nodes: ClassVar[bool] = False
+    is_elastic: ClassVar[bool] = False
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
 
     def check(self, ranks: Ranks) -> None:

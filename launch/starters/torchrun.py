@@ -7,6 +7,10 @@ from typing_extensions import override
 from launch.nodes import own_address
 from launch.starters.interface import Ranks, Starter, launcher_module
 
+# How long nodes that are enough wait for more of them, and when a node that is silent counts as having left; in
+# seconds. The defaults are 30 and 15, in which the others would stand still.
+_LEAVING = "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=5"
+
 
 class Torchrun(Starter):
     """``torchrun``, started as a Python module."""
@@ -19,6 +23,7 @@ class Torchrun(Starter):
         *("TORCHELASTIC_", "PET_"),
     )
     spans_nodes = True
+    is_elastic = True
 
     @override
     def command(self, ranks: Ranks) -> list[str]:
@@ -29,13 +34,36 @@ class Torchrun(Starter):
             f"--log-dir={ranks.log_directory / 'torchrun'}",
         ]
         if ranks.nodes.num_nodes > 1:
-            command += [f"--nnodes={ranks.nodes.num_nodes}", "--rdzv-backend=c10d", f"--rdzv-conf={rendezvous(ranks)}"]
-            command += [f"--rdzv-endpoint={ranks.nodes.master_addr}:{ranks.port}"]
+            command += ["--rdzv-backend=c10d", f"--rdzv-endpoint={ranks.nodes.master_addr}:{ranks.port}"]
+            command += _elastic(ranks) if ranks.nodes.may_leave else _fixed(ranks)
         elif ranks.master_port is None:
             command += ["--standalone"]
         else:
             command += ["--master-addr=127.0.0.1", f"--master-port={ranks.master_port}"]
         return [*command, "-m", *self.program(ranks)]
+
+    @override
+    def program(self, ranks: Ranks) -> list[str]:
+        # Where nodes leave and return, the number of a rank changes, and its files keep the name of its place.
+        return [*ranks.module, "LOCAL_RANK"] if ranks.nodes.may_leave else super().program(ranks)
+
+    @override
+    def environment(self, ranks: Ranks) -> dict[str, str]:
+        # Otherwise a restart meets in what is left of the last store (https://github.com/pytorch/pytorch/issues/135712).
+        return {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if ranks.nodes.may_leave else {}
+
+
+def _fixed(ranks: Ranks) -> list[str]:
+    return [f"--nnodes={ranks.nodes.num_nodes}", f"--rdzv-conf={rendezvous(ranks)}"]
+
+
+def _elastic(ranks: Ranks) -> list[str]:
+    nodes = ranks.nodes
+    return [
+        f"--nnodes={nodes.min_nodes}:{nodes.num_nodes}",
+        f"--max-restarts={ranks.max_restarts}",
+        f"--rdzv-conf={rendezvous(ranks)},{_LEAVING}",
+    ]
 
 
 def rendezvous(ranks: Ranks) -> str:
