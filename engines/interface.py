@@ -20,6 +20,10 @@ class EngineSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    def sizes(self) -> dict[str, int]:
+        """Returns what these options say of `num_nodes` and `num_processes`; nothing, unless an engine overrides it."""
+        return {}
+
 
 @dataclass(frozen=True)
 class NodeJob:

@@ -10,6 +10,7 @@ from launch.errors import UsageError
 
 ENGINES = {
     "netns": "engines.netns:Netns",
+    "mpi": "engines.mpi:Mpi",
 }
 
 
