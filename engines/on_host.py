@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import FrameType
+from typing import BinaryIO
 
 from engines.following import exit_code_of
 from launch.guardian import guarded
@@ -22,6 +25,7 @@ from launch.guardian import guarded
 # would wait for that node in vain. After any other end, the nodes notice by themselves and say why.
 _REFUSED = 2
 
+_POLL_SECONDS = 0.1
 _OF_MPIRUN = ("OMPI_", "OPAL_", "ORTE_", "PMIX_", "PRTE_")
 
 
@@ -29,8 +33,8 @@ def main() -> int:
     """Runs the command to its end; returns the exit code for mpirun."""
     node_rank, log, *command = sys.argv[1:]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_OF_MPIRUN)}
-    Path(log).parent.mkdir(parents=True, exist_ok=True)
-    with guarded() as mark, Path(log).open("ab") as output:
+    daemon = os.getppid()
+    with guarded() as mark, _opened(Path(log)) as output:
         node = subprocess.Popen(
             command,
             env={**environment, **mark},
@@ -46,9 +50,19 @@ def main() -> int:
         for number in (signal.SIGUSR1, signal.SIGTERM):
             signal.signal(number, pass_on)
         print(f"node {node_rank} begins", flush=True)
-        code = exit_code_of([node.wait()])
+        while node.poll() is None and os.getppid() == daemon:  # mpirun's daemon on this host may be killed
+            time.sleep(_POLL_SECONDS)
+    code = exit_code_of([node.wait()])
     print(f"node {node_rank} ends with {code}", flush=True)
     return code if code == _REFUSED else 0
+
+
+def _opened(log: Path) -> BinaryIO:
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        return log.open("ab")
+    except OSError as error:
+        sys.exit(f"{socket.gethostname()}: {error.filename}: {error.strerror}")
 
 
 if __name__ == "__main__":
