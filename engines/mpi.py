@@ -14,9 +14,7 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -24,24 +22,19 @@ from pydantic import BeforeValidator, Field, model_validator
 from typing_extensions import Self, override
 
 from engines.following import Followed, exit_code_of
+from engines.hosts import host_environment, on_host, told_codes
 from engines.interface import Engine, EngineSettings
+from engines.on_host import REFUSED
 from launch.errors import UsageError, tell
 from launch.guardian import guarded
 from launch.nodes import Nodes, own_address
 from launch.signals import signals_raised
-from launch.starters.environment import command_environment
 
 _POLL_SECONDS = 0.1
 # mpirun kills, after a second, what SIGTERM has not ended.
 _SECONDS_TO_END = 5.0
 _HOST = re.compile(r"([A-Za-z0-9][\w.-]*)(?::([1-9]\d*))?", re.ASCII)
 _SLOTS = re.compile(r"\s+slots\s*=\s*")
-# The variables that each host's command gets, by how their names begin: mpirun passes on none but its own.
-_PASSED_ON = (
-    *("PATH", "LD_", "PYTHON", "LOCKSTEP_", "XDG_CACHE_HOME", "HF_", "TORCH_", "OMP_", "MKL_"),
-    *("CUDA_", "NCCL_", "GLOO_", "HOROVOD_"),
-)
-_REFUSED = 2
 
 
 class Host(NamedTuple):
@@ -139,7 +132,7 @@ class Mpi(Engine[MpiSettings]):
         with guarded() as mark, log.open("wb") as output:
             mpirun = subprocess.Popen(
                 command,
-                env={**self._environment(), **mark},
+                env={**os.environ, **host_environment(self.job), **mark},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -165,9 +158,9 @@ class Mpi(Engine[MpiSettings]):
     def _judge(self, log: Path) -> int:
         """Returns the exit code of the job, from what the nodes have told mpirun."""
         said = log.read_text(errors="replace")
-        codes = {int(node): int(code) for node, code in re.findall(r"(?m)^node (\d+) ends with (\d+)$", said)}
-        if _REFUSED in codes.values():
-            return _REFUSED
+        codes = told_codes(said)
+        if REFUSED in codes.values():
+            return REFUSED
         missing = [str(node) for node in range(self.job.num_nodes) if node not in codes]
         if not missing:
             return exit_code_of(list(codes.values()))
@@ -184,18 +177,12 @@ class Mpi(Engine[MpiSettings]):
         """Returns mpirun's command line in parts, one for each host, so that the hosts are numbered in their order."""
         address = _address_of_first(self.settings.listed)
         as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-        passed_on = [
-            word for name in sorted(self._environment()) if name.startswith(_PASSED_ON) for word in ("-x", name)
-        ]
+        passed_on = [word for name in sorted(host_environment(self.job)) for word in ("-x", name)]
         parts = []
         for node_rank, host in enumerate(self.settings.listed):
-            words = [sys.executable, "-m", "engines.on_host", str(node_rank), str(self.job.logs[node_rank])]
-            words += self.job.words(node_rank, address)
+            words = on_host(self.job, node_rank, self.job.words(node_rank, address))
             parts.append(["-np", "1", "--host", host.name, *passed_on, *words])
         return [["mpirun", *as_root, "--bind-to", "none", *parts[0]], *parts[1:]]
-
-    def _environment(self) -> Mapping[str, str]:
-        return {**command_environment(), **self.job.variables}
 
 
 def _address_of_first(hosts: list[Host]) -> str:

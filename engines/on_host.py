@@ -1,9 +1,9 @@
-"""What mpirun runs on each host: the command of a node, ``python -m engines.on_host NODE_RANK LOG COMMAND ...``.
+"""What an engine has run on each host: ``python -m engines.on_host NODE_RANK LOG COMMAND ...``.
 
-The output of the command goes to a file of its own. What mpirun is told on standard output is when the command begins
-and how it ends. Of mpirun's variables the command sees none, since its ranks would take them for their own. It is asked
-to stop by SIGTERM, and also by SIGUSR1, which mpirun passes on without ending the job. However this process ends, the
-command does not outlive it.
+The command, which is that of a node, writes into a file of its own. Its beginning and its exit code are told on
+standard output. It sees none of mpirun's variables, which its ranks would take for their own. It is asked to stop by
+SIGTERM, and by SIGUSR1, which mpirun passes on without ending the job. However this process ends, the command does not
+outlive it; nor does it outlive the process that has started this one.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from typing import BinaryIO
 from engines.following import exit_code_of
 from launch.guardian import guarded
 
-# mpirun ends all nodes when a command ends with this code, which means that it has refused its options; the others
-# would wait for that node in vain. After any other end, the nodes notice by themselves and say why.
-_REFUSED = 2
+# A command that ends with this code has refused its options, and the others would wait for it in vain: then, and only
+# then, mpirun is told of an error and ends them. After any other end, the nodes notice by themselves and say why.
+REFUSED = 2
 
 _POLL_SECONDS = 0.1
 _OF_MPIRUN = ("OMPI_", "OPAL_", "ORTE_", "PMIX_", "PRTE_")
 
 
 def main() -> int:
-    """Runs the command to its end; returns the exit code for mpirun."""
+    """Runs the command to its end; returns the exit code for what has started this process."""
     node_rank, log, *command = sys.argv[1:]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_OF_MPIRUN)}
-    daemon = os.getppid()
+    parent = os.getppid()
     with guarded() as mark, _opened(Path(log)) as output:
         node = subprocess.Popen(
             command,
@@ -50,11 +50,11 @@ def main() -> int:
         for number in (signal.SIGUSR1, signal.SIGTERM):
             signal.signal(number, pass_on)
         print(f"node {node_rank} begins", flush=True)
-        while node.poll() is None and os.getppid() == daemon:  # mpirun's daemon on this host may be killed
+        while node.poll() is None and os.getppid() == parent:  # which may be killed
             time.sleep(_POLL_SECONDS)
     code = exit_code_of([node.wait()])
     print(f"node {node_rank} ends with {code}", flush=True)
-    return code if code == _REFUSED else 0
+    return code if code == REFUSED else 0
 
 
 def _opened(log: Path) -> BinaryIO:
