@@ -11,6 +11,7 @@ from launch.errors import UsageError
 ENGINES = {
     "netns": "engines.netns:Netns",
     "mpi": "engines.mpi:Mpi",
+    "ray": "engines.ray:Ray",
 }
 
 
