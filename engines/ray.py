@@ -245,13 +245,18 @@ def _node_class() -> type:
             self.host: Any = None
 
         def place(self) -> tuple[str, int]:
+            import contextlib
+            import random
             import socket
 
             import ray
 
-            with socket.socket() as probe:
-                probe.bind(("", 0))
-                return ray.util.get_node_ip_address(), probe.getsockname()[1]
+            while True:
+                # Not one of those that the system may give meanwhile to whoever connects: ip(7).
+                port = random.randrange(20_000, 32_768)
+                with contextlib.suppress(OSError), socket.socket() as probe:
+                    probe.bind(("", port))
+                    return ray.util.get_node_ip_address(), port
 
         def run(self, words: list[str], environment: dict[str, str], directory: str) -> str:
             import subprocess
