@@ -59,10 +59,11 @@ def run(arguments: list[str], *, program: tuple[str, ...] | None = None) -> int:
     add_options(parser, {"nodes": _Size, f"engine {name}": kind.Settings})
     namespace, of_training = parser.parse_known_args(options)
     asked = {key: value for key, value in vars(namespace).items() if value is not None}
-    job = _job(backend, row, of_training, asked)
+    settings = validated(kind.Settings, asked)
+    job = _job(backend, row, of_training, asked, settings.sizes())
     if program is not None:
         job = replace(job, program=program)
-    engine = kind(job, validated(kind.Settings, asked))
+    engine = kind(job, settings)
     engine.check()
     if asked["dry_run"]:
         print(engine.script())
@@ -77,12 +78,18 @@ def _engine_named(backend: str, options: list[str]) -> str:
     return str(known.engine)
 
 
-def _job(backend: str, row: BackendRow, of_training: list[str], asked: dict[str, Any]) -> NodeJob:
+def _job(
+    backend: str, row: BackendRow, of_training: list[str], asked: dict[str, Any], of_engine: dict[str, int]
+) -> NodeJob:
     """Checks the options of the training as far as they do not depend on a machine."""
     for option in _OF_A_NODE:
         if any(word.partition("=")[0] == option for word in of_training):
             raise UsageError(f"{option}: the engine gives each node its own; leave the option out")
-    size: _Size = validated(_Size, asked)
+    size: _Size = validated(_Size, {**of_engine, **asked})
+    for name, value in of_engine.items():
+        if getattr(size, name) != value:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} {asked[name]}: the engine's options make it {value}; leave {option} out")
     num_processes = size.num_processes or size.num_nodes
     if num_processes % size.num_nodes:
         raise UsageError(

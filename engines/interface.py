@@ -20,6 +20,10 @@ class EngineSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    def sizes(self) -> dict[str, int]:
+        """Returns what these options say of `num_nodes` and `num_processes`; nothing, unless an engine overrides it."""
+        return {}
+
 
 @dataclass(frozen=True)
 class NodeJob:
@@ -58,12 +62,8 @@ class NodeJob:
         """Where the output of each node's command goes, in the order of the nodes."""
         return [self.output_dir / f"node{node_rank}.log" for node_rank in range(self.num_nodes)]
 
-    def directory(self, node_rank: int | str) -> str:
-        """Returns the output directory of a node's command.
-
-        Args:
-            node_rank: The number of the node, or the variable of a shell that holds it.
-        """
+    def directory(self, node_rank: int) -> str:
+        """Returns the output directory of a node's command."""
         return f"{self.output_dir}/node{node_rank}"
 
     def words(self, node_rank: int, master_addr: str) -> list[str]:
@@ -73,7 +73,10 @@ class NodeJob:
             node_rank: The number of the node.
             master_addr: An address of node 0.
         """
-        return [*self._same_on_all(), *self._of_one_node(str(node_rank), master_addr)]
+        own = [f"--output-dir={self.directory(node_rank)}"]
+        if self.num_nodes > 1:
+            own += [f"--node-rank={node_rank}", f"--master-addr={master_addr}"]
+        return [*self._same_on_all(), *own]
 
     def shell_line(self, node_rank: str, master_addr: str) -> str:
         """Returns the command line as a line for a shell, the same on all nodes.
@@ -82,7 +85,9 @@ class NodeJob:
             node_rank: The variable that holds the number of a node, as ``$NODE_RANK``.
             master_addr: The variable that holds an address of node 0, or the address.
         """
-        own = [f'"{word}"' for word in self._of_one_node(node_rank, master_addr)]
+        own = [f"--output-dir={shlex.quote(str(self.output_dir))}/node{_expanded(node_rank)}"]
+        if self.num_nodes > 1:
+            own += [f"--node-rank={_expanded(node_rank)}", f"--master-addr={_expanded(master_addr)}"]
         return " ".join([shlex.join(self._same_on_all()), *own])
 
     def _same_on_all(self) -> list[str]:
@@ -91,11 +96,10 @@ class NodeJob:
             sizes.append(f"--num-nodes={self.num_nodes}")
         return [*self.program, self.backend, *self.options, *sizes]
 
-    def _of_one_node(self, node_rank: str, master_addr: str) -> list[str]:
-        place = [f"--output-dir={self.directory(node_rank)}"]
-        if self.num_nodes > 1:
-            place += [f"--node-rank={node_rank}", f"--master-addr={master_addr}"]
-        return place
+
+def _expanded(variable: str) -> str:
+    """Quotes a variable for a shell, which still replaces it by its value."""
+    return f'"{variable}"'
 
 
 _Settings = TypeVar("_Settings", bound=EngineSettings)

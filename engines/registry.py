@@ -11,6 +11,8 @@ from launch.errors import UsageError
 ENGINES = {
     "kubernetes": "engines.kubernetes:Kubernetes",
     "netns": "engines.netns:Netns",
+    "mpi": "engines.mpi:Mpi",
+    "ray": "engines.ray:Ray",
 }
 
 

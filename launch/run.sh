@@ -45,6 +45,7 @@ case ${1:-} in
 esac
 if [[ " $* " == *" --tracker"* ]]; then extras+=(tracking); fi
 if [[ " $* " == *" --peers"* ]]; then extras+=(peers); fi
+if [[ " $* " == *" --engine"[=\ ]"ray "* ]]; then extras+=(ray); fi
 if [[ $# == 0 || " $* " == *" --help "* || " $* " == *" -h "* ]]; then
   find_environment
   if [[ ! -x $environment/bin/lockstep ]]; then

@@ -1,0 +1,37 @@
+"""What engines that reach hosts by a program or a library give to each of them, and what they hear from there."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+from engines.interface import NodeJob
+from launch.starters.environment import command_environment
+
+# The variables that the user's environment gives to each host, by how their names begin.
+_PASSED_ON = (
+    *("PATH", "LD_", "PYTHON", "LOCKSTEP_", "XDG_CACHE_HOME", "HF_", "TORCH_", "OMP_", "MKL_"),
+    *("CUDA_", "NCCL_", "GLOO_", "HOROVOD_"),
+)
+
+
+def on_host(job: NodeJob, node_rank: int, words: list[str]) -> list[str]:
+    """Returns what is to run on a host.
+
+    Args:
+        job: The job.
+        node_rank: The number of the node.
+        words: The command line of the node.
+    """
+    return [sys.executable, "-m", "engines.on_host", str(node_rank), str(job.logs[node_rank]), *words]
+
+
+def host_environment(job: NodeJob) -> dict[str, str]:
+    """Returns the variables of this process that each host needs, and those of the job."""
+    ours = {name: value for name, value in command_environment().items() if name.startswith(_PASSED_ON)}
+    return {**ours, **job.variables}
+
+
+def told_codes(output: str) -> dict[int, int]:
+    """Returns the exit codes by the numbers of the nodes, from what has been told on standard output."""
+    return {int(node): int(code) for node, code in re.findall(r"(?m)^node (\d+) ends with (\d+)$", output)}

@@ -1,0 +1,231 @@
+"""The engine mpi: mpirun starts the nodes, here on network namespaces that it reaches by a stand-in for ssh."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from launch.starters.interface import PROJECT_DIRECTORY
+from tests.launching import (
+    LOCKSTEP,
+    OF_EACH_STARTER,
+    ending,
+    lockstep,
+    processes_of,
+    require_backend,
+    train,
+    wait_until,
+)
+
+OPTIONS = ("--task", "token-tagging", "--max-steps", "10", "--threads-per-rank", "1")
+TWO_HOSTS = ("--engine", "mpi", "--hosts", "n2:1,n1:1")
+
+# A host gets no variable and no file descriptor from ssh: what its processes know comes from mpirun.
+_SSH = 'host=$1; shift; exec ip netns exec "$host" unshare --uts env -i PATH="$PATH" sh -c "hostname $host; $*"'
+# The network lasts as long as the other hosts, so that what has been killed on the first can be noticed there.
+_OF_NODE_0 = '[ "$NODE_RANK" = 0 ] || exec sleep 300; exec "$@"'
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    missing = [name for name in ("mpirun", "ip") if shutil.which(name) is None]
+    if os.geteuid() or missing:
+        if "mpirun" in os.environ.get("LOCKSTEP_REQUIRE", "").split(","):
+            pytest.fail(f"hosts that mpirun reaches are required here: {missing or 'root'}")
+        pytest.skip("hosts that mpirun reaches need root, iproute2 and Open MPI")
+    (tmp_path / "rsh").write_text(f"#!/bin/sh\n{_SSH}\n")
+    (tmp_path / "rsh").chmod(0o755)
+    (tmp_path / "node").write_text(_OF_NODE_0)
+    return tmp_path
+
+
+def _start(place: Path, *arguments: str | Path) -> subprocess.Popen[str]:
+    """Starts the command line on the first of three hosts; what it prints is in node0.log, beside its exit code."""
+    line = subprocess.list2cmdline(["sh", str(place / "node"), str(LOCKSTEP), *map(str, arguments)])
+    lab = ["unshare", "--net", "--mount", "bash", str(PROJECT_DIRECTORY / "engines" / "netns.sh")]
+    environment = {**os.environ, "OMPI_MCA_plm_rsh_agent": str(place / "rsh")}
+    return subprocess.Popen([*lab, "3", "", str(place), line], env=environment, text=True)
+
+
+def _run(place: Path, *arguments: str | Path) -> tuple[int, str]:
+    return _ended(place, _start(place, *arguments))
+
+
+def _ended(place: Path, lab: subprocess.Popen[str]) -> tuple[int, str]:
+    with ending(lab):
+        exit_code = place / "node0.exit"
+        wait_until(lambda: exit_code.exists() and exit_code.read_text(), "the end of the job", job=lab, seconds=300)
+        _nothing_left(place)
+        lab.terminate()
+        lab.wait(timeout=60)
+    return int(exit_code.read_text()), (place / "node0.log").read_text()
+
+
+def _command(place: Path) -> psutil.Process:
+    """The process of the command line."""
+    (found,) = [one for one in processes_of(place / "run") if str(LOCKSTEP) in one.cmdline()]
+    return found
+
+
+def _nothing_left(place: Path) -> None:
+    left = [place / "run", *(place / "run" / f"node{node}" for node in (0, 1))]
+    wait_until(lambda: not [one for path in left for one in processes_of(path)], "the end of all processes")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", OF_EACH_STARTER)
+def test_two_hosts_compute_what_one_does(place: Path, backend: str) -> None:
+    require_backend(backend)
+    alone = train(backend, place / "alone", *OPTIONS, "--num-processes", "2")
+    code, output = _run(place, backend, *TWO_HOSTS, *OPTIONS, "--output-dir", place / "run")
+    assert code == 0, output
+    (path,) = (place / "run").glob("node*/record.json")
+    together = json.loads(path.read_text())
+    assert [rank["weights_sha256"] for rank in together["ranks"]] == [rank["weights_sha256"] for rank in alone["ranks"]]
+    assert [step["loss"] for step in together["steps"]] == [step["loss"] for step in alone["steps"]]
+    # The host that is named first is node 0.
+    hosts = {0: "n2", 1: "n1"}
+    node = int(path.parent.name.removeprefix("node"))
+    assert [rank["hostname"] for rank in together["ranks"]] == [hosts[node], hosts[1 - node]]
+    assert f"the model and the record are in {path.parent}" in output
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_ends_all_hosts(place: Path) -> None:
+    job = _start(place, "ddp", *TWO_HOSTS, *OPTIONS, "--max-steps", "5000", "--output-dir", place / "run")
+    with ending(job):
+        logs = place / "run" / "node1" / "logs"
+        pid = wait_until(lambda: next(logs.glob("rank*.pid"), None), "a rank of node 1", job=job)
+        os.kill(int(pid.read_text().split()[0]), signal.SIGKILL)
+        code, output = _ended(place, job)
+    assert code == 1
+    assert f"lockstep: node 1: ddp failed: {pid.stem[:4]} {pid.stem[4:]} (n1, " in output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_outlives_the_command(place: Path, number: signal.Signals) -> None:
+    job = _start(place, "ddp", *TWO_HOSTS, *OPTIONS, "--max-steps", "5000", "--output-dir", place / "run")
+    with ending(job):
+        news = (place / "run" / "node0" / "progress.jsonl", place / "run" / "node1" / "progress.jsonl")
+        wait_until(lambda: any(path.exists() for path in news), "a step", job=job)
+        _command(place).send_signal(number)
+        code, output = _ended(place, job)
+    assert code == (75 if number == signal.SIGTERM else 137), output
+
+
+@pytest.mark.slow
+def test_a_node_that_refuses_is_not_waited_for(place: Path) -> None:
+    (place / "run" / "node1").mkdir(parents=True)
+    (place / "run" / "node1" / "thesis.txt").touch()
+    code, output = _run(place, "ddp", *TWO_HOSTS, *OPTIONS, "--output-dir", place / "run")
+    assert code == 2
+    assert f"lockstep: node 1: --output-dir {place / 'run' / 'node1'}: is not empty" in output
+
+
+@pytest.mark.slow
+def test_a_host_that_cannot_be_reached(place: Path) -> None:
+    hosts = ("--engine", "mpi", "--hosts", "n1:1,n3:1")
+    code, output = _run(place, "ddp", *hosts, *OPTIONS, "--output-dir", place / "run")
+    assert code == 2
+    (line,) = output.splitlines()
+    assert line.startswith("lockstep: --engine mpi: mpirun could not start the nodes: ")
+    assert '"n3"' in line
+
+
+REFUSALS = {
+    "none": ("", "--hosts is missing", "a:4,b:4"),
+    "empty": ("--hosts ,", "--hosts ,", "write it as a:4"),
+    "not-a-number": ("--hosts a:4,b:x", "'b:x'", "write it as a:4"),
+    "an-option": ("--hosts=-x", "'-x'", "write it as a:4"),
+    "twice": ("--hosts a:4,b:4,a:4", "a is named twice", "once"),
+    "uneven": ("--hosts a:4,b:2", "(a 4, b 2)", "the same"),
+    "half-told": ("--hosts a,b:2", "(a none, b 2)", "the same"),
+    "nodes": ("--hosts a:4,b:4 --num-nodes 3", "--num-nodes 3", "leave --num-nodes out"),
+    "ranks": ("--hosts a:4,b:4 --num-processes 4", "--num-processes 4", "leave --num-processes out"),
+    "no-file": ("--hostfile /nowhere", "--hostfile /nowhere", "cannot be read"),
+    "empty-file": ("--hostfile /dev/null", "--hostfile /dev/null", "names no host"),
+    "unknown": ("--hosts nowhere.invalid:1,b:1", "nowhere.invalid cannot be found", "give its address"),
+    "one-process": ("--hosts a:1,b:1 --start-method fork", "fork", "torchrun"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_is_refused(tmp_path: Path, case: str) -> None:
+    arguments, *words = REFUSALS[case]
+    done = lockstep("ddp", "--engine", "mpi", *arguments.split(), "--output-dir", tmp_path / "run")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert all(word in done.stderr for word in words), done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_is_refused_without_mpirun(tmp_path: Path) -> None:
+    options = ("--engine", "mpi", "--hosts", "127.0.0.1:1", "--output-dir", tmp_path / "run")
+    done = lockstep("ddp", *options, env={"PATH": str(tmp_path)})
+    assert done.returncode == 2
+    assert done.stderr == ("lockstep: --engine mpi: mpirun is not installed; install Open MPI (Debian: openmpi-bin)\n")
+
+
+def test_a_host_file_says_what_the_option_does(tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("# ours\n\n10.0.0.9 slots=2\n10.0.0.1:2  # the new one\n")
+    options = ("--dry-run", "--output-dir", tmp_path / "run")
+    by_file = lockstep("ddp", "--engine", "mpi", "--hostfile", file, *options)
+    by_name = lockstep("ddp", "--engine", "mpi", "--hosts", "10.0.0.9:2,10.0.0.1:2", *options)
+    assert by_file.returncode == 0, by_file.stderr
+    assert by_file.stdout == by_name.stdout
+    first, last = by_file.stdout.splitlines()
+    assert "--host 10.0.0.9 " in first
+    assert "--host 10.0.0.1 " in last
+    for rank, line in enumerate((first, last)):
+        assert "--num-processes=4 --num-nodes=2" in line
+        assert f"--node-rank={rank} --master-addr=10.0.0.9" in line
+    assert not (tmp_path / "run").exists()
+
+
+def _on_host(log: Path, *command: str) -> list[str]:
+    return [sys.executable, "-m", "engines.on_host", "1", str(log), *command]
+
+
+def test_a_node_does_not_see_what_mpirun_calls_it(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "node1.log"
+    environment = {**os.environ, "OMPI_COMM_WORLD_SIZE": "2", "PMIX_RANK": "1"}
+    done = subprocess.run(_on_host(log, "env"), env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "node 1 begins\nnode 1 ends with 0\n")
+    assert "PATH=" in log.read_text()
+    assert "OMPI_" not in log.read_text()
+    assert "PMIX_" not in log.read_text()
+
+
+@pytest.mark.parametrize(("code", "for_mpirun"), [(1, 0), (2, 2), (75, 0)])
+def test_mpirun_ends_all_nodes_only_when_one_refuses(tmp_path: Path, code: int, for_mpirun: int) -> None:
+    done = subprocess.run(_on_host(tmp_path / "log", "sh", "-c", f"exit {code}"), capture_output=True, text=True)
+    assert done.returncode == for_mpirun
+    assert done.stdout.endswith(f"node 1 ends with {code}\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_node_is_asked_to_stop(tmp_path: Path, number: signal.Signals) -> None:
+    node = subprocess.Popen(_on_host(tmp_path / "log", "sleep", "60"), stdout=subprocess.PIPE, text=True)
+    assert node.stdout is not None
+    assert node.stdout.readline() == "node 1 begins\n"
+    node.send_signal(number)
+    assert node.communicate(timeout=30)[0] == "node 1 ends with 143\n"
+
+
+def test_a_node_ends_with_the_daemon_that_started_it(tmp_path: Path) -> None:
+    line = _on_host(tmp_path / "log", "sh", "-c", "sleep 60; true", str(tmp_path))
+    daemon = subprocess.Popen(["sh", "-c", '"$@"; true', "sh", *line])
+    wait_until(lambda: len(processes_of(tmp_path)) == 3, "the node's command")
+    daemon.kill()
+    daemon.wait()
+    wait_until(lambda: not processes_of(tmp_path), "the end of all processes")
