@@ -25,7 +25,7 @@ cache=${LOCKSTEP_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/lockstep}
 
 transports=gloo
 mpi=(HOROVOD_WITHOUT_MPI=1)
-if command -v mpicxx >/dev/null; then
+if mpicxx -x c++ -fsyntax-only - <<<"#include <mpi.h>" 2>/dev/null; then # which may be there without its headers
   transports=gloo-mpi
   mpi=(HOROVOD_WITH_MPI=1)
 fi

@@ -19,10 +19,10 @@ from rich.table import Table
 from backends.devices import count_gpus
 from backends.registry import BackendRow
 from launch.display import console, saying, show_start
-from launch.errors import one_line, tell
+from launch.errors import UsageError, one_line, tell
 from launch.guardian import guarded
 from launch.options import Options
-from launch.resolve import settle
+from launch.resolve import settle, settle_batch_sizes
 from launch.starters.environment import EXACT_FLOAT32, command_environment
 from records.config import RunConfig
 from records.names import CONFIG_NAME
@@ -58,6 +58,7 @@ def dry_run(backend: str, row: BackendRow, asked: Options, *, started_at: float)
         UsageError, UnsupportedError, TaskInputError: No machine can start the run.
     """
     refused_here: list[str] = []
+    asked = _with_whole_batches(asked, refused_here)
     config, task, _ = settle(backend, row, asked, started_at=started_at, noted=refused_here)
     terminal = console()
     show_start(config, asked.start, terminal)
@@ -69,6 +70,19 @@ def dry_run(backend: str, row: BackendRow, asked: Options, *, started_at: float)
         tell(f"a step of this run failed: {measured.error}")
         return 1
     return 0
+
+
+def _with_whole_batches(asked: Options, noted: list[str]) -> Options:
+    """Gives each rank one sample where the default global batch cannot be divided among so many, and notes it."""
+    run = asked.run
+    if "global_batch_size" in run.model_fields_set or not run.num_processes or run.micro_batch_size:
+        return asked
+    try:
+        settle_batch_sizes(run.global_batch_size, None, run.num_processes)
+    except UsageError as error:
+        noted.append(f"{one_line(error)} (shown for {run.num_processes}, one sample for each rank)")
+        return asked._replace(run=run.model_copy(update={"global_batch_size": run.num_processes}))
+    return asked
 
 
 def measure_in_a_process(config: RunConfig) -> Measured:
@@ -108,7 +122,7 @@ def show(config: RunConfig, task: Task, measured: Measured, refused_here: list[s
         for heading, text in _rows_of_sizes(config, measured.sizes, measured.device):
             table.add_row(heading, text)
     for refusal in refused_here:
-        table.add_row("NOT HERE", refusal)
+        table.add_row("REFUSED", refusal)
     terminal.print(table)
 
 

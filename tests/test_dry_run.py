@@ -43,12 +43,21 @@ def test_4096_ranks_on_512_nodes(tmp_path: Path) -> None:
     assert rows["weights"] == rows["gradients"] == "16.7 MiB"
     assert rows["optimizer"] == "33.5 MiB"
     assert rows["sends"] == "33.5 MiB in a step, by each rank, over a ring"
-    assert rows["NOT HERE"] == "--num-nodes 512: --master-addr is missing; give an address of node 0"
+    assert rows["REFUSED"] == "--num-nodes 512: --master-addr is missing; give an address of node 0"
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_number_of_ranks_is_enough(tmp_path: Path) -> None:
+    done = lockstep("ddp", "--num-processes", "4096", "--dry-run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert _rows(done)["global batch"] == "4,096 samples"
+    text = " ".join(done.stdout.split())
+    assert "REFUSED --global-batch-size 32 is not a multiple of the 4096 ranks" in text
+    assert "REFUSED --num-processes 4096: a node starts at most 1024 ranks" in text
+
+
 REFUSED = {
-    "global-batch": "ddp --num-processes 4096",
+    "global-batch": "ddp --num-processes 4096 --global-batch-size 48",
     "too-few-samples": "ddp --num-processes 64 --global-batch-size 64 --task token-tagging",
     "nodes": "ddp --num-processes 3 --num-nodes 2 --master-addr 127.0.0.1 --global-batch-size 3",
     "node-rank": "ddp --num-nodes 2 --node-rank 2 --master-addr 127.0.0.1",
@@ -100,7 +109,7 @@ def test_what_cannot_be_pretended_is_computed(tmp_path: Path, words: str) -> Non
     assert done.returncode == 0, done.stderr
     assert "in one process without communication" in _rows(done)["memory"]
     assert _rows(done)["sends"].endswith("computed for a ring")
-    assert ("NOT HERE" in done.stdout) == words.startswith("apex") or "horovod is not" in done.stdout
+    assert ("REFUSED" in done.stdout) == words.startswith("apex") or "horovod is not" in done.stdout
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ OPTIONS = ("--task", "token-tagging", "--max-steps", "10", "--threads-per-rank",
 TWO_NODES = ("--engine", "ray", "--num-nodes", "2")
 needs_ray = pytest.mark.skipif(
     shutil.which("ray", path=str(Path(sys.executable).parent)) is None,
-    reason="Ray is not installed (pip install '.[ray]'): it would take a third of the time of all other installations",
+    reason="Ray is not installed (pip install '.[ray]')",
 )
 
 
