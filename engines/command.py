@@ -28,7 +28,7 @@ class _Size(BaseModel):
 
     num_nodes: int = Field(2, ge=1, description="number of nodes")
     num_processes: int | None = Field(
-        None, ge=1, description="ranks on all nodes together (default: one for each node)"
+        None, ge=1, description="ranks on all nodes together (default: one for each node, or for each GPU asked for)"
     )
 
 
@@ -58,10 +58,11 @@ def run(arguments: list[str], *, program: tuple[str, ...] | None = None) -> int:
     add_options(parser, {"nodes": _Size, f"engine {name}": kind.Settings})
     namespace, of_training = parser.parse_known_args(options)
     asked = {key: value for key, value in vars(namespace).items() if value is not None}
-    job = _job(backend, row, of_training, asked)
+    settings = validated(kind.Settings, asked)
+    job = _job(backend, row, of_training, asked, settings.ranks_per_node)
     if program is not None:
         job = replace(job, program=program)
-    engine = kind(job, validated(kind.Settings, asked))
+    engine = kind(job, settings)
     engine.check()
     if asked["dry_run"]:
         print(engine.script())
@@ -76,13 +77,13 @@ def _engine_named(backend: str, options: list[str]) -> str:
     return str(known.engine)
 
 
-def _job(backend: str, row: BackendRow, of_training: list[str], asked: dict[str, Any]) -> NodeJob:
+def _job(backend: str, row: BackendRow, of_training: list[str], asked: dict[str, Any], ranks_per_node: int) -> NodeJob:
     """Checks the options of the training as far as they do not depend on a machine."""
     for option in _OF_A_NODE:
         if any(word.partition("=")[0] == option for word in of_training):
             raise UsageError(f"{option}: the engine gives each node its own; leave the option out")
     size: _Size = validated(_Size, asked)
-    num_processes = size.num_processes or size.num_nodes
+    num_processes = size.num_processes or size.num_nodes * ranks_per_node
     if num_processes % size.num_nodes:
         raise UsageError(
             f"--num-processes {num_processes} is not a multiple of --num-nodes {size.num_nodes}; "

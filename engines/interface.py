@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
@@ -19,6 +20,11 @@ class EngineSettings(BaseModel):
     """The options of an engine; each engine declares its own."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @property
+    def ranks_per_node(self) -> int:
+        """The number of ranks on a node for which these options ask, if --num-processes does not say it."""
+        return 1
 
 
 @dataclass(frozen=True)
@@ -82,7 +88,9 @@ class NodeJob:
             node_rank: The variable that holds the number of a node, as ``$NODE_RANK``.
             master_addr: The variable that holds an address of node 0, or the address.
         """
-        own = [f'"{word}"' for word in self._of_one_node(node_rank, master_addr)]
+        place = re.sub(r'(["$`\\])', r"\\\1", str(self.output_dir))  # what means something inside double quotes
+        words = replace(self, output_dir=Path(place))._of_one_node(node_rank, master_addr)
+        own = [f'"{word}"' for word in words]
         return " ".join([shlex.join(self._same_on_all()), *own])
 
     def _same_on_all(self) -> list[str]:

@@ -10,6 +10,7 @@ from launch.errors import UsageError
 
 ENGINES = {
     "netns": "engines.netns:Netns",
+    "slurm": "engines.slurm:Slurm",
 }
 
 
