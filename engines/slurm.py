@@ -47,6 +47,16 @@ _OWN = {
     **dict.fromkeys(("requeue", "no-requeue"), "use --requeue or --no-requeue"),
 }
 
+# What the messages of sbatch say of options.
+_REFUSED_OPTIONS = {
+    "invalid partition": "partition",
+    "account": "account",
+    "qos": "qos",
+    "generic resource|gres": "gpus_per_node",
+    "memory": "mem",
+    "time limit": "time",
+}
+
 
 def _name(value: str) -> str:
     if not value or not value.isprintable() or " " in value:
@@ -237,13 +247,15 @@ class Slurm(Engine[SlurmSettings]):
 
     def _refused(self, errors: str) -> UsageError:
         """Returns the error for a job that sbatch does not take."""
-        lines = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in errors.strip().splitlines()]
-        reason = (lines or ["no reason given"])[-1].removeprefix("Batch job submission failed: ")
-        if "invalid partition" in reason.lower():
-            return UsageError(
-                f"--partition {self.settings.partition}: the cluster has no such partition; choose one of those that "
-                "sinfo lists"
-            )
-        if "contact slurm controller" in reason.lower():
-            return UsageError(f"--engine slurm: SLURM does not answer ({reason}); try again when scontrol ping does")
+        lines = [line.removeprefix("sbatch: ") for line in errors.strip().splitlines()] or ["no reason given"]
+        reason = next((line for line in lines if line.startswith("error: ")), lines[0])
+        reason = reason.removeprefix("error: ").removeprefix("Batch job submission failed: ")
+        if "slurm controller" in reason:
+            return UsageError(f"--engine slurm: SLURM does not answer ({reason}); try again when scontrol ping says UP")
+        for pattern, name in _REFUSED_OPTIONS.items():
+            value = getattr(self.settings, name)
+            if re.search(pattern, reason, re.IGNORECASE) and value is not None:
+                return UsageError(
+                    f"--{name.replace('_', '-')} {value}: SLURM refuses it ({reason}); change it, or leave it out"
+                )
         return UsageError(f"--engine slurm: sbatch refuses the job ({reason}); change what it asks for")

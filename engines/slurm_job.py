@@ -17,6 +17,7 @@ from launch.signals import Interrupted, signals_raised
 from launch.train_command import STOPPED
 
 _POLL_SECONDS = 1.0
+_SECONDS_TO_ANSWER = 10.0
 # SLURM ends a job by SIGTERM, and 30 s later by SIGKILL (KillWait in slurm.conf(5)).
 _SECONDS_TO_END = 60.0
 
@@ -138,9 +139,18 @@ class SlurmJob:
 
 def _slurm(*command: str) -> subprocess.CompletedProcess[str]:
     # In a session of its own, since Ctrl-C is for this command.
-    return subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, start_new_session=True
-    )
+    try:
+        return subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS_TO_ANSWER,
+            check=False,
+            start_new_session=True,
+        )
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 1, "", f"nothing within {_SECONDS_TO_ANSWER:g} s")
 
 
 def _reason(done: subprocess.CompletedProcess[str]) -> str:
