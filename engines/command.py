@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -133,11 +134,18 @@ def _without_resume(options: list[str]) -> list[str]:
 
 def _run(engine: Engine[Any]) -> int:
     output_dir = engine.job.output_dir
+    is_new = not output_dir.exists()
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise refused_path(error) from error
-    code = engine.run()
+    try:
+        code = engine.run()
+    except UsageError:
+        with contextlib.suppress(OSError):  # something has been written there
+            if is_new:
+                output_dir.rmdir()
+        raise
     found = sorted(output_dir.glob("node*/record.json"))
     for path in found:
         if (path.parent / "model.safetensors").exists():

@@ -16,7 +16,7 @@ start() {
   chmod 600 $state/munge.key
   munged --key-file=$state/munge.key --socket=$state/munge.sock --pid-file=$state/munged.pid \
     --log-file=$state/log/munged.log --seed-file=$state/munged.seed
-  slurmctld
+  controller
   for node in node1 node2 node3; do node "$node"; done
   for _ in $(seq 100); do
     [[ $(sinfo --noheader --states=idle --format=%D) == 3 ]] && return
@@ -25,6 +25,11 @@ start() {
   tail -n 5 $state/log/*.log >&2
   echo "cluster: the nodes are not idle after 10 s; the logs are in $state/log" >&2
   exit 1
+}
+
+# Starts the daemon of the cluster, which a test may have ended.
+controller() {
+  slurmctld
 }
 
 # Starts the daemon of one node, which a test may have ended.
