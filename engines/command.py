@@ -150,6 +150,6 @@ def _run(engine: Engine[Any]) -> int:
     for path in found:
         if (path.parent / "model.safetensors").exists():
             print(f"the model and the record are in {path.parent}")
-    if code and not found:
+    if code and not found and any(log.exists() for log in engine.job.logs):
         tell(f"the output of each node is in {engine.job.logs[0].parent}/node*.log")
     return code

@@ -1,3 +1,7 @@
+# shellcheck shell=bash disable=SC2154
+# From here on the script is the same for all jobs (engines/slurm.sh): output_dir, cpus_per_task, requeue and the function
+# train, which runs Lockstep's command for a node, are those of this job.
+
 # The first node's address, as SLURM knows it: its name need not resolve on the others.
 master_addr=$(scontrol show node --oneliner "$(scontrol show hostnames | head -n 1)" | sed -n 's/.*NodeAddr=\([^ ]*\).*/\1/p')
 # Jobs that share a node must not meet on one port.

@@ -129,7 +129,8 @@ class SlurmJob:
     def _conclude(self) -> int:
         """Says how the job has ended, where its nodes have not said it; returns its exit code."""
         if (how := _ENDS[self._state]) is not None:
-            tell(f"job {self._number} {how}")
+            # A job that has not run has nothing to continue from.
+            tell(f"job {self._number} {how if self._has_run else how.partition(';')[0]}")
         elif self._code not in (0, STOPPED):
             lines = self._log.read_text(errors="replace").split("\n") if self._log.exists() else []
             last = next((f" ({line})" for line in reversed(lines) if line.strip()), "")

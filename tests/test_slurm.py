@@ -225,7 +225,7 @@ def test_a_job_waits_for_nodes_and_for_slurm(tmp_path: Path) -> None:
             _slurm("scancel", number)
             _, errors = job.communicate(timeout=60)
         assert job.returncode == 1
-        assert errors == f"lockstep: job {number} was cancelled; continue with --resume latest\n"
+        assert errors == f"lockstep: job {number} was cancelled\n"
         assert refused.returncode == 2
         assert "--engine slurm: SLURM does not answer (" in refused.stderr
         assert len(refused.stderr.splitlines()) == 1
