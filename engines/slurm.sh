@@ -48,10 +48,17 @@ while
   code=$?
   kill -0 $srun 2>/dev/null # else a signal has interrupted the wait
 do :; done
-if ((code == 0)) && grep -qsx 75 "$output_dir"/node*.exit; then code=75; fi
+# The nodes that srun ended since another had failed have left no code, and theirs would say nothing of the cause.
+codes=$(sort -n "$output_dir"/node*.exit 2>/dev/null)
+failed=$(grep -vx -e 0 -e 75 <<<"$codes" | tail -n 1)
+if [[ $failed ]]; then
+  code=$failed
+elif ((code == 0)) && [[ $codes ]]; then
+  code=${codes##*$'\n'}
+fi
 rm -f "$output_dir"/node*.pid "$output_dir"/node*.exit
 if ((code == 75)) && [[ $is_time_over && $requeue ]] && scontrol requeue "$SLURM_JOB_ID"; then
   trap - TERM
   exec sleep 60 # until SLURM ends this start of the job
 fi
-exit $code
+exit "$code"

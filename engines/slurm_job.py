@@ -132,8 +132,9 @@ class SlurmJob:
             # A job that has not run has nothing to continue from.
             tell(f"job {self._number} {how if self._has_run else how.partition(';')[0]}")
         elif self._code not in (0, STOPPED):
-            lines = self._log.read_text(errors="replace").split("\n") if self._log.exists() else []
-            last = next((f" ({line})" for line in reversed(lines) if line.strip()), "")
+            lines = self._log.read_text(errors="replace").splitlines() if self._log.exists() else []
+            of_srun = [line for line in lines if line.startswith("srun: error: ")]
+            last = "".join(f" ({line})" for line in [*lines, *of_srun][-1:])
             tell(one_line(f"job {self._number} failed with exit code {self._code}{last}"))
         return self._code
 
