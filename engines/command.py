@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from backends.registry import BackendRow, find_backend
-from engines.interface import Engine, NodeJob
+from engines.interface import Engine, EngineSettings, NodeJob
 from engines.registry import find_engine
 from launch.arguments import Once, Parser, named_path
 from launch.errors import UsageError, refused_path, tell
@@ -29,7 +30,7 @@ class _Size(BaseModel):
 
     num_nodes: int = Field(2, ge=1, description="number of nodes")
     num_processes: int | None = Field(
-        None, ge=1, description="ranks on all nodes together (default: one for each node)"
+        None, ge=1, description="ranks on all nodes together (default: one for each node, or for each GPU asked for)"
     )
 
 
@@ -60,7 +61,7 @@ def run(arguments: list[str], *, program: tuple[str, ...] | None = None) -> int:
     namespace, of_training = parser.parse_known_args(options)
     asked = {key: value for key, value in vars(namespace).items() if value is not None}
     settings = validated(kind.Settings, asked)
-    job = _job(backend, row, of_training, asked, settings.sizes())
+    job = _job(backend, row, of_training, asked, settings)
     if program is not None:
         job = replace(job, program=program)
     engine = kind(job, settings)
@@ -79,18 +80,19 @@ def _engine_named(backend: str, options: list[str]) -> str:
 
 
 def _job(
-    backend: str, row: BackendRow, of_training: list[str], asked: dict[str, Any], of_engine: dict[str, int]
+    backend: str, row: BackendRow, of_training: list[str], asked: dict[str, Any], settings: EngineSettings
 ) -> NodeJob:
     """Checks the options of the training as far as they do not depend on a machine."""
     for option in _OF_A_NODE:
         if any(word.partition("=")[0] == option for word in of_training):
             raise UsageError(f"{option}: the engine gives each node its own; leave the option out")
+    of_engine = settings.sizes()
     size: _Size = validated(_Size, {**of_engine, **asked})
     for name, value in of_engine.items():
         if getattr(size, name) != value:
             option = f"--{name.replace('_', '-')}"
             raise UsageError(f"{option} {asked[name]}: the engine's options make it {value}; leave {option} out")
-    num_processes = size.num_processes or size.num_nodes
+    num_processes = size.num_processes or size.num_nodes * settings.ranks_per_node
     if num_processes % size.num_nodes:
         raise UsageError(
             f"--num-processes {num_processes} is not a multiple of --num-nodes {size.num_nodes}; "
@@ -147,15 +149,22 @@ def _without_resume(options: list[str]) -> list[str]:
 def _run(engine: Engine[Any]) -> int:
     engine.check_here()
     output_dir = engine.job.output_dir
+    is_new = not output_dir.exists()
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise refused_path(error) from error
-    code = engine.run()
+    try:
+        code = engine.run()
+    except UsageError:
+        with contextlib.suppress(OSError):  # something has been written there
+            if is_new:
+                output_dir.rmdir()
+        raise
     found = sorted(output_dir.glob("node*/record.json"))
     for path in found:
         if (path.parent / "model.safetensors").exists():
             print(f"the model and the record are in {path.parent}")
-    if code and not found:
+    if code and not found and any(log.exists() for log in engine.job.logs):
         tell(f"the output of each node is in {engine.job.logs[0].parent}/node*.log")
     return code

@@ -24,6 +24,11 @@ class EngineSettings(BaseModel):
         """Returns what these options say of `num_nodes` and `num_processes`; nothing, unless an engine overrides it."""
         return {}
 
+    @property
+    def ranks_per_node(self) -> int:
+        """The number of ranks on a node for which these options ask, if --num-processes does not say it."""
+        return 1
+
 
 @dataclass(frozen=True)
 class NodeJob:

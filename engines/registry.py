@@ -10,9 +10,10 @@ from launch.errors import UsageError
 
 ENGINES = {
     "kubernetes": "engines.kubernetes:Kubernetes",
-    "netns": "engines.netns:Netns",
     "mpi": "engines.mpi:Mpi",
+    "netns": "engines.netns:Netns",
     "ray": "engines.ray:Ray",
+    "slurm": "engines.slurm:Slurm",
 }
 
 

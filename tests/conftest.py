@@ -73,7 +73,7 @@ def hidden_gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 _FIRST = (
     *("test_contract", "test_contract_jobs", "test_mutants", "test_resume", "test_stopping", "test_lifetimes"),
     *("test_watchdog", "test_nodes", "test_race", "test_processors", "test_parity", "test_failures"),
-    *("test_main_job", "test_bare", "test_peers", "test_turns", "test_gate_command"),
+    *("test_main_job", "test_bare", "test_peers", "test_turns", "test_gate_command", "test_slurm"),
 )
 
 

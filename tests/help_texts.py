@@ -1,7 +1,7 @@
 """What each command prints with --help: ``python -m tests.help_texts`` writes it into docs/help.
 
 launch/run.sh shows these files where nothing has been set up yet. The options of a backend without any of its own
-are those of all backends, in one file.
+are those of all backends, in one file. Those of an engine are in a file of its own.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from backends.registry import BACKENDS
+from engines.registry import ENGINES
 from launch.cli import COMMANDS
 from launch.starters.interface import PROJECT_DIRECTORY
 
@@ -40,6 +41,9 @@ def help_texts() -> dict[str, str]:
     of_backends = {name: help_text(name) for name in BACKENDS}
     plain = {name: text.replace(name, _ANY_BACKEND, 1) for name, text in of_backends.items()}
     common = min(plain.values(), key=len)
+    any_backend = min(plain, key=lambda name: len(plain[name]))
+    for engine in ENGINES:
+        texts[f"engine-{engine}"] = help_text(any_backend, "--engine", engine).replace(any_backend, _ANY_BACKEND)
     texts |= {name: text for name, text in of_backends.items() if plain[name] != common}
     return {f"{name}.txt": text for name, text in {**texts, _ANY_BACKEND: common}.items()}
 

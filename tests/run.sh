@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Runs the project's tests, setting up everything they need the first time:
 #   tests/run.sh [pytest options]         the short tests: what shows that this installation can be trusted
-#   tests/run.sh --all [pytest options]   all of them; those that need a Docker engine or a GPU are skipped where there is none
+#   tests/run.sh --all [pytest options]   all of them; those that need a Docker engine, SLURM or a GPU are skipped where there is none
 set -euo pipefail
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../launch/setup.sh"
-tests='not campaign and not slow and not browser and not docker and not gpu'
+tests='not campaign and not slow and not browser and not docker and not slurm and not gpu'
 if [[ ${1:-} == --all ]]; then
   shift
   tests='not campaign'

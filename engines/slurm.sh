@@ -1,0 +1,64 @@
+# shellcheck shell=bash disable=SC2154
+# From here on the script is the same for all jobs (engines/slurm.sh): output_dir, cpus_per_task, requeue and the function
+# train, which runs Lockstep's command for a node, are those of this job.
+
+# The first node's address, as SLURM knows it: its name need not resolve on the others.
+master_addr=$(scontrol show node --oneliner "$(scontrol show hostnames | head -n 1)" | sed -n 's/.*NodeAddr=\([^ ]*\).*/\1/p')
+# Jobs that share a node must not meet on one port.
+master_port=$((10000 + SLURM_JOB_ID % 20000))
+export master_addr master_port
+
+# A job that starts again continues the run, or what it was to continue itself if it has not saved anything yet.
+start=()
+if ((${SLURM_RESTART_COUNT:-0})); then
+  start=(--overwrite)
+  if compgen -G "$output_dir/node*/checkpoints/*" >/dev/null; then start=(--no-overwrite --resume=latest); fi
+fi
+
+# What srun runs on each node. That a run has stopped after a checkpoint (75) is no failure, for which srun would end the
+# nodes that still save theirs.
+on_node() {
+  train "$@" &
+  echo $! >"$output_dir/node$SLURM_NODEID.pid"
+  local code=0
+  wait $! || code=$?
+  echo $code >"$output_dir/node$SLURM_NODEID.exit"
+  ((code == 75)) || return $code
+}
+export -f train on_node
+export output_dir
+
+rm -f "$output_dir"/node*.pid "$output_dir"/node*.exit
+srun --ntasks-per-node=1 --cpus-per-task="$cpus_per_task" --kill-on-bad-exit=1 --input=none --open-mode=append \
+  --output="${output_dir//%/%%}/node%n.log" bash -c 'on_node "$@"' bash "${start[@]}" &
+srun=$!
+
+# Only the command of node 0, which runs on this machine, is told to stop: it stops all nodes. A signal that SLURM sends to
+# a step reaches the ranks, too, and would end them.
+stop() {
+  until [[ -s $output_dir/node0.pid ]] || ! kill -0 $srun 2>/dev/null; do sleep 0.1; done
+  kill -TERM "$(<"$output_dir/node0.pid")" 2>/dev/null
+}
+is_time_over=
+trap stop TERM
+trap 'is_time_over=yes; stop' USR1
+
+while
+  wait $srun
+  code=$?
+  kill -0 $srun 2>/dev/null # else a signal has interrupted the wait
+do :; done
+# The nodes that srun ended since another had failed have left no code, and theirs would say nothing of the cause.
+codes=$(sort -n "$output_dir"/node*.exit 2>/dev/null)
+failed=$(grep -vx -e 0 -e 75 <<<"$codes" | tail -n 1)
+if [[ $failed ]]; then
+  code=$failed
+elif ((code == 0)) && [[ $codes ]]; then
+  code=${codes##*$'\n'}
+fi
+rm -f "$output_dir"/node*.pid "$output_dir"/node*.exit
+if ((code == 75)) && [[ $is_time_over && $requeue ]] && scontrol requeue "$SLURM_JOB_ID"; then
+  trap - TERM
+  exec sleep 60 # until SLURM ends this start of the job
+fi
+exit "$code"
