@@ -149,7 +149,7 @@ def _overview() -> str:
     backends = "\n".join(f"  {name:12}{row.summary}" for name, row in BACKENDS.items())
     return (
         "usage: launch/run.sh BACKEND [options]    train; BACKEND --help lists the options\n"
-        "       launch/run.sh BACKEND --engine E   train on nodes that slurm, netns, ... starts\n"
+        "       launch/run.sh BACKEND --engine E   train on nodes that slurm, mpi, netns ... starts\n"
         "       launch/run.sh contract BACKEND     check that it computes the same as one process\n"
         "       launch/run.sh verify BACKEND       check that a run trains what one process trains\n"
         "       launch/run.sh compare              race backends against each other and write a report\n"
