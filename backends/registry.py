@@ -28,7 +28,7 @@ from backends.capabilities import (
     UnsupportedError,
 )
 from backends.ddp_settings import DDPSettings
-from backends.deepspeed_settings import DeepSpeedSettings
+from backends.deepspeed_settings import DeepSpeedSettings, deepspeed_capabilities, deepspeed_missing
 from backends.devices import count_gpus
 from backends.fsdp2_settings import FSDP2Settings
 from backends.interface import Backend, BackendOptions
@@ -205,33 +205,6 @@ def _fsdp2() -> Capabilities:
     )
 
 
-def _deepspeed_missing() -> str | None:
-    install = "run launch/run.sh deepspeed, or pip install deepspeed==0.19.8"
-    if _package_directory("deepspeed") is None:
-        return f"deepspeed is not installed; {install}"
-    version = metadata.version("deepspeed")
-    if tuple(map(int, re.findall(r"\d+", version)[:3])) < (0, 19, 8):
-        return f"deepspeed {version} may leave the average over ranks out on a CPU (DeepSpeed#8381); {install}"
-    return None
-
-
-def _deepspeed() -> Capabilities:
-    return Capabilities(
-        {"cpu": ("fp32", "bf16")},
-        start_methods=("fork", "torchrun", "spawn"),
-        shards_optimizer=True,
-        # It updates one flat vector, in which zeros stand for gradients that are missing.
-        unused_parameters=False,
-        compiled_models=False,  # never tried against one process
-        # The weights that it updates are in float32, whatever those of the model are.
-        float64=False,
-        reasons={
-            "fp16": "each rank would see the overflows of its own part of the gradients only",
-            "grad_compression": "its communication_data_type rounds the average, too",
-        },
-    )
-
-
 def _apex() -> Capabilities:
     return Capabilities(
         {"cuda": ("fp32", "fp16")},
@@ -353,8 +326,8 @@ BACKENDS = {
     "deepspeed": BackendRow(
         "backends.deepspeed:DeepSpeedBackend",
         "DeepSpeed, sharded optimizer state (ZeRO-1, ZeRO-2)",
-        _deepspeed,
-        _deepspeed_missing,
+        deepspeed_capabilities,
+        deepspeed_missing,
         settings=DeepSpeedSettings,
         packages=("deepspeed",),
         knobs=(("--zero-stage=2",),),
