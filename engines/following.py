@@ -54,8 +54,9 @@ def exit_code_of(codes: Sequence[int]) -> int:
     after a checkpoint (75) only if no node has failed.
 
     Args:
-        codes: The exit code of each node.
+        codes: The exit code of each node; negative for a signal, as subprocess tells it.
     """
+    codes = [128 - code if code < 0 else code for code in codes]
     failed = [code for code in codes if code not in (0, _STOPPED)]
     return max(failed, default=max(codes))
 

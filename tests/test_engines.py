@@ -93,7 +93,7 @@ REFUSALS = {
     "uneven": ("ddp --engine netns --num-nodes 3 --num-processes 4", "--num-processes 4", "a multiple of 3"),
     "node-rank": ("ddp --engine netns --node-rank 1", "--node-rank", "leave the option out"),
     "too-many": ("ddp --engine netns --num-nodes 91 --global-batch-size 91", "--num-nodes 91", "90"),
-    "one-process": ("single --engine netns", "single", "one"),
+    "one-process": ("single --engine netns", "single", "--num-processes 2"),
     "no-unit": ("ddp --engine netns --bandwidth 25", "--bandwidth 25", "100mbit or 10gbit"),
     "nothing": ("ddp --engine netns --bandwidth 0gbit", "--bandwidth 0gbit", "greater than"),
     "negative": ("ddp --engine netns --latency=-5ms", "--latency -5ms", "200us"),
@@ -146,6 +146,7 @@ def test_the_exit_code_where_nobody_knows_who_failed_first() -> None:
     assert exit_code_of([0, 75]) == 75
     assert exit_code_of([75, 1]) == 1
     assert exit_code_of([1, 2]) == 2
+    assert exit_code_of([-9, 1]) == 137
 
 
 def test_only_whole_new_lines_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

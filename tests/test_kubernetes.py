@@ -98,7 +98,7 @@ def test_an_mpi_job_has_only_fields_of_its_api() -> None:
     assert spec["mpiReplicaSpecs"]["Worker"]["replicas"] == 4
     launcher = spec["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
     assert launcher["args"][:3] == ["mpirun", "-np", "4"]
-    assert '"--node-rank=$OMPI_COMM_WORLD_RANK"' in launcher["args"][-1]
+    assert '--node-rank="$OMPI_COMM_WORLD_RANK"' in launcher["args"][-1]
 
 
 def _pods(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -146,8 +146,8 @@ def test_the_pods_find_each_other() -> None:
     assert service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
     assert service["metadata"]["namespace"] == job["metadata"]["namespace"] == "team"
     (container,) = template["spec"]["containers"]
-    assert f'"--master-addr={name}-0.{name}"' in container["command"][-1]
-    assert '"--output-dir=/runs/mine/node$JOB_COMPLETION_INDEX"' in container["command"][-1]
+    assert f'--master-addr="{name}-0.{name}"' in container["command"][-1]
+    assert '--output-dir=/runs/mine/node"$JOB_COMPLETION_INDEX"' in container["command"][-1]
     amounts = {"cpu": "6", "memory": "24Gi", "nvidia.com/gpu": "2"}
     assert container["resources"] == {"requests": amounts, "limits": amounts}
     # Two ranks share six cores; a container sees all cores of its machine.
