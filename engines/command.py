@@ -15,13 +15,15 @@ from engines.registry import find_engine
 from launch.arguments import Once, Parser, named_path
 from launch.errors import UsageError, refused_path, tell
 from launch.nodes import Nodes
-from launch.options import add_options, read_options, validated
+from launch.options import add_options, read_option_file, read_options, validated
 from launch.resolve import settle_batch_sizes
 from launch.run_directory import default_output_dir
 from launch.starters.registry import settle_starter
 
 # What an engine gives to each node.
 _OF_A_NODE = ("--node-rank", "--master-addr")
+# What the engine decides, or reads itself.
+_OF_A_COMMAND_LINE = ("num_nodes", "num_processes", "output_dir", "resume", "node_rank", "master_addr")
 _NO_ADDRESS = "127.0.0.1"
 
 
@@ -83,6 +85,7 @@ def _job(
     backend: str, row: BackendRow, of_training: list[str], asked: dict[str, Any], settings: EngineSettings
 ) -> NodeJob:
     """Checks the options of the training as far as they do not depend on a machine."""
+    _check_config(of_training)
     for option in _OF_A_NODE:
         if any(word.partition("=")[0] == option for word in of_training):
             raise UsageError(f"{option}: the engine gives each node its own; leave the option out")
@@ -130,6 +133,17 @@ def _job(
         num_processes=num_processes,
         output_dir=Path(output_dir).absolute(),
     )
+
+
+def _check_config(of_training: list[str]) -> None:
+    """Refuses a file whose options the engine would set otherwise on the command line of each node."""
+    parser = Parser("", add_help=False)
+    parser.add_argument("--config", type=named_path)
+    known, _ = parser.parse_known_args(of_training)
+    for name in read_option_file(known.config) if known.config else ():
+        if name in _OF_A_COMMAND_LINE:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"--config {known.config}: {name} cannot be set there for an engine; use {option} instead")
 
 
 def _without_resume(options: list[str]) -> list[str]:

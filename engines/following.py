@@ -7,8 +7,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from launch.train_command import STOPPED
+
 _MARK = "lockstep: "
-_STOPPED = 75
 
 
 class Followed:
@@ -57,7 +58,7 @@ def exit_code_of(codes: Sequence[int]) -> int:
         codes: The exit code of each node; negative for a signal, as subprocess tells it.
     """
     codes = [128 - code if code < 0 else code for code in codes]
-    failed = [code for code in codes if code not in (0, _STOPPED)]
+    failed = [code for code in codes if code not in (0, STOPPED)]
     return max(failed, default=max(codes))
 
 
@@ -92,9 +93,9 @@ class Ended:
             code = int(path.read_text())
             path.unlink()
             self._pending.remove(path)
-            if self.code in (0, _STOPPED):
+            if self.code in (0, STOPPED):
                 self.code = code or self.code
-            if code not in (0, _STOPPED) and self._failed_at is None:
+            if code not in (0, STOPPED) and self._failed_at is None:
                 self._failed_at = time.monotonic()
 
     def seconds_since_failure(self) -> float:

@@ -26,10 +26,9 @@ def on_host(job: NodeJob, node_rank: int, words: list[str]) -> list[str]:
     return [sys.executable, "-m", "engines.on_host", str(node_rank), str(job.logs[node_rank]), *words]
 
 
-def host_environment(job: NodeJob) -> dict[str, str]:
-    """Returns the variables of this process that each host needs, and those of the job."""
-    ours = {name: value for name, value in command_environment().items() if name.startswith(_PASSED_ON)}
-    return {**ours, **job.variables}
+def host_environment() -> dict[str, str]:
+    """Returns the variables of this process that each host needs."""
+    return {name: value for name, value in command_environment().items() if name.startswith(_PASSED_ON)}
 
 
 def told_codes(output: str) -> dict[int, int]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
@@ -45,7 +44,6 @@ class NodeJob:
         num_processes: The number of ranks on all nodes together.
         output_dir: The directory of the job; that of a node is in it.
         program: The command line, and its first arguments, if that is not Lockstep's own.
-        variables: What to add to the environment of each node's command.
     """
 
     backend: str
@@ -55,7 +53,6 @@ class NodeJob:
     num_processes: int
     output_dir: Path
     program: tuple[str, ...] = (sys.executable, "-m", "launch")
-    variables: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def num_local_processes(self) -> int:

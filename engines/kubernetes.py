@@ -118,9 +118,9 @@ class Kubernetes(Engine[KubernetesSettings]):
             while not has_ended:
                 try:
                     if asked_to_stop and not is_ending:
+                        kubectl.delete(self._manifests, after_pods=True)
                         name = asked_to_stop[0].name
                         tell(f"{name}: the nodes save a checkpoint and stop; a second {name} stops them at once")
-                        kubectl.delete(self._manifests, after_pods=True)
                         is_ending = True
                     is_over = kubectl.has_ended(self._resource, self._name)  # asked first: its pods end before it
                     for pod in kubectl.pods(self._selector):

@@ -75,7 +75,6 @@ def _indexed_job(job: NodeJob, settings: KubernetesSettings, name: str) -> list[
             {
                 **_container(settings),
                 "resources": _resources(job, settings),
-                **_environment(job),
                 **_shell(_node_line(job, "$JOB_COMPLETION_INDEX", address)),
             }
         ],
@@ -137,7 +136,6 @@ def _train_job(job: NodeJob, settings: KubernetesSettings, name: str) -> list[Ma
             "numNodes": job.num_nodes,
             "numProcPerNode": job.num_local_processes,
             "resourcesPerNode": _resources(job, settings),
-            **_environment(job),
             **_shell(_node_line(job, "$PET_NODE_RANK", "$PET_MASTER_ADDR")),
         },
         "runtimePatches": [
@@ -157,12 +155,12 @@ def _mpi_job(job: NodeJob, settings: KubernetesSettings, name: str) -> list[Mani
     """
     metadata = _metadata(job, settings, name)
     workers = [f"{name}-worker-{number}.{name}" for number in range(job.num_nodes)]
-    passed_on = [word for variable in (*_PASSED_ON, *job.variables) for word in ("-x", variable)]
+    passed_on = [word for variable in _PASSED_ON for word in ("-x", variable)]
     line = _node_line(job, "$OMPI_COMM_WORLD_RANK", workers[0])
     mpirun = ["mpirun", "-np", str(job.num_nodes), "--map-by", "ppr:1:node", "--bind-to", "none", *passed_on]
 
     def replica(number: int, resources: Manifest, command: Manifest) -> Manifest:
-        container = {**_container(settings), "resources": resources, **_environment(job), **command}
+        container = {**_container(settings), "resources": resources, **command}
         spec = {**_pod(job, settings), "automountServiceAccountToken": False, "containers": [container]}
         return {
             "replicas": number,
@@ -262,11 +260,6 @@ def _resources(job: NodeJob, settings: KubernetesSettings) -> Manifest:
 
 def _cpus(job: NodeJob, settings: KubernetesSettings) -> int:
     return settings.cpus or job.num_local_processes
-
-
-def _environment(job: NodeJob) -> Manifest:
-    variables = [{"name": name, "value": value} for name, value in job.variables.items()]
-    return {"env": variables} if variables else {}
 
 
 def _node_line(job: NodeJob, node_rank: str, master_addr: str) -> str:

@@ -6,6 +6,7 @@ import re
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
+from typing_extensions import override
 
 from engines.interface import EngineSettings
 
@@ -66,3 +67,8 @@ class KubernetesSettings(EngineSettings):
     gpus: int | None = Field(
         None, ge=1, le=64, description="GPUs of each node (default: with --device cuda one for each rank, else none)"
     )
+
+    @property
+    @override
+    def ranks_per_node(self) -> int:
+        return self.gpus or 1

@@ -122,9 +122,12 @@ class Mpi(Engine[MpiSettings]):
         return " : \\\n  ".join(shlex.join(part) for part in self._parts())
 
     @override
-    def run(self) -> int:
+    def check_here(self) -> None:
         if shutil.which("mpirun") is None:
             raise UsageError("--engine mpi: mpirun is not installed; install Open MPI (Debian: openmpi-bin)")
+
+    @override
+    def run(self) -> int:
         first, *others = self._parts()
         command = [*first, *(word for part in others for word in (":", *part))]
         log = self.job.output_dir / "mpirun.log"
@@ -132,7 +135,7 @@ class Mpi(Engine[MpiSettings]):
         with guarded() as mark, log.open("wb") as output:
             mpirun = subprocess.Popen(
                 command,
-                env={**os.environ, **host_environment(self.job), **mark},
+                env={**os.environ, **host_environment(), **mark},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -177,7 +180,7 @@ class Mpi(Engine[MpiSettings]):
         """Returns mpirun's command line in parts, one for each host, so that the hosts are numbered in their order."""
         address = _address_of_first(self.settings.listed)
         as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-        passed_on = [word for name in sorted(host_environment(self.job)) for word in ("-x", name)]
+        passed_on = [word for name in sorted(host_environment()) for word in ("-x", name)]
         parts = []
         for node_rank, host in enumerate(self.settings.listed):
             words = on_host(self.job, node_rank, self.job.words(node_rank, address))

@@ -19,7 +19,7 @@ from pathlib import Path
 from pydantic import Field
 from typing_extensions import override
 
-from engines.following import Ended, Followed
+from engines.following import Ended, Followed, exit_code_of
 from engines.interface import Engine, EngineSettings
 from launch.errors import UsageError
 from launch.guardian import guarded
@@ -72,16 +72,22 @@ class Netns(Engine[NetnsSettings]):
     @override
     def run(self) -> int:
         followed, ended = Followed(self.job.logs), Ended(self.job.logs)
+        stopped: list[signal.Signals] = []
         with guarded() as mark:
             lab = subprocess.Popen(
                 self._command(),
-                env={**command_environment(), **self.job.variables, **mark, NETWORK_VARIABLE: self._network()},
+                env={**command_environment(), **mark, NETWORK_VARIABLE: self._network()},
                 stdin=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,
                 start_new_session=True,  # Ctrl-C reaches the nodes as SIGTERM, once
             )
-            with signals_raised(lambda number: lab.send_signal(signal.SIGTERM)):
+
+            def pass_on(number: signal.Signals) -> None:
+                stopped.append(number)
+                lab.send_signal(signal.SIGTERM)
+
+            with signals_raised(pass_on):
                 while lab.poll() is None:
                     followed.show()
                     ended.look()
@@ -92,10 +98,12 @@ class Netns(Engine[NetnsSettings]):
                     time.sleep(_POLL_SECONDS)
             followed.show()
             ended.look()
-        if lab.wait() > 0 and not ended.all:
+        if lab.wait() > 0 and not ended.all and not stopped:
             assert lab.stderr is not None
             last = (lab.stderr.read().strip().splitlines() or [f"exit code {lab.returncode}"])[-1]
             raise UsageError(f"--engine netns: the network could not be made ({last})")
+        if not ended.all and ended.code == 0:  # it was ended before its nodes could say how they ended
+            return exit_code_of([-stopped[0] if stopped else lab.returncode])
         return ended.code
 
     def _command(self) -> list[str]:
@@ -140,6 +148,8 @@ class Netns(Engine[NetnsSettings]):
                 f"--engine netns: network namespaces cannot be made here ({tried}); run as root on Linux, in a "
                 "container with the capability SYS_ADMIN"
             )
+        if _try("((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 501))") is not None:
+            raise UsageError("--engine netns: bash is older than 5.1; install a newer one")
         if self.settings.latency or self.settings.loss:
             tried = _try("tc qdisc add dev lo root netem delay 1ms")
             if tried is not None:
@@ -159,7 +169,7 @@ def _path() -> str:
 def _try(line: str) -> str | None:
     """Returns why a line of a shell fails in namespaces of its own; None if it does not."""
     done = subprocess.run(
-        [*_in_namespaces(), "sh", "-c", line],
+        [*_in_namespaces(), "bash", "-c", line],
         env={**os.environ, "PATH": _path()},
         capture_output=True,
         text=True,

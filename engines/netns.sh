@@ -35,15 +35,17 @@ for ((i = 0; i < num_nodes; i++)); do
   done
 done
 
-nodes=()
+nodes=() stopping=
 # A command ends on SIGTERM after a checkpoint, and at once on a second one.
-trap 'kill -TERM "${nodes[@]}" 2>/dev/null || true' TERM
+trap 'stopping=yes; kill -TERM "${nodes[@]}" 2>/dev/null || true' TERM
 for ((i = 0; i < num_nodes; i++)); do
   # A host has a name of its own.
   NODE_RANK=$i ip netns exec "n$i" unshare --uts bash -c 'hostname "n$NODE_RANK"; eval "exec $1"' bash "$line" \
     >>"$logs/node$i.log" 2>&1 </dev/null &
   nodes+=($!)
 done
+# A signal that came before reached only those that had started, or none.
+if [[ $stopping ]]; then kill -TERM "${nodes[@]}" 2>/dev/null || true; fi
 left=$num_nodes
 while ((left)); do
   code=0 ended=

@@ -58,6 +58,11 @@ class RaySettings(EngineSettings):
     )
     gpus_per_node: int = Field(0, ge=0, description="GPUs of a node")
 
+    @property
+    @override
+    def ranks_per_node(self) -> int:
+        return self.gpus_per_node or 1
+
     @field_validator("address")
     @classmethod
     def _is_address(cls, value: str | None) -> str | None:
@@ -91,18 +96,23 @@ class Ray(Engine[RaySettings]):
         )
 
     @override
+    def check_here(self) -> None:
+        _library()
+
+    @override
     def run(self) -> int:
         ray = _library()
         with signals_raised(), _connected(ray, self.settings.address), self._placed(ray) as nodes:
-            address, port = _first_answer(ray, nodes)
+            try:
+                address, port = _first_answer(ray, nodes)
+            except ray.exceptions.RayError as error:
+                raise UsageError(f"--engine ray: the nodes cannot be started ({one_line(error)})") from error
             return self._run_on(ray, nodes, self._commands(address, port))
 
     def _run_on(self, ray: Any, nodes: list[Any], commands: list[list[str]]) -> int:
         """Runs the commands by the actors and returns the exit code of the job."""
         followed = Followed(self.job.logs)
-        environment = {
-            name: value for name, value in host_environment(self.job).items() if not name.startswith(_OF_RAY_ALONE)
-        }
+        environment = {name: value for name, value in host_environment().items() if not name.startswith(_OF_RAY_ALONE)}
         started = [
             node.run.remote(words, environment, str(Path.cwd())) for node, words in zip(nodes, commands, strict=True)
         ]

@@ -147,7 +147,7 @@ class Slurm(Engine[SlurmSettings]):
     def script(self) -> str:
         output_dir = self.job.output_dir
         environment = command_environment()
-        exported = {name: environment[name] for name in ("PYTHONPATH", "PYTHONSAFEPATH")} | dict(self.job.variables)
+        exported = {name: environment[name] for name in ("PYTHONPATH", "PYTHONSAFEPATH")}
         own_port = "" if self.job.run.master_port or self.job.num_nodes == 1 else ' --master-port="$master_port"'
         return "\n".join(
             [
@@ -167,19 +167,23 @@ class Slurm(Engine[SlurmSettings]):
         ).removesuffix("\n")
 
     @override
-    def run(self) -> int:
+    def check_here(self) -> None:
         if shutil.which("sbatch") is None:
             raise UsageError(
                 "--engine slurm: there is no SLURM on this machine (sbatch is not installed); use a login node of a "
                 "cluster, or --dry-run, and submit there what it prints"
             )
         self._check_output_dir()
+
+    @override
+    def run(self) -> int:
         script = self.job.output_dir / _SCRIPT_NAME
         script.write_text(self.script() + "\n")
         followed = Followed(self.job.logs)
         done = subprocess.run(
             ["sbatch", "--parsable", str(script)],
-            env={**command_environment(), **self.job.variables},
+            # Where it has variables of its own, sbatch takes them for the options in the script.
+            env={name: value for name, value in command_environment().items() if not name.startswith("SBATCH_")},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -12,7 +12,8 @@ export master_addr master_port
 start=()
 if ((${SLURM_RESTART_COUNT:-0})); then
   start=(--overwrite)
-  if compgen -G "$output_dir/node*/checkpoints/*" >/dev/null; then start=(--no-overwrite --resume=latest); fi
+  saved=("$output_dir"/node*/checkpoints/*)
+  if [[ -e ${saved[0]} ]]; then start=(--no-overwrite --resume=latest); fi
 fi
 
 # What srun runs on each node. That a run has stopped after a checkpoint (75) is no failure, for which srun would end the

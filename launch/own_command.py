@@ -55,8 +55,8 @@ def directory_of_record(output_dir: Path) -> Path:
         output_dir: The output directory of the training, or of its nodes if an engine has started them.
     """
     nodes = sorted(path.parent for path in output_dir.glob(f"node*/{RECORD_NAME}"))
-    with_model = [node for node in nodes if read_record(node / RECORD_NAME).ranks]
-    return [*with_model, *nodes, output_dir][0]
+    with_ranks = [node for node in nodes if read_record(node / RECORD_NAME).ranks]
+    return [*with_ranks, *nodes, output_dir][0]
 
 
 def why_it_failed(done: subprocess.CompletedProcess[str], output_dir: Path) -> str | None:

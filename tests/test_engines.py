@@ -13,7 +13,17 @@ import pytest
 
 from compare.results import Results
 from engines.following import Ended, Followed, exit_code_of
-from tests.launching import OF_EACH_STARTER, lockstep, processes_of, require_backend, start_lockstep, train, wait_until
+from tests.launching import (
+    OF_EACH_STARTER,
+    ending,
+    lockstep,
+    processes_of,
+    require_backend,
+    start_lockstep,
+    train,
+    trains,
+    wait_until,
+)
 
 OPTIONS = ("--task", "token-tagging", "--max-steps", "10", "--threads-per-rank", "1")
 TWO_NODES = ("--engine", "netns", "--num-nodes", "2")
@@ -54,11 +64,12 @@ def test_two_hosts_compute_what_one_does(tmp_path: Path, backend: str) -> None:
 @pytest.mark.slow
 @pytest.mark.processes
 def test_a_rank_that_is_killed_ends_all_hosts(tmp_path: Path) -> None:
-    job = start_lockstep("ddp", *TWO_NODES, *OPTIONS, "--max-steps", "5000", "--output-dir", tmp_path / "run")
-    pid = tmp_path / "run" / "node1" / "logs" / "rank1.pid"
-    wait_until(pid.exists, "a rank of node 1")
-    os.kill(int(pid.read_text().split()[0]), signal.SIGKILL)
-    _, errors = job.communicate(timeout=120)
+    words = ("ddp", *TWO_NODES, *OPTIONS, "--max-steps", "5000", "--output-dir", tmp_path / "run")
+    with ending(start_lockstep(*words)) as job:
+        wait_until(lambda: trains(tmp_path / "run" / "node1"), "a rank of node 1 in training")
+        pid = tmp_path / "run" / "node1" / "logs" / "rank1.pid"
+        os.kill(int(pid.read_text().split()[0]), signal.SIGKILL)
+        _, errors = job.communicate(timeout=120)
     assert job.returncode == 1
     assert "lockstep: node 1: ddp failed: rank 1" in errors
     assert not [one for node in (0, 1) for one in processes_of(tmp_path / "run" / f"node{node}")]
@@ -69,10 +80,11 @@ def test_a_rank_that_is_killed_ends_all_hosts(tmp_path: Path) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_nothing_outlives_the_command(tmp_path: Path, number: signal.Signals) -> None:
-    job = start_lockstep("ddp", *TWO_NODES, *OPTIONS, "--max-steps", "5000", "--output-dir", tmp_path / "run")
-    wait_until((tmp_path / "run" / "node1" / "logs" / "rank1.pid").exists, "a rank of node 1")
-    job.send_signal(number)
-    job.communicate(timeout=120)
+    words = ("ddp", *TWO_NODES, *OPTIONS, "--max-steps", "5000", "--output-dir", tmp_path / "run")
+    with ending(start_lockstep(*words)) as job:
+        wait_until(lambda: trains(tmp_path / "run" / "node1"), "a rank of node 1 in training")
+        job.send_signal(number)
+        job.communicate(timeout=120)
     assert job.returncode == (75 if number == signal.SIGTERM else -number)
     wait_until(
         lambda: not [one for node in (0, 1) for one in processes_of(tmp_path / "run" / f"node{node}")],
@@ -100,6 +112,7 @@ REFUSALS = {
     "all-lost": ("ddp --engine netns --loss 200%", "--loss 200%", "less than or equal to 1"),
     "batch": ("ddp --engine netns --num-nodes 3", "--global-batch-size 32", "a multiple of 3"),
     "option": ("ddp --engine netns --bandwith 1gbit", "unknown option --bandwith", "--"),
+    "config": ("ddp --engine netns --config options.yaml", "num_nodes", "--num-nodes"),
     "of-another-engine": ("ddp --engine netns --partition gpu", "unknown option --partition", "--"),
 }
 
@@ -107,7 +120,8 @@ REFUSALS = {
 @pytest.mark.parametrize("case", REFUSALS)
 def test_is_refused(tmp_path: Path, case: str) -> None:
     arguments, *words = REFUSALS[case]
-    done = lockstep(*arguments.split(), "--output-dir", tmp_path / "run")
+    (tmp_path / "options.yaml").write_text("num_nodes: 3\n")
+    done = lockstep(*arguments.split(), "--output-dir", tmp_path / "run", cwd=tmp_path)
     assert done.returncode == 2, done.stdout + done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert all(word in done.stderr for word in words), done.stderr

@@ -140,7 +140,7 @@ class RaceDirectory:
             UsageError: A process still does.
         """
         running = self.path / _RUNNING_NAME
-        left = [path for path in (running, *running.glob("*")) if path.is_dir()]
+        left = [path for path in (running, *running.glob("*"), *running.glob("*/node*")) if path.is_dir()]
         deadline = time.monotonic() + _SECONDS_FOR_ORPHANS
         while orphans := [who for directory in left if (who := _live_process(directory))]:
             if time.monotonic() > deadline:
@@ -172,6 +172,8 @@ class RaceDirectory:
         target.parent.mkdir(exist_ok=True)
         output_dir.mkdir(parents=True, exist_ok=True)
         output_dir.replace(target)
+        if (found := directory_of_record(target)) != target:
+            (found / RECORD_NAME).replace(target / RECORD_NAME)
         if (target / RECORD_NAME).exists():
             write_atomically(race_file(target / RECORD_NAME), facts.model_dump_json(indent=1) + "\n")
         (target / _REASON_NAME).write_text(f"{run.entrant.label} ({run.purpose}, block {run.block}): {why}\n")

@@ -22,6 +22,8 @@ from compare.race.plan import Entrant, PlannedRun, RacePlan, Schedule
 from compare.race.schedule import make_schedule
 from compare.race.tuning import can_be_tuned, seconds_of_tuning
 from compare.results import Role
+from engines.interface import NodeJob
+from engines.registry import find_engine
 from launch.arguments import command_line
 from launch.errors import UsageError
 from launch.options import read_option_file, read_options
@@ -113,6 +115,8 @@ def make_plan(options: RaceOptions, of_runs: RunOptionsOfRace) -> tuple[RacePlan
             raise UnsupportedError(f"--backends {name}: cannot run here: {reason}")
     for name in options.peers or ():
         find_peer(name)
+    if options.engine is not None:
+        _check_engine(options.engine, options)
     plan = RacePlan(
         schema_version=8,
         options=options,
@@ -134,6 +138,15 @@ def make_plan(options: RaceOptions, of_runs: RunOptionsOfRace) -> tuple[RacePlan
         if run.purpose == "diagnosis":
             _resolve(plan, run)
     return plan, configs
+
+
+def _check_engine(name: str, options: RaceOptions) -> None:
+    """Refuses an engine that cannot start the largest number of nodes here."""
+    kind, most = find_engine(name), max(options.num_processes)
+    job = NodeJob(REFERENCE, (), RunOptions(), num_nodes=most, num_processes=most, output_dir=Path())
+    engine = kind(job, kind.Settings.model_validate({"bandwidth": options.bandwidth}))
+    engine.check()
+    engine.check_here()
 
 
 def schedule_race(plan: RacePlan, configs: dict[Entrant, RunConfig]) -> None:

@@ -171,7 +171,7 @@ def _attach_failure(run: Run, groups: dict[str, dict[str, EntrantRuns]]) -> None
 
 def _conditions_of_failed(run: Run, leave_out: set[str]) -> str:
     """Returns what is known of the conditions of a run even if it failed, as a key."""
-    return _key(_without({**asked(run.record.config), "machine": _machine(run)}, leave_out))
+    return _key(_without({**asked(run.record.config), "machine": _machine(run), **_network(run)}, leave_out))
 
 
 def _place_of(entrant: EntrantRuns) -> tuple[int, str]:
