@@ -23,10 +23,12 @@ class Work:
 
     Attributes:
         before: Loading data, the forward passes of all micro-batches, and all backward passes but the last.
-        micro_step: Of that, a micro-step without the last backward pass of the step: what another micro-step adds.
+        micro_step: A micro-step: what another one adds.
         backward: The last backward pass, which the gradients are sent during.
         update: Clipping and the optimizer.
         gradients: The gradients, in the order in which the last backward pass computes them.
+        micro_steps: The micro-steps of a step.
+        share: In which share of their bytes gradients are sent.
     """
 
     before: float
@@ -34,6 +36,8 @@ class Work:
     backward: float
     update: float
     gradients: tuple[Gradient, ...]
+    micro_steps: int = 1
+    share: float = 1.0
 
     @property
     def seconds(self) -> float:
@@ -43,17 +47,24 @@ class Work:
     def slowed(self, factor: float) -> Work:
         """Returns the same work where computing takes so many times as long."""
         gradients = tuple(Gradient(factor * ready, num_bytes) for ready, num_bytes in self.gradients)
-        times = (factor * self.before, factor * self.micro_step, factor * self.backward, factor * self.update)
-        return Work(*times, gradients)
+        return replace(
+            self,
+            before=factor * self.before,
+            micro_step=factor * self.micro_step,
+            backward=factor * self.backward,
+            update=factor * self.update,
+            gradients=gradients,
+        )
 
     def accumulated(self, times: int) -> Work:
         """Returns the work of a step with `times` as many micro-steps, of which only the last one sends."""
-        return replace(self, before=self.before + (times - 1) * self.micro_step)
+        added = (times - 1) * self.micro_steps
+        micro_steps = self.micro_steps + added
+        return replace(self, before=self.before + added * self.micro_step, micro_steps=micro_steps)
 
     def compressed(self, share: float) -> Work:
         """Returns the same work with gradients that are sent in a share of their bytes."""
-        gradients = tuple(Gradient(ready, share * num_bytes) for ready, num_bytes in self.gradients)
-        return replace(self, gradients=gradients)
+        return replace(self, share=share)
 
 
 class Conditions(NamedTuple):
@@ -109,7 +120,9 @@ def step_time(
     work = work.slowed(conditions.slow_down)
     kappa = conditions.overlap_slow_down if sending.overlaps else 1.0
     backward = kappa * work.backward
-    gradients = [Gradient(kappa * ready, num_bytes) for ready, num_bytes in work.gradients]
-    finished = sending.finish(gradients, backward, all_reduce)
+    # Buckets are filled with whole gradients, and compressed when they are full; a fusion buffer takes compressed ones.
+    before, after = (work.share, 1.0) if isinstance(sending, Fusion) else (1.0, work.share)
+    gradients = [Gradient(kappa * ready, before * num_bytes) for ready, num_bytes in work.gradients]
+    finished = sending.finish(gradients, backward, lambda num_bytes: all_reduce(after * num_bytes))
     computing = work.before + backward + work.update
     return StepTime(computing, max(0.0, finished - backward), conditions.spread * math.sqrt(2 * math.log(num_ranks)))

@@ -86,6 +86,7 @@ class Profile(Strict):
             backward=self.last_backward_seconds,
             update=self.update_seconds,
             gradients=tuple(Gradient(one.ready_seconds, one.num_bytes) for one in self.gradients),
+            micro_steps=self.micro_steps,
         )
 
 

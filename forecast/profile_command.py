@@ -94,8 +94,10 @@ def _refuse(backend: str, row: BackendRow, asked: Options) -> None:
     """Refuses what the model does not know."""
     if row.capabilities.max_world_size == 1:
         raise UsageError(f"{backend}: it has no ranks to forecast; choose a backend that runs several")
-    if row.capabilities.shards_weights:
-        raise UsageError(f"{backend}: it shards weights, and what gathers them is not in the model; choose another")
+    if row.capabilities.shards_state:
+        raise UsageError(f"{backend}: ranks hold parts, and what gathers them is not in the model; choose another")
+    if asked.backend_settings.model_dump().get("transport") == "shared-memory":
+        raise UsageError("--transport shared-memory: it stays on one node; leave it out")
     if asked.run.resume is not None:
         raise UsageError(f"--resume {asked.run.resume}: a profile needs no earlier run; leave it out")
     if asked.run.num_nodes > 1:

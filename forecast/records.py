@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timezone
 from statistics import median
 
+from backends.registry import BACKENDS
 from forecast.measuring import NO_POWERSGD, halving_compressions, interval_of_median, quartile_spread, sent_share
 from forecast.profile import Computing, GradientTime, Profile
 from forecast.sending import sending_of
@@ -67,8 +68,11 @@ def _require_times(record: RunRecord, diagnoses: list[DiagnosisRecord]) -> None:
     """Refuses records that lack something, or are of a training that is not in the model."""
     if not diagnoses:
         raise LacksTimes(f"the record lacks the times of forward and backward pass; {_HOW}")
-    if diagnoses[0].sharded_bytes:
-        raise LacksTimes("the run shards weights, and what gathers them is not in the model; choose another backend")
+    row = BACKENDS.get(record.config.backend)
+    if diagnoses[0].sharded_bytes or (row is not None and row.capabilities.shards_state):
+        raise LacksTimes("its ranks hold parts, and what gathers them is not in the model; choose another backend")
+    if record.config.sync_batchnorm:
+        raise LacksTimes("--sync-batchnorm sends in the forward pass, which is not in the model; choose another run")
     if record.config.grad_compression == "powersgd":
         raise LacksTimes(NO_POWERSGD)
     if len(record.steps) <= NUM_WARMUP_STEPS:

@@ -68,7 +68,7 @@ class Scenario:
         Raises:
             NotMeasured: The profile lacks something.
         """
-        work = self.work.accumulated(variant.accumulation).compressed(variant.share)
+        work = self.work.accumulated(variant.accumulation).compressed(variant.share).slowed(self._end_of_work(end))
         reduce = all_reduce(
             variant.algorithm, num_ranks, self._network(num_ranks, end), ranks_per_node=self.ranks_per_node
         )
@@ -80,13 +80,10 @@ class Scenario:
         return alone / self.step(variant, num_ranks, end).total
 
     def step_interval(self, variant: Variant, num_ranks: int) -> Interval:
-        """Returns the time of a step, between all inputs at their low and at their high ends."""
-        alone = self.profile.computing[0].step_seconds
-
-        def seconds(end: End) -> float:
-            return self.step(variant, num_ranks, end).total * (_end(alone, end) or alone.estimate) / alone.estimate
-
-        return Interval(estimate=seconds("estimate"), low=seconds("low"), high=seconds("high"))
+        """Returns the time of a step, between inputs at their low and at their high ends."""
+        ends: tuple[End, ...] = ("low", "estimate", "high")
+        low, estimate, high = (self.step(variant, num_ranks, end).total for end in ends)
+        return Interval(estimate=estimate, low=low, high=high)
 
     @property
     def remarks(self) -> list[str]:
@@ -117,6 +114,11 @@ class Scenario:
         else:
             found.append(f"ranks differ by {1e3 * spread:.3g} ms in the same step (measured, a standard deviation)")
         return found
+
+    def _end_of_work(self, end: End) -> float:
+        """Returns how many times the estimate of a step of one process an end of its interval is."""
+        alone = self.profile.computing[0].step_seconds
+        return (_end(alone, end) or alone.estimate) / alone.estimate
 
     def _conditions(self, num_ranks: int, end: End) -> Conditions:
         overlap = self.profile.overlap_slow_down

@@ -76,10 +76,11 @@ class Fusion(Strict):
 
     def finish(self, gradients: Sequence[Gradient], backward: float, all_reduce: AllReduce) -> float:
         """See `Buckets.finish`."""
-        free, waiting = 0.0, list(gradients)
+        now, free, waiting = 0.0, 0.0, list(gradients)
         while waiting:
-            # The next cycle begins after the one before, and one that finds nothing ready takes no time.
-            now = max(free + self.cycle_seconds, waiting[0].ready)
+            # A cycle begins so long after the one before began, or when that has ended (RunLoopOnce of Horovod's
+            # operations.cc); one that finds nothing ready takes no time.
+            now = max(now + self.cycle_seconds, free, waiting[0].ready)
             num_ready = sum(gradient.ready <= now for gradient in waiting)
             free = now + all_reduce(0.0) + sum(map(all_reduce, self._buffers(waiting[:num_ready])))
             del waiting[:num_ready]

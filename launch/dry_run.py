@@ -6,6 +6,7 @@ command line of a run, does not load torch.
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import tempfile
@@ -107,6 +108,8 @@ def measure_in_a_process(config: RunConfig) -> Measured:
         )
         if done.returncode == 0:
             return Measured(RankSizes.model_validate_json((directory / SIZES_NAME).read_bytes()), device)
+    if done.returncode == -signal.SIGKILL:
+        return Measured(None, device, "it was killed, probably for lack of memory; use a smaller --micro-batch-size")
     last = (done.stderr.strip().splitlines() or [f"it ended with exit code {done.returncode}"])[-1]
     return Measured(None, device, one_line(last))
 
@@ -171,6 +174,8 @@ def _rows_of_sizes(config: RunConfig, sizes: RankSizes, device: str) -> Iterator
             "sends",
             f"{_size(sent_bytes(sizes.entered, config.num_processes))} in a step, by each rank, over a ring",
         )
+    elif config.backend_settings.get("transport") == "shared-memory":
+        yield "sends", "nothing over a network: ranks of one node share memory"
     else:
         yield "sends", f"{_size(needed_bytes(config, sizes.payload))} in a step, by each rank, computed for a ring"
     yield "checkpoint", f"about {_size(sizes.checkpoint_bytes)}"

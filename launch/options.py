@@ -121,6 +121,10 @@ def read_options(backend: str, backend_settings: type[BackendSettings], argument
     implied = {"precision": chosen.implied_precision} if chosen.implied_precision else {}
     run = validated(RunOptions, {**implied, **merged})
     _check_settings(chosen, run)
+    if run.min_nodes is not None and task_class.has_batch_norm:
+        raise UsageError(
+            f"--min-nodes {run.min_nodes}: BatchNorm computes another thing when ranks are more or fewer; leave it out"
+        )
     task_settings = validated(task_class.Settings, merged)
     if start is not None:
         check_same_trajectory(start, run, task_settings)

@@ -119,7 +119,9 @@ def _run_to_the_end(config: RunConfig, job: Job, start: Start | None, task: Task
             break
         if not config.output_dir.exists():
             return _conclude_elsewhere(config)
-        if config.node_rank == 0:  # where rank 0 was, whose thread may have been ended while it wrote a checkpoint
+        if (
+            config.node_rank == 0 or config.min_nodes is not None
+        ):  # where a rank was that saves, whose thread may have been ended while it wrote a checkpoint
             remove_unfinished(config.output_dir)
         tell(f"{config.backend} failed: {one_line(failure)}{failure.where_to_read_more}")
         if record_directory(config.output_dir) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -41,7 +42,8 @@ def _kill(node: subprocess.Popen[str], place: Path) -> None:
     ranks = [pid for rank in started_ranks(place) if (pid := rank.running_pid())]
     node.kill()
     for pid in ranks:
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # the guardian may have been faster
+            os.kill(pid, signal.SIGKILL)
     node.wait()
 
 

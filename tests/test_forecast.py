@@ -79,7 +79,7 @@ def test_a_bucket_is_full_at_its_limit_or_beyond() -> None:
 
 
 def test_a_fusion_buffer_sends_in_cycles_what_is_ready() -> None:
-    """A cycle of 20 ms: gradients of 15 ms, then those of 30, 45 and 60 ms once the first have been sent at 60 ms."""
+    """A cycle of 20 ms: a gradient of 15 ms, then those of 30, 45 and 60 ms once the first has been sent at 60 ms."""
     sent: list[float] = []
 
     def reduce(size: float) -> float:
@@ -87,9 +87,31 @@ def test_a_fusion_buffer_sends_in_cycles_what_is_ready() -> None:
         return 0.04 if size else 0.0
 
     fusion = Fusion(buffer_bytes=2_000_000, cycle_seconds=0.02)
-    # At 20 ms one gradient goes, until 60 ms; at 80 ms the other three, of which two fit into a buffer.
-    assert fusion.finish(WORK.gradients, 0.06, reduce) == pytest.approx(0.08 + 2 * 0.04)
+    # At 20 ms one gradient goes, until 60 ms, and then the other three, of which two fit into a buffer.
+    assert fusion.finish(WORK.gradients, 0.06, reduce) == pytest.approx(0.06 + 2 * 0.04)
     assert [size for size in sent if size] == [MEGABYTE, 2 * MEGABYTE, MEGABYTE]
+
+
+def test_twice_the_micro_steps_take_twice_the_time_before_the_update() -> None:
+    work = Work(before=0.36, micro_step=0.1, backward=0.04, update=0.01, gradients=(), micro_steps=4)
+    assert work.accumulated(2).seconds == pytest.approx(2 * 0.4 + 0.01)
+    assert work.accumulated(2).micro_steps == 8
+
+
+def test_a_bucket_is_compressed_when_it_is_full() -> None:
+    sent: list[float] = []
+
+    def reduce(size: float) -> float:
+        sent.append(size)
+        return 0.0
+
+    buckets, fusion = Buckets(first_bytes=2_000_000, bucket_bytes=2_000_000), Fusion(buffer_bytes=2_000_000)
+    step_time(WORK.compressed(0.5), 2, buckets, reduce, Conditions())
+    assert sent == [MEGABYTE, MEGABYTE]
+    sent.clear()
+    step_time(WORK.compressed(0.5), 2, fusion, reduce, Conditions())
+    assert sum(sent) == 2 * MEGABYTE
+    assert max(sent) <= 2 * MEGABYTE
 
 
 def test_what_is_sent_as_a_whole_hides_nothing() -> None:

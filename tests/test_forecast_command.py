@@ -7,7 +7,7 @@ import io
 import json
 import re
 import shlex
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -252,7 +252,7 @@ def test_the_table_of_the_page_is_generated() -> None:
 
 def _measured(ranks: int, seconds: float, network: str = "1gbit,latency=0us") -> MeasuredSteps:
     now = datetime.now(timezone.utc)
-    started_at = now.replace(year=now.year + 1)
+    started_at = now + timedelta(days=1)
     return MeasuredSteps(backend="ddp", network=network, ranks=ranks, started_at=started_at, step_seconds=[seconds] * 3)
 
 

@@ -27,5 +27,7 @@ def bind_to_cores(rank: int, config: RunConfig) -> None:
     nodes_here = config.num_nodes if NETWORK_VARIABLE in os.environ else 1  # such nodes share one machine
     num_here = config.num_processes // config.num_nodes * nodes_here
     if num_cpus() >= threads * num_here:
-        first = rank % num_here * threads
+        # The number of a rank may be that on its node: nodes may leave a job and return to it.
+        on_node = config.num_processes // config.num_nodes
+        first = (config.node_rank * on_node + rank % on_node) % num_here * threads
         os.sched_setaffinity(0, cores[first : first + threads])

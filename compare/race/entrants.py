@@ -143,7 +143,7 @@ def make_plan(options: RaceOptions, of_runs: RunOptionsOfRace) -> tuple[RacePlan
 def _check_engine(name: str, options: RaceOptions) -> None:
     """Refuses an engine that cannot start the largest number of nodes here."""
     kind, most = find_engine(name), max(options.num_processes)
-    job = NodeJob(REFERENCE, (), RunOptions(), num_nodes=most, num_processes=most, output_dir=Path())
+    job = NodeJob(REFERENCE, (), RunOptions.model_validate({}), num_nodes=most, num_processes=most, output_dir=Path())
     engine = kind(job, kind.Settings.model_validate({"bandwidth": options.bandwidth}))
     engine.check()
     engine.check_here()
