@@ -17,12 +17,14 @@ EXACT_FLOAT32 = {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "0", "NVIDIA_TF32_OVERRIDE"
 # Variables of Python that would change a rank unnoticed.
 _PYTHON_VARIABLES = ("PYTHONWARNINGS", "PYTHONSTARTUP", "PYTHONINSPECT")
 
+# What DeepSpeed computes on, whatever the run says; Accelerate imports it where it is installed.
+_DEEPSPEED_VARIABLES = ("DS_ACCELERATOR",)
+
 
 def starter_environment(starter: Starter, ranks: Ranks) -> dict[str, str]:
     """Returns the environment for a starter's command."""
-    environment = {
-        name: value for name, value in os.environ.items() if not (describes_ranks(name) or name in _PYTHON_VARIABLES)
-    }
+    left_out = (*_PYTHON_VARIABLES, *_DEEPSPEED_VARIABLES)
+    environment = {name: value for name, value in os.environ.items() if not (describes_ranks(name) or name in left_out)}
     environment["PYTHONPATH"] = _python_path()
     environment |= {
         **EXACT_FLOAT32,
