@@ -69,7 +69,7 @@ def test_a_rank_that_is_killed_ends_all_hosts(tmp_path: Path) -> None:
         wait_until(lambda: trains(tmp_path / "run" / "node1"), "a rank of node 1 in training")
         pid = tmp_path / "run" / "node1" / "logs" / "rank1.pid"
         os.kill(int(pid.read_text().split()[0]), signal.SIGKILL)
-        _, errors = job.communicate(timeout=120)
+        _, errors = job.communicate(timeout=300)
     assert job.returncode == 1
     assert "lockstep: node 1: ddp failed: rank 1" in errors
     assert not [one for node in (0, 1) for one in processes_of(tmp_path / "run" / f"node{node}")]
@@ -84,7 +84,7 @@ def test_nothing_outlives_the_command(tmp_path: Path, number: signal.Signals) ->
     with ending(start_lockstep(*words)) as job:
         wait_until(lambda: trains(tmp_path / "run" / "node1"), "a rank of node 1 in training")
         job.send_signal(number)
-        job.communicate(timeout=120)
+        job.communicate(timeout=300)
     assert job.returncode == (75 if number == signal.SIGTERM else -number)
     wait_until(
         lambda: not [one for node in (0, 1) for one in processes_of(tmp_path / "run" / f"node{node}")],
@@ -185,7 +185,7 @@ def test_a_race_between_hosts(tmp_path: Path) -> None:
     options = ("--task", "token-tagging", "--backends", "ddp", "--num-processes", "1,2", "--no-wait-for-idle")
     sizes = ("--repeats", "3", "--timed-steps", "12", "--diagnosis-steps", "10", "--no-collectives")
     network = ("--engine", "netns", "--bandwidth", "100mbit")
-    done = lockstep("compare", *network, *options, *sizes, "--output-dir", race)
+    done = lockstep("compare", *network, *options, *sizes, "--output-dir", race, timeout=1500)
     assert done.returncode == 0, done.stdout + done.stderr
     results = Results.model_validate_json((race / "results.json").read_text())
     assert len(results.machines) == 1
