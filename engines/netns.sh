@@ -46,15 +46,14 @@ for ((i = 0; i < num_nodes; i++)); do
 done
 # A signal that came before reached only those that had started, or none.
 if [[ $stopping ]]; then kill -TERM "${nodes[@]}" 2>/dev/null || true; fi
-left=$num_nodes
-while ((left)); do
-  code=0 ended=
-  wait -n -p ended "${nodes[@]}" || code=$?
+while ((${#nodes[@]})); do
+  sleep 0.2 || true # wait -n forgets a process that ends while the trap runs
   for i in "${!nodes[@]}"; do
-    if [[ ${nodes[i]} == "${ended:-}" ]]; then # empty where a signal has interrupted the wait
+    if ! kill -0 "${nodes[i]}" 2>/dev/null; then
+      code=0
+      wait "${nodes[i]}" || code=$?
       echo "$code" >"$logs/node$i.exit"
       unset "nodes[i]"
-      left=$((left - 1))
     fi
   done
 done
