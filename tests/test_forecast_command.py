@@ -78,7 +78,7 @@ REFUSED = {
     f"--record record.json {N}": ("--record record.json: is no record of this Lockstep", "forecast profile"),
     "profile": ("name a backend first",),
     "profile single": ("single: it has no ranks",),
-    "profile fsdp2": ("fsdp2: it shards weights",),
+    "profile fsdp2": ("fsdp2: ranks hold parts",),
     "profile ddp --num-nodes 2": ("--num-nodes 2", "leave it out"),
     "profile ddp --grad-compression powersgd": ("--grad-compression powersgd", "leave it out"),
     "profile ddp --processes 0": ("--processes 0", "greater than or equal to 1"),
