@@ -18,12 +18,12 @@ from launch.nodes import Nodes
 from launch.options import add_options, read_option_file, read_options, validated
 from launch.resolve import settle_batch_sizes
 from launch.run_directory import default_output_dir
-from launch.starters.registry import settle_starter
+from launch.world import check_world
 
 # What an engine gives to each node.
 _OF_A_NODE = ("--node-rank", "--master-addr")
-# What the engine decides, or reads itself.
-_OF_A_COMMAND_LINE = ("num_nodes", "num_processes", "output_dir", "resume", "node_rank", "master_addr")
+# What the engine reads itself.
+_OF_A_COMMAND_LINE = ("num_nodes", "num_processes", "output_dir", "resume")
 _NO_ADDRESS = "127.0.0.1"
 
 
@@ -96,11 +96,6 @@ def _job(
             option = f"--{name.replace('_', '-')}"
             raise UsageError(f"{option} {asked[name]}: the engine's options make it {value}; leave {option} out")
     num_processes = size.num_processes or size.num_nodes * settings.ranks_per_node
-    if num_processes % size.num_nodes:
-        raise UsageError(
-            f"--num-processes {num_processes} is not a multiple of --num-nodes {size.num_nodes}; "
-            f"choose a multiple of {size.num_nodes}"
-        )
     sizes = [f"--num-processes={num_processes}"]
     if size.num_nodes > 1:
         sizes += [f"--num-nodes={size.num_nodes}", f"--master-addr={_NO_ADDRESS}"]
@@ -108,21 +103,8 @@ def _job(
     run = read_options(backend, row.settings, [*_without_resume(of_training), *sizes]).run
     first_device, *_ = row.capabilities.precisions
     device = run.device if run.device != "auto" else first_device
-    row.capabilities.check(
-        name=backend,
-        device=device,
-        precision=run.precision,
-        world_size=num_processes,
-        find_unused_parameters=run.find_unused_parameters,
-        grad_compression=run.grad_compression,
-    )
-    settle_starter(
-        backend,
-        row.capabilities.start_methods,
-        run.start_method,
-        device=device,
-        nodes=Nodes(size.num_nodes, min_nodes=run.min_nodes),
-    )
+    nodes = Nodes(size.num_nodes, min_nodes=run.min_nodes)
+    check_world(backend, row, run, device=device, num_processes=num_processes, nodes=nodes)
     settle_batch_sizes(run.global_batch_size, run.micro_batch_size, num_processes)
     output_dir = asked.get("output_dir") or default_output_dir(backend)
     return NodeJob(
@@ -141,8 +123,10 @@ def _check_config(of_training: list[str]) -> None:
     parser.add_argument("--config", type=named_path)
     known, _ = parser.parse_known_args(of_training)
     for name in read_option_file(known.config) if known.config else ():
+        option = f"--{name.replace('_', '-')}"
+        if option in _OF_A_NODE:
+            raise UsageError(f"--config {known.config}: {name}: the engine gives each node its own; leave it out")
         if name in _OF_A_COMMAND_LINE:
-            option = f"--{name.replace('_', '-')}"
             raise UsageError(f"--config {known.config}: {name} cannot be set there for an engine; use {option} instead")
 
 

@@ -21,7 +21,7 @@ from launch.nodes import Nodes, check_nodes, check_port, settle_nodes
 from launch.options import Options
 from launch.run_directory import settle_output_dir
 from launch.starters.interface import Ranks, Starter
-from launch.starters.registry import settle_starter
+from launch.world import check_world
 from records.config import DEFAULT_CPU_PROCESSES, MOST_ON_A_NODE, Batching, RunConfig, RunOptions
 from records.environment import num_cpus
 from records.names import LOGS_NAME
@@ -225,25 +225,7 @@ def _settle_world(backend: str, row: BackendRow, options: RunOptions, noted: lis
     with of_this_machine(noted):
         nodes = settle_nodes(options.num_nodes, options.node_rank, options.master_addr, options.min_nodes)
     num_processes = options.num_processes or _default_num_processes(options, row, device)
-    row.capabilities.check(
-        name=backend,
-        device=device,
-        precision=options.precision,
-        world_size=num_processes,
-        find_unused_parameters=options.find_unused_parameters,
-        grad_compression=options.grad_compression,
-    )
-    if options.grad_compression != "none" and num_processes == 1:
-        raise UnsupportedError(
-            f"--grad-compression {options.grad_compression}: one rank sends no gradients; "
-            "leave the option out, or use more ranks"
-        )
-    starter = settle_starter(backend, row.capabilities.start_methods, options.start_method, device=device, nodes=nodes)
-    if num_processes % nodes.num_nodes:
-        raise UsageError(
-            f"--num-processes {num_processes} is not a multiple of --num-nodes {nodes.num_nodes}; "
-            f"choose a multiple of {nodes.num_nodes}"
-        )
+    starter = check_world(backend, row, options, device=device, num_processes=num_processes, nodes=nodes)
     world = _World(device, nodes, num_processes, starter)
     with of_this_machine(noted):
         _check_gpus(backend, row, world)
