@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,6 +12,7 @@ import pytest
 import torch
 
 from backends.single import SingleBackend
+from launch.starters.interface import PROJECT_DIRECTORY
 from tasks.token_tagging import TokenTagging, TokenTaggingSettings
 from tests.launching import run_config
 from training.loop import Trainer
@@ -98,3 +101,11 @@ def test_counting_changes_nothing(tmp_path: Path) -> None:
         digests.add(weights_digest(trainer.state.module))
         assert (meter.record().activation_bytes is not None) == counts
     assert len(digests) == 1
+
+
+def test_a_process_is_not_as_large_as_what_started_it() -> None:
+    """Which is what getrusage(2) says."""
+    ballast = b"x" * 400_000_000
+    words = "from records.resident import peak_resident_bytes; print(peak_resident_bytes())"
+    printed = subprocess.check_output([sys.executable, "-c", words], cwd=PROJECT_DIRECTORY)
+    assert int(printed) < 200_000_000 < len(ballast)

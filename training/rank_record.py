@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from records.record import RankRecord
+from records.resident import peak_resident_bytes
 from training.measurements import Measurements
 
 
@@ -52,7 +53,7 @@ def rank_record(place: Place, measurements: Measurements, *, weights_sha256: str
         samples=measurements.samples,
         tokens=measurements.tokens,
         positions=measurements.positions,
-        peak_memory_bytes=usage.ru_maxrss * 1024,
+        peak_memory_bytes=peak_resident_bytes(),
         peak_cuda_memory_bytes=torch.cuda.max_memory_allocated() if on_gpu else None,
         cpu_seconds=usage.ru_utime + usage.ru_stime,
         schedule_steps=num_updates,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import resource
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ from backends.pretended_group import PretendedGroup, pretend_group
 from backends.registry import find_backend, load_backend, reference_backend
 from records.config import RunConfig
 from records.names import CONFIG_NAME
+from records.resident import peak_resident_bytes
 from records.sizes import SIZES_NAME, RankSizes
 from tasks.registry import load_task
 from training.data import Loader
@@ -85,7 +85,7 @@ def measure(config: RunConfig, directory: Path) -> RankSizes:
     steps = _steps(trainer)
     for _ in range(NUM_STEPS - 1):
         next(steps)
-    resident_bytes = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # before the profiler is loaded
+    resident_bytes = peak_resident_bytes()  # before the profiler is loaded
     peak_bytes, entered = _last_step(trainer, group, lambda: next(steps), directory / "trace.json")
     trainable = [parameter for parameter in trainer.state.module.parameters() if parameter.requires_grad]
     return RankSizes(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from backends.registry import REFERENCE
 from launch.starters.interface import PROJECT_DIRECTORY
 from records.config import RunConfig
 from records.environment import num_cpus
+from records.resident import peak_resident_bytes
 
 if TYPE_CHECKING:
     from compare.race.options import RaceOptions
@@ -175,7 +175,7 @@ def measure_costs(configs: dict[Entrant, RunConfig], bandwidth: float | None = N
         gradient_bytes=seen.gradient_bytes,
         bandwidth=bandwidth,
         num_cpus=num_cpus(),
-        rank_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,  # this process is as large as a rank
+        rank_bytes=peak_resident_bytes(),  # this process is as large as a rank
         available_bytes=psutil.virtual_memory().available,
     )
 

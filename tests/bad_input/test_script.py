@@ -58,7 +58,7 @@ def test_script_refuses_an_unknown_backend(place: Place, backend: str) -> None:
         outcome.assert_refused(
             f"'{backend}'",
             "choose a backend (single dp ddp fsdp2 apex horovod accelerate fabric deepspeed) or contract, verify, "
-            "compare, report, allreduce, doctor",
+            "compare, report, allreduce, forecast, doctor",
         )
 
 

@@ -35,7 +35,8 @@ _MODULES = (
     *("launch.cli", "launch.display", "training.rank", "training.rank_work", "watch.watchdog"),
     *("contract.worker", "contract.suite", "compare.race.command", "compare.race.report_command"),
     *("compare.collectives.command", "compare.collectives.rank", "tasks.text.classification", "tasks.tagger"),
-    *("backends.single", "backends.ddp", "backends.accelerate", "backends.horovod"),
+    *("backends.single", "backends.ddp", "backends.fsdp2", "backends.accelerate", "backends.horovod"),
+    *("backends.fabric", "backends.deepspeed", "parity.command", "forecast.command", "training.sizes"),
     *("horovod.runner.common.util.hosts", "horovod.runner.gloo_run", "horovod.runner.http.http_server"),
 )
 _PR_SET_PDEATHSIG = 1
