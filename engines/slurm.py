@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from engines.following import Followed
 from engines.interface import Engine, EngineSettings
 from engines.slurm_job import SlurmJob
 from launch.errors import UsageError
+from launch.signals import signals_raised
 from launch.starters.environment import command_environment
 from records.run_files import holds_run
 
@@ -40,6 +42,10 @@ _OWN = {
     "error": "use --output-dir",
     "chdir": "run the command in that directory",
     "array": "start one job for each run",
+    "signal": "it is told to stop in time to save a checkpoint",
+    "test-only": "use --dry-run",
+    "wait": "the command waits for the job",
+    "wrap": "the job runs the script of Lockstep",
     **{
         name: f"use --{name}"
         for name in ("partition", "time", "account", "qos", "gpus-per-node", "cpus-per-task", "mem")
@@ -180,6 +186,15 @@ class Slurm(Engine[SlurmSettings]):
         script = self.job.output_dir / _SCRIPT_NAME
         script.write_text(self.script() + "\n")
         followed = Followed(self.job.logs)
+        asked: list[signal.Signals] = []
+        # A job whose number is not known yet could not be ended: a first signal waits for it.
+        with signals_raised(asked.append):
+            number = self._submit(script)
+            print(f"job {number} is in the queue of SLURM; its script is {script}", flush=True)
+            return SlurmJob(number, followed, self.job.output_dir / _LOG_NAME).to_the_end(asked)
+
+    def _submit(self, script: Path) -> str:
+        """Puts the job into the queue and returns its number."""
         done = subprocess.run(
             ["sbatch", "--parsable", str(script)],
             # Where it has variables of its own, sbatch takes them for the options in the script.
@@ -188,13 +203,12 @@ class Slurm(Engine[SlurmSettings]):
             capture_output=True,
             text=True,
             check=False,
+            start_new_session=True,  # Ctrl-C is for this command
         )
         if done.returncode:
             script.unlink()
             raise self._refused(done.stderr)
-        number = done.stdout.strip().partition(";")[0]
-        print(f"job {number} is in the queue of SLURM; its script is {script}", flush=True)
-        return SlurmJob(number, followed, self.job.output_dir / _LOG_NAME).to_the_end()
+        return done.stdout.strip().partition(";")[0]
 
     @property
     def _cpus_per_task(self) -> int:

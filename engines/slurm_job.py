@@ -13,7 +13,7 @@ from pathlib import Path
 
 from engines.following import Followed
 from launch.errors import one_line, tell
-from launch.signals import Interrupted, signals_raised
+from launch.signals import Interrupted
 from launch.train_command import STOPPED
 
 _POLL_SECONDS = 1.0
@@ -58,24 +58,24 @@ class SlurmJob:
         self._is_said = False  # what it waits for
         self._is_silent = False  # SLURM does not answer
 
-    def to_the_end(self) -> int:
+    def to_the_end(self, asked: list[signal.Signals]) -> int:
         """Shows what the nodes print until the job has ended; returns its exit code.
 
-        The first signal lets the job stop after a checkpoint, if it is running; the next one ends it.
+        Args:
+            asked: Receives the first signal, and may hold it already: it lets the job stop after a checkpoint, if it is
+                running, and otherwise ends it. The next signal, which must raise Interrupted, ends it.
 
         Raises:
             Interrupted: A signal has ended the job.
         """
-        asked: list[signal.Signals] = []
         try:
-            with signals_raised(asked.append):
-                while self._state not in _ENDS:
-                    time.sleep(_POLL_SECONDS)
-                    if asked:
-                        self._stop(asked.pop())
-                    self._look()
-                    self._tell_waiting()
-                    self._followed.show()
+            while self._state not in _ENDS:
+                if asked:
+                    self._stop(asked.pop())
+                time.sleep(_POLL_SECONDS)
+                self._look()
+                self._tell_waiting()
+                self._followed.show()
         except Interrupted:
             self._cancel()
             raise

@@ -240,6 +240,27 @@ def test_a_job_waits_for_nodes_and_for_slurm(tmp_path: Path) -> None:
         assert "JobState=CANCELLED" in _slurm("scontrol", "show", "job", "--oneliner", number)
 
 
+@on_slurm
+def test_a_signal_that_comes_before_the_job_has_a_number(tmp_path: Path) -> None:
+    slow = tmp_path / "bin" / "sbatch"
+    slow.parent.mkdir()
+    slow.write_text(
+        f"#!/bin/sh\ntouch {tmp_path}/asked\nuntil [ -e {tmp_path}/go ]; do sleep 0.1; done\n"
+        f'exec {shutil.which("sbatch")} "$@"\n'
+    )
+    slow.chmod(0o755)
+    env = {"PATH": f"{slow.parent}:{os.environ['PATH']}"}
+    with ending(start_lockstep("ddp", *TWO_NODES, *OPTIONS, "--output-dir", tmp_path / "run", env=env)) as job:
+        wait_until((tmp_path / "asked").exists, "sbatch", job=job)
+        job.send_signal(signal.SIGTERM)
+        (tmp_path / "go").touch()
+        output, errors = job.communicate(timeout=60)
+    assert job.returncode == 143, errors
+    number = re.search(r"job (\d+) is in the queue", output)
+    assert number is not None
+    assert "JobState=CANCELLED" in _slurm("scontrol", "show", "job", "--oneliner", number[1])
+
+
 def _started(*arguments: str | Path) -> subprocess.Popen[str]:
     job = start_lockstep(*arguments)
     assert isinstance(job, subprocess.Popen)
@@ -292,6 +313,7 @@ REFUSALS = {
     "dashes": ("--sbatch-option=--exclusive", "--exclusive", "without dashes"),
     "own": ("--sbatch-option nodes=3", "nodes=3", "use --num-nodes"),
     "of-ours": ("--sbatch-option partition=gpu", "partition=gpu", "use --partition"),
+    "waiting": ("--sbatch-option wait", "'wait' is set by Lockstep", "waits for the job"),
     "node-rank": ("--node-rank 1", "--node-rank", "leave the option out"),
 }
 

@@ -9,16 +9,16 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
 from backends.devices import count_gpus
 from launch.starters.interface import PROJECT_DIRECTORY
-from tests.launching import require_backend, train
+from tests.launching import IN_FLOAT32, require_backend, train
 
 pytestmark = pytest.mark.docker
 
@@ -26,7 +26,7 @@ CONFIG = Path("/run/lockstep-docker/config")
 COMPOSE_FILE = PROJECT_DIRECTORY / "docker" / "compose.yaml"
 RUN_SH = PROJECT_DIRECTORY / "launch" / "run.sh"
 BACKENDS = ("ddp", "accelerate", "horovod")
-IMAGES = (*BACKENDS, "fabric")
+IMAGES = (*BACKENDS, "fabric", "deepspeed")
 # Two ranks wherever they are; a thread each, since that decides the order of sums. BERT where it is about
 # what a user runs, the small task where it is about nodes and failures.
 BERT = "--num-processes 2 --max-steps 20 --dropout 0.1 --micro-batch-size 8 --threads-per-rank 1"
@@ -71,14 +71,20 @@ def compose(request: pytest.FixtureRequest, images: dict[str, float], tmp_path: 
     project("--profile", "two-nodes", "down", "--volumes", "--timeout", "1")
 
 
-Outside = Callable[[str], dict[str, Any]]
+class Outside(Protocol):
+    def __call__(self, options: str, backend: str = "ddp") -> dict[str, Any]: ...
 
 
 @pytest.fixture(scope="module")
 def outside(tmp_path_factory: pytest.TempPathFactory) -> Outside:
-    """The record of the same run without containers, which is the same for all three backends."""
-    require_backend("ddp")
-    return cache(lambda options: train("ddp", tmp_path_factory.mktemp("outside") / "run", *options.split()))
+    """The record of the same run without containers; it is the same for all backends that train in float64."""
+
+    @cache
+    def record(options: str, backend: str = "ddp") -> dict[str, Any]:
+        require_backend(backend)
+        return train(backend, tmp_path_factory.mktemp("outside") / "run", *options.split())
+
+    return record
 
 
 def _record(directory: Path) -> dict[str, Any]:
@@ -120,10 +126,11 @@ def test_a_service_trains_as_the_owner_of_its_results(compose: Compose, outside:
 def test_the_launcher_runs_an_image_with_the_same_options(
     images: dict[str, float], outside: Outside, tmp_path: Path, name: str
 ) -> None:
-    command = (RUN_SH, name, "--docker", *SMALL.split(), "--output-dir", tmp_path / "mine")
+    options, beside = (f"{SMALL} --dtype float32", name) if name in IN_FLOAT32 else (SMALL, "ddp")
+    command = (RUN_SH, name, "--docker", *options.split(), "--output-dir", tmp_path / "mine")
     done = run(*command)
     assert done.returncode == 0, done.stdout + done.stderr
-    _assert_arrived(tmp_path / "mine", os.getuid(), outside(SMALL))
+    _assert_arrived(tmp_path / "mine", os.getuid(), outside(options, beside))
     again = run(*command)
     assert again.returncode == 2
     assert "already holds a run" in again.stderr

@@ -18,7 +18,7 @@ BACKENDS = [path.parent.name for path in DOCKERFILES]
 
 
 def test_each_backend_with_packages_of_its_own_has_one() -> None:
-    assert BACKENDS == ["accelerate", "apex", "ddp", "fabric", "horovod"]
+    assert BACKENDS == ["accelerate", "apex", "ddp", "deepspeed", "fabric", "horovod"]
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=BACKENDS)
