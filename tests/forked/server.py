@@ -36,7 +36,7 @@ _MODULES = (
     *("contract.worker", "contract.suite", "compare.race.command", "compare.race.report_command"),
     *("compare.collectives.command", "compare.collectives.rank", "tasks.text.classification", "tasks.tagger"),
     *("backends.single", "backends.ddp", "backends.fsdp2", "backends.accelerate", "backends.horovod"),
-    *("backends.fabric", "backends.deepspeed", "parity.command", "forecast.command", "training.sizes"),
+    *("backends.fabric", "deepspeed.runtime.zero.muon.original_muon", "parity.command", "forecast.command"),
     *("horovod.runner.common.util.hosts", "horovod.runner.gloo_run", "horovod.runner.http.http_server"),
 )
 _PR_SET_PDEATHSIG = 1
@@ -79,11 +79,16 @@ def serve(path: str, served: int) -> None:
 
 
 def _load() -> None:
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
     for name in _MODULES:
         try:
             importlib.import_module(name)
         except ImportError as error:
             print(f"{name}: {error}", file=sys.stderr)
+    # torchrun's agent notes with each of its events which function it is in, and asks every loaded module for that:
+    # with all libraries, it takes seconds of a processor.
+    dynamic_rendezvous.get_method_name = lambda depth=2: "unknown"
     gc.collect()
     gc.freeze()  # a collection in a child would copy every page
 
