@@ -1,6 +1,7 @@
 """How far forecasts were from what was measured later: ``python -m forecast.validation``.
 
-``measured NETWORK@RECORD ...`` prints a file of measured step times, made of the records of runs on these networks;
+``run FORECAST DIRECTORY [OPTIONS]`` makes the trainings that were forecast, in network namespaces of this machine, and
+prints a file of measured step times; ``measured NETWORK@RECORD ...`` makes this file of the records of other runs.
 ``compare FORECAST MEASURED`` prints the table of errors. Forecasts that are younger than a measurement are refused.
 """
 
@@ -18,11 +19,13 @@ from rich.table import Table
 
 from compare.numbers import number
 from compare.strict import Strict
-from forecast.network import parse_network
+from forecast.measured_runs import RunFailed, train_what_was_forecast
+from forecast.network import Link, Network, parse_network
 from forecast.result import ForecastFile
 from launch.cli import answer
 from launch.display import console
-from launch.errors import UsageError
+from launch.errors import UsageError, tell
+from launch.signals import Interrupted, signals_raised
 from records.names import RECORD_NAME
 from records.record import RunRecord, read_record
 from records.throughput import NUM_WARMUP_STEPS
@@ -121,12 +124,14 @@ def summary(comparisons: Sequence[Comparison]) -> str:
 
 
 def run(arguments: list[str]) -> int:
-    """Runs the command; returns 0.
+    """Runs the command; returns the exit code.
 
     Raises:
         UsageError: Something in the files cannot be used.
     """
     match arguments:
+        case ["run", forecast, directory, *options]:
+            return _train(_read(forecast, ForecastFile), Path(directory), options)
         case ["measured", first, *others]:
             runs = [_read_run(word) for word in (first, *others)]
             print(MeasuredFile(runs=runs).model_dump_json(indent=1))
@@ -137,9 +142,28 @@ def run(arguments: list[str]) -> int:
             terminal.print(summary(comparisons))
         case _:
             raise UsageError(
-                "python -m forecast.validation measured NETWORK@RECORD ... makes a file of measured steps, and "
-                "compare FORECAST MEASURED compares"
+                "python -m forecast.validation run FORECAST DIRECTORY [OPTIONS] makes the runs and a file of what they "
+                "took; measured NETWORK@RECORD ... makes that of other runs; compare FORECAST MEASURED compares"
             )
+    return 0
+
+
+def _train(forecasts: ForecastFile, directory: Path, options: list[str]) -> int:
+    """Makes the runs and prints what they took; returns 0, or 1 if a run failed, or what a signal asks for."""
+    for one in forecasts.forecasts:
+        if parse_network(one.network) != Network(Link(0.0, parse_network(one.network).link.bandwidth)):
+            raise UsageError(f"{one.network}: hosts on this machine have a bandwidth alone; forecast without latencies")
+    try:
+        with signals_raised():
+            found = train_what_was_forecast(forecasts, directory, options, tell)
+    except RunFailed as failure:
+        tell(str(failure))
+        return 1
+    except Interrupted as interruption:
+        tell(f"interrupted by {interruption}; the same command goes on")
+        return 128 + interruption.signal_number
+    runs = [measured_steps(network, read_record(record)) for network, record in found]
+    print(MeasuredFile(runs=runs).model_dump_json(indent=1))
     return 0
 
 

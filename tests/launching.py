@@ -72,6 +72,10 @@ def require_start_method(name: str) -> None:
         pytest.skip("no mpirun, or a Horovod built without MPI")
 
 
+needs_namespaces = pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("ip") is None, reason="network namespaces need root and iproute2"
+)
+
 # How the present test has things started: see `starting`.
 _WAYS = ["forked"]
 

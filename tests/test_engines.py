@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -17,6 +16,7 @@ from tests.launching import (
     OF_EACH_STARTER,
     ending,
     lockstep,
+    needs_namespaces,
     processes_of,
     require_backend,
     start_lockstep,
@@ -27,10 +27,6 @@ from tests.launching import (
 
 OPTIONS = ("--task", "token-tagging", "--max-steps", "10", "--threads-per-rank", "1")
 TWO_NODES = ("--engine", "netns", "--num-nodes", "2")
-
-needs_namespaces = pytest.mark.skipif(
-    os.geteuid() != 0 or shutil.which("ip") is None, reason="network namespaces need root and iproute2"
-)
 
 
 def _bridges() -> str:

@@ -1,0 +1,67 @@
+"""The runs that a forecast is held against: each of its trainings, on hosts in network namespaces of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from forecast.result import Forecast, ForecastFile, Row
+from launch import own_command
+from records.names import RECORD_NAME
+from records.record import read_record
+
+# Options that follow from the forecast, or would add to a step what it does not forecast.
+_NO_OTHER_WORK = ("--save-every=never", "--no-evaluate")
+
+
+class RunFailed(Exception):
+    """A run did not complete; the message says which one, and why."""
+
+
+def train_what_was_forecast(
+    forecasts: ForecastFile, directory: Path, options: list[str], say: Callable[[str], None]
+) -> list[tuple[str, Path]]:
+    """Trains as long as it takes to measure, once for each backend, network and number of ranks.
+
+    Runs whose record is there already are left alone, so that a series that was interrupted goes on.
+
+    Args:
+        forecasts: What was forecast; each network must have a bandwidth and no latency.
+        directory: Receives a directory for each run.
+        options: Options of the training that was profiled, and how many steps to take.
+        say: Is told what runs now.
+
+    Returns:
+        For each run, the network and the path of its record.
+
+    Raises:
+        RunFailed: A run did not complete.
+    """
+    found = []
+    # Networks and backends take turns, so that a drift of the machine meets all of them.
+    by_size = sorted(((row, one) for one in forecasts.forecasts for row in one.rows), key=lambda pair: pair[0].ranks)
+    for row, one in by_size:
+        place = directory / f"{one.backend}-{row.ranks}-{one.network.partition(',')[0]}"
+        if not _is_complete(place):
+            say(f"{one.backend}, {row.ranks} ranks, {one.network}")
+            _train(one, row, place, options)
+        found.append((one.network, own_command.directory_of_record(place) / RECORD_NAME))
+    return found
+
+
+def _is_complete(place: Path) -> bool:
+    record = own_command.directory_of_record(place) / RECORD_NAME
+    return record.exists() and read_record(record).status == "completed"
+
+
+def _train(one: Forecast, row: Row, place: Path, options: list[str]) -> None:
+    arguments = [
+        *(one.backend, "--engine=netns", f"--bandwidth={one.network.partition(',')[0]}"),
+        *(f"--num-nodes={row.ranks}", f"--num-processes={row.ranks}"),
+        *(f"--global-batch-size={row.ranks * one.samples_per_rank}", *_NO_OTHER_WORK),
+        *(*options, f"--output-dir={place}", "--overwrite"),
+    ]
+    done = own_command.run_command(arguments)
+    why = own_command.why_it_failed(done, place)
+    if why is not None:
+        raise RunFailed(f"{one.backend} with {row.ranks} ranks on {one.network} did not complete: {why}")

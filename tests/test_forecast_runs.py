@@ -1,0 +1,56 @@
+"""Trainings that a forecast is held against, made on hosts in network namespaces."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from forecast import validation
+from forecast.network import parse_network
+from forecast.result import forecast, forecast_file
+from forecast.scenario import Scenario, Variant
+from forecast.validation import MeasuredFile
+from launch.errors import UsageError
+from tests.forecasting import made_profile
+from tests.launching import needs_namespaces
+
+STEPS = ("--task", "token-tagging", "--dtype", "float32", "--max-steps", "12", "--threads-per-rank", "1")
+
+
+def _write_forecast(place: Path, network: str) -> Path:
+    profile = made_profile(samples_per_rank=8)
+    scenario = Scenario(profile, parse_network(network))
+    path = place / "forecast.json"
+    path.write_text(
+        forecast_file("", [forecast(scenario, Variant("ring", profile.sending), [2], None)]).model_dump_json()
+    )
+    return path
+
+
+@needs_namespaces
+@pytest.mark.slow
+@pytest.mark.processes
+def test_each_forecast_gets_its_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, runs = _write_forecast(tmp_path, "1gbit"), tmp_path / "runs"
+    words = ["run", str(path), str(runs), *STEPS]
+    assert validation.run(words) == 0
+    (measured,) = MeasuredFile.model_validate_json(capsys.readouterr().out).runs
+    assert (measured.backend, measured.network, measured.ranks) == ("ddp", "1gbit,latency=0us", 2)
+    assert len(measured.step_seconds) == 2
+
+    # The same command leaves what is there alone.
+    shutil.rmtree(runs / "ddp-2-1gbit" / "node1")
+    assert validation.run(words) == 0
+    assert MeasuredFile.model_validate_json(capsys.readouterr().out).runs == [measured]
+
+    # A run that fails ends the series with its reason.
+    assert validation.run([*words[:2], str(tmp_path / "others"), *STEPS, "--model", "bert-tiny"]) == 1
+    assert "ddp with 2 ranks on 1gbit,latency=0us did not complete: " in capsys.readouterr().err
+
+
+def test_a_latency_is_refused(tmp_path: Path) -> None:
+    path = _write_forecast(tmp_path, "1gbit,latency=20us")
+    with pytest.raises(UsageError, match="1gbit,latency=20us: hosts on this machine have a bandwidth alone"):
+        validation.run(["run", str(path), str(tmp_path / "runs")])
