@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from backends.registry import BACKENDS
 from forecast.scenario import Scenario, Variant
 from forecast.sending import Buckets, Fusion, Whole
 
@@ -46,9 +47,12 @@ def _others(scenario: Scenario, variant: Variant) -> Iterator[tuple[str, str, Va
         yield "compression", f"--grad-compression {name}", variant._replace(share=0.5)
     match variant.sending:
         case Buckets():
+            row = BACKENDS.get(profile.backend)
+            has_option = row is not None and "bucket_cap_mb" in row.settings.model_fields
             for size in _BUCKET_MEBIBYTES:
                 buckets = Buckets(first_bytes=size * 2**20, bucket_bytes=size * 2**20)
-                yield "sending", f"--bucket-cap-mb {size}", variant._replace(sending=buckets)
+                words = f"--bucket-cap-mb {size}" if has_option else f"buckets of {size} MiB"
+                yield "sending", words, variant._replace(sending=buckets)
         case Fusion(buffer_bytes=buffer_bytes):
             for cycle in _CYCLES_MILLISECONDS:
                 fusion = Fusion(buffer_bytes=buffer_bytes, cycle_seconds=1e-3 * cycle)

@@ -18,6 +18,7 @@ from pydantic import Field, ValidationError
 from rich.table import Table
 
 from compare.numbers import number
+from compare.results import Interval
 from compare.strict import Strict
 from forecast.measured_runs import RunFailed, train_what_was_forecast
 from forecast.network import Link, Network, parse_network
@@ -97,7 +98,12 @@ def compare(forecasts: ForecastFile, measured: MeasuredFile) -> list[Comparison]
         UsageError: A run has no forecast, or began before the forecasts were made.
     """
     made_at = datetime.fromisoformat(forecasts.created_at)
-    rows = {(one.backend, one.network, row.ranks): row.step_seconds for one in forecasts.forecasts for row in one.rows}
+    rows: dict[tuple[str, str, int], Interval] = {}
+    for one in forecasts.forecasts:
+        for row in one.rows:
+            if (key := (one.backend, one.network, row.ranks)) in rows:
+                raise UsageError(f"{one.backend} has two forecasts on {one.network}; forecast from one profile of it")
+            rows[key] = row.step_seconds
     found = []
     for run in measured.runs:
         what = f"{run.backend} with {run.ranks} ranks on {run.network}"

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import torch
 
 from launch.starters.interface import PROJECT_DIRECTORY
 from tests import launching
@@ -53,6 +54,12 @@ def cache_directory() -> None:
     os.environ["PYTHONPATH"] = str(PROJECT_DIRECTORY)
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["HF_DATASETS_OFFLINE"] = "1"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    """Threads of a worker would wait for each other at every operation, since the other workers have the cores."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)

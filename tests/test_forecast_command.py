@@ -281,6 +281,12 @@ def test_files_that_cannot_be_compared_are_refused(place: Path, arguments: list[
         validation.run(arguments)
 
 
+def test_two_forecasts_of_one_backend_are_refused() -> None:
+    content = forecast_file("", [_forecast("1gbit", 2), _forecast("1gbit", 2)])
+    with pytest.raises(UsageError, match="ddp has two forecasts on 1gbit,latency=0us; forecast from one profile"):
+        validation.compare(content, MeasuredFile(runs=[_measured(2, 0.1)]))
+
+
 def test_what_was_measured_first_or_never_forecast_is_refused() -> None:
     content = forecast_file("", [_forecast("1gbit", 2)])
     early = _measured(2, 0.1).model_copy(update={"started_at": datetime(2026, 1, 1, tzinfo=timezone.utc)})
