@@ -60,7 +60,7 @@ def _run_nodes(
     ]
 
 
-@pytest.mark.processes
+# New processes compute it on hosts of their own: tests/test_engines.py, tests/test_slurm.py.
 @pytest.mark.parametrize("backend", OF_EACH_STARTER)
 def test_two_nodes_compute_what_one_does(tmp_path: Path, backend: str) -> None:
     require_backend(backend)

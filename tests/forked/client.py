@@ -53,6 +53,7 @@ def server_socket() -> str:
             # Commands and ranks get an environment with each request.
             env={**os.environ, "PYTHONPATH": str(PROJECT_DIRECTORY), "OMP_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,  # what libraries say when they are loaded
             start_new_session=True,
         )
         deadline = time.monotonic() + 300
