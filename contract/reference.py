@@ -22,9 +22,9 @@ import numpy as np
 import torch
 
 from records.config import RunConfig
-from tasks.interface import Task
+from tasks.interface import Split, Task
 from tasks.registry import load_task
-from tasks.token_tagging import NO_TARGET, NUM_TAGS, TokenTagging
+from tasks.token_tagging import NO_TARGET, NUM_TAGS, TokenTagging, draw_sentences
 
 Tensors = dict[str, torch.Tensor]
 
@@ -87,7 +87,7 @@ def micro_batches(config: RunConfig, batch: list[int]) -> list[list[list[int]]]:
     if config.batching == "padded":
         pieces = _spread(batch, num_micro_steps * world_size)
         return [pieces[rank::world_size] for rank in range(world_size)]
-    lengths = [len(tokens) for tokens in _sentences(config.task_settings["num_train_samples"])]
+    lengths = [len(tokens) for tokens, _ in _sentences("train", config.task_settings["num_train_samples"])]
     by_length = sorted(batch, key=lambda sample: -lengths[sample])
     if config.batching == "packed":
         pieces = [[] for _ in range(num_micro_steps * world_size)]
@@ -103,16 +103,14 @@ def micro_batches(config: RunConfig, batch: list[int]) -> list[list[list[int]]]:
 
 def sum_of_tokens(config: RunConfig, samples: list[int]) -> int:
     """Adds up the numbers of all tokens of some training sentences."""
-    sentences = _sentences(config.task_settings["num_train_samples"])
-    return sum(int(sentences[sample].sum()) for sample in samples)
+    sentences = _sentences("train", config.task_settings["num_train_samples"])
+    return sum(int(sentences[sample][0].sum()) for sample in samples)
 
 
 @functools.cache
-def _sentences(num_samples: int) -> list[torch.Tensor]:
-    """Returns the tokens of each training sentence of the token-tagging task, or of one made from it."""
-    from tasks.tagger import sentences
-
-    return [tokens for tokens, _ in sentences(num_samples, seed=1)]
+def _sentences(split: Split, num_samples: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Returns the sentences of the token-tagging task, or of one made from it, each with its tags."""
+    return [(torch.from_numpy(tokens), torch.from_numpy(tags)) for tokens, tags in draw_sentences(split, num_samples)]
 
 
 def _spread(samples: list[int], num_pieces: int) -> list[list[int]]:
@@ -138,7 +136,8 @@ def compute_reference(initial: Tensors, config: RunConfig, *, skipped_steps: tup
     """Trains the token-tagging task, or one made from it, from the given weights in float64."""
     task = load_task(config.task)(TokenTagging.Settings.model_validate(config.task_settings))
     assert isinstance(task, TokenTagging)
-    task.prepare()
+    training = _sentences("train", task.num_samples("train"))
+    validation = _sentences("validation", task.num_samples("validation"))
     model = task.build_model().double()
     model.load_state_dict(initial, strict=False)
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -147,7 +146,7 @@ def compute_reference(initial: Tensors, config: RunConfig, *, skipped_steps: tup
     epochs = global_batches(config)
     num_steps = sum(len(batches) for batches in epochs)
     for batch in (batch for batches in epochs for batch in batches):
-        loss, _ = _mean_loss(model, [task._samples["train"][index] for index in batch])
+        loss, _ = _mean_loss(model, [training[index] for index in batch])
         derivatives = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
         # A parameter that no sample uses has no gradient, and then neither decay nor momentum moves it.
         gradients = {name: g for name, g in zip(trained, derivatives, strict=True) if g is not None}
@@ -167,7 +166,7 @@ def compute_reference(initial: Tensors, config: RunConfig, *, skipped_steps: tup
         reference.gradients.append(None if is_skipped else gradients)
         reference.weights.append({name: p.detach().clone() for name, p in model.named_parameters()})
         if len(reference.batches) in _ends(epochs):
-            reference.evaluations.append(_evaluate(model, task._samples["validation"]))
+            reference.evaluations.append(_evaluate(model, validation))
     return reference
 
 

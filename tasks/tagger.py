@@ -1,14 +1,11 @@
-"""The model and the sentences of the token-tagging task.
-
-They are kept in a separate module because the launcher must not import torch.
-"""
+"""The model of the token-tagging task, in a module of its own because the launcher must not import torch."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 
-from tasks.token_tagging import NO_TARGET, NUM_TAGS
+from tasks.token_tagging import NUM_TAGS
 
 
 class Tagger(nn.Module):
@@ -57,27 +54,3 @@ class Tagger(nn.Module):
             hidden = hidden + torch.tanh(layer(hidden))
         scores: torch.Tensor = self.output(hidden * self.gain)
         return scores
-
-
-def sentences(num_samples: int, *, seed: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Draws sentences: the first half are long and use two of the tags, the second half are short and use all.
-
-    Args:
-        num_samples: How many sentences to draw.
-        seed: Sentences of equal seeds are equal.
-
-    Returns:
-        For each sentence its tokens and their tags, int64 [length] each; the tag of a token without a target is
-        NO_TARGET.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    drawn = []
-    for index in range(num_samples):
-        early = index < num_samples // 2
-        length = int(torch.randint(8 if early else 1, 13 if early else 4, (1,), generator=generator))
-        tokens = torch.randint(0, 2 if early else NUM_TAGS, (length,), generator=generator)
-        tags = (tokens + torch.roll(tokens, 1)) % NUM_TAGS
-        # Every third token has no target. The first token always has one, so that no sentence is without a target.
-        tags[2::3] = NO_TARGET
-        drawn.append((tokens, tags))
-    return drawn

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from tasks.tagger import Tagger
 
+    Sentence = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+
 NUM_TAGS = 7
 # The default ignore_index of cross_entropy (https://docs.pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html).
 NO_TARGET = -100
@@ -53,16 +55,14 @@ class TokenTagging(Task):
         """Does nothing: the sentences are drawn when they are first needed."""
 
     @functools.cached_property
-    def _samples(self) -> dict[str, list[tuple[torch.Tensor, torch.Tensor]]]:
-        from tasks.tagger import sentences
-
+    def _samples(self) -> dict[str, list[Sentence]]:
         return {
-            "train": sentences(self.settings.num_train_samples, seed=1),
-            "validation": sentences(self.settings.num_validation_samples, seed=2),
+            "train": draw_sentences("train", self.settings.num_train_samples),
+            "validation": draw_sentences("validation", self.settings.num_validation_samples),
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves out the samples, which a worker draws again; each tensor sent to it would take a file descriptor."""
+        """Leaves out the samples, which a worker draws again."""
         return {name: value for name, value in self.__dict__.items() if name != "_samples"}
 
     def num_samples(self, split: Split) -> int:
@@ -99,11 +99,12 @@ class TokenTagging(Task):
 
     def collate(self, split: Split, sample_ids: Sequence[int]) -> Batch:
         """Pads `tokens` with 0 and `tags` with NO_TARGET, int64 [B, L] each, L being the longest of the B sentences."""
+        import torch
         from torch.nn.utils.rnn import pad_sequence
 
         chosen = [self._samples[split][int(sample_id)] for sample_id in sample_ids]
-        tokens = pad_sequence([tokens for tokens, _ in chosen], batch_first=True)
-        tags = pad_sequence([tags for _, tags in chosen], batch_first=True, padding_value=NO_TARGET)
+        tokens = pad_sequence([torch.from_numpy(tokens) for tokens, _ in chosen], batch_first=True)
+        tags = pad_sequence([torch.from_numpy(tags) for _, tags in chosen], batch_first=True, padding_value=NO_TARGET)
         return Batch({"tokens": tokens, "tags": tags}, sum(len(tokens) for tokens, _ in chosen), tokens.numel())
 
     def packing_refusal(self) -> None:
@@ -115,14 +116,15 @@ class TokenTagging(Task):
         The tensors are `tokens` and `tags`, int64 [1, T], `is_first`, bool [1, T], which tells where each of the B
         sentences begins, and `sentences`, int64 [T], the number of each token's sentence in the batch.
         """
+        import numpy as np
         import torch
 
         chosen = [self._samples[split][int(sample_id)] for sample_id in sample_ids]
         lengths = torch.tensor([len(tokens) for tokens, _ in chosen])
         sentences = torch.arange(len(chosen)).repeat_interleave(lengths)
         tensors = {
-            "tokens": torch.cat([tokens for tokens, _ in chosen])[None],
-            "tags": torch.cat([tags for _, tags in chosen])[None],
+            "tokens": torch.from_numpy(np.concatenate([tokens for tokens, _ in chosen]))[None],
+            "tags": torch.from_numpy(np.concatenate([tags for _, tags in chosen]))[None],
             "is_first": sentences.diff(prepend=torch.tensor([-1]))[None] > 0,
             "sentences": sentences,
         }
@@ -199,3 +201,29 @@ class TokenTagging(Task):
         from safetensors.torch import save_model
 
         save_model(model, str(directory / "model.safetensors"))
+
+
+def draw_sentences(split: Split, num_samples: int) -> list[Sentence]:
+    """Draws sentences: the first half are long and use two of the tags, the second half are short and use all.
+
+    Args:
+        split: The split that they are for; each has its own.
+        num_samples: How many sentences to draw.
+
+    Returns:
+        For each sentence its tokens and their tags, int64 [length] each; the tag of a token without a target is
+        NO_TARGET.
+    """
+    import numpy as np
+
+    generator = np.random.default_rng(11 if split == "train" else 12)
+    drawn = []
+    for index in range(num_samples):
+        early = index < num_samples // 2
+        length = generator.integers(8 if early else 1, 13 if early else 4)
+        tokens = generator.integers(0, 2 if early else NUM_TAGS, size=length)
+        tags = (tokens + np.roll(tokens, 1)) % NUM_TAGS
+        # Every third token has no target. The first token always has one, so that no sentence is without a target.
+        tags[2::3] = NO_TARGET
+        drawn.append((tokens, tags))
+    return drawn

@@ -10,7 +10,7 @@ from tasks.token_tagging import TokenTagging, TokenTaggingSettings
 
 
 def test_a_worker_draws_the_samples_again_and_the_same() -> None:
-    """Of 2000 samples it could not even be sent the file descriptors."""
+    """What is sent to it does not grow with the number of samples."""
     task = TokenTagging(TokenTaggingSettings(num_train_samples=2000))
     expected = task.collate("train", range(2000)).tensors
     sent = pickle.dumps(task)
