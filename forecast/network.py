@@ -10,6 +10,8 @@ _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 _BITS_OF_A_BYTE = 8
 _MOST_BITS = 1e15
 _MOST_SECONDS = 60.0
+# Of an Ethernet frame of 1514 bytes, TCP with timestamps (RFC 9293, RFC 7323), IP (RFC 791) and Ethernet take 66.
+PAYLOAD_SHARE = 1448 / 1514
 _EXAMPLE = "write it as 25gbit,latency=20us"
 
 
@@ -24,6 +26,11 @@ class Link:
 
     latency: float
     bandwidth: float
+
+    @property
+    def for_data(self) -> Link:
+        """This link without what headers take of its bandwidth."""
+        return Link(self.latency, PAYLOAD_SHARE * self.bandwidth)
 
     def through(self, software: Link) -> Link:
         """Returns this link as a library reaches it: latencies add up, and the slower of the two limits the bytes."""

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from compare.results import Interval
 from forecast.algorithms import Algorithm, all_reduce
 from forecast.model import Conditions, StepTime, Work, step_time
-from forecast.network import Link, Network
+from forecast.network import PAYLOAD_SHARE, Link, Network
 from forecast.profile import Collective, Computing, Profile
 from forecast.sending import Buckets, Fusion, Whole
 
@@ -106,6 +106,10 @@ class Scenario:
                 f"computing beside {self.ranks_per_node - 1} other ranks of a node is taken to be as fast as alone: "
                 f"profile with --processes {self.ranks_per_node} to measure it"
             )
+        if self.software:
+            found.append(
+                f"{PAYLOAD_SHARE:.0%} of a bandwidth between nodes are data, the rest headers (TCP over Ethernet)"
+            )
         if self.software and not profile.collectives:
             found.append("the library's own share of an all-reduce was not measured: the network alone counts")
         spread = self._spread(2)
@@ -153,9 +157,11 @@ class Scenario:
 
     def _network(self, num_ranks: int, end: End) -> Network:
         """Returns the network as the library reaches it."""
-        measured = self.profile.collectives if self.software else []
-        if not measured:
+        if not self.software:
             return self.network
+        measured, link = self.profile.collectives, self.network.link.for_data
+        if not measured:
+            return replace(self.network, link=link)
         fit = measured[0]
         if self.same_machine:
             fit = max((one for one in measured if one.num_processes <= num_ranks), key=_size, default=fit)
@@ -163,7 +169,7 @@ class Scenario:
         local = self.network.local
         return replace(
             self.network,
-            link=self.network.link.through(software),
+            link=link.through(software),
             local=local.through(software) if local is not None else None,
         )
 
