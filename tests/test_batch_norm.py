@@ -113,7 +113,7 @@ def test_half_precision_learns(tmp_path: Path, precision: str) -> None:
 def test_other_buffers_are_still_warned_of(tmp_path: Path) -> None:
     record = train("ddp", tmp_path / "run", *NORMED, SYNC)
     (warning,) = record["warnings"]
-    assert "1 buffer(s) change in training (num_ones)" in warning
+    assert "2 buffer(s) change in training (num_ones, is_odd)" in warning
     assert "BatchNorm" not in warning
 
 

@@ -46,7 +46,7 @@ def test_the_best_model_is_kept_and_patience_ends(tmp_path: Path, metric: str) -
 def test_the_best_model_is_lost(tmp_path: Path) -> None:
     """The next best is kept, and the summary says so; a lone checkpoint can be gone on from, too."""
     run = tmp_path / "run"
-    options = (*RUN, "--num-train-epochs", "6", "--learning-rate", "0.5", "--metric-for-best-model", "accuracy")
+    options = (*RUN, "--num-train-epochs", "6", "--learning-rate", "0.7", "--metric-for-best-model", "accuracy")
     record = train("single", run, *options)
     ranking = by_merit([EvaluationRecord.model_validate(one) for one in record["evaluations"]], "accuracy")
     best = checkpoint_path(run, record["best_step"])
