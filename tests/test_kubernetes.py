@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from engines.kubectl import _pod
-from tests.launching import lockstep, start_lockstep, train, wait_until
+from tests.launching import lockstep, start_lockstep, train, trains, wait_until
 from tests.standin_kubectl import expanded
 
 IMAGE = ("--engine", "kubernetes", "--image", "registry/lockstep-ddp:1")
@@ -265,8 +265,8 @@ def test_a_pod_that_fails_gives_its_exit_code(tmp_path: Path, cluster: Path) -> 
 def test_a_signal_lets_the_pods_save_and_deletes_them(tmp_path: Path, cluster: Path) -> None:
     """With the stand-in for kubectl."""
     job = start_lockstep(*_job(steps=5000), "--output-dir", tmp_path / "mine")
-    wait_until((cluster / "volume" / "mine" / "node1" / "logs" / "rank1.pid").exists, "a rank of node 1")
-    wait_until(lambda: "step" in (tmp_path / "mine" / "node0.log").read_text(), "a step")
+    nodes = cluster / "volume" / "mine"
+    wait_until(lambda: all(trains(nodes / f"node{node}") for node in (0, 1)), "the ranks of both nodes in training")
     job.send_signal(signal.SIGTERM)
     _, errors = job.communicate(timeout=120)
     assert job.returncode == 75, errors
