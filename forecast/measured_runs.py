@@ -10,7 +10,7 @@ from launch import own_command
 from records.names import RECORD_NAME
 from records.record import read_record
 
-# Options that follow from the forecast, or would add to a step what it does not forecast.
+# They would take time that is not forecast.
 _NO_OTHER_WORK = ("--save-every=never", "--no-evaluate")
 
 
