@@ -64,7 +64,7 @@ class FSDP2Backend(TorchGroupBackend, TorchAmpBackend):
 
     @override
     def step(self, max_grad_norm: float) -> StepResult:
-        self.scaler.unscale_(self.optimizer)
+        self.scaler.unscale_(self.optimizer)  # an overflow in the part of one rank is known to all afterwards
         gradients = [parameter.grad for parameter in self.model.parameters()]
         parts = [gradient.to_local() for gradient in gradients if isinstance(gradient, DTensor)]
         # The squares of the parts' norms add up to that of the whole.

@@ -192,16 +192,13 @@ def _fsdp2_missing() -> str | None:
 
 def _fsdp2() -> Capabilities:
     return Capabilities(
-        {"cpu": ("fp32", "bf16"), "cuda": ("fp32", "bf16")},
+        {"cpu": PRECISIONS, "cuda": PRECISIONS},
         start_methods=("fork", "torchrun", "spawn"),
         shards_weights=True,
         # It reduces the gradients that exist, which must be those of the same parameters on all ranks.
         unused_parameters=False,
         compiled_models=False,
-        reasons={
-            "fp16": "each rank would see the overflows of its own part of the gradients only",
-            "grad_compression": "its reduce_dtype also adds micro-batches up in this format",
-        },
+        reasons={"grad_compression": "its reduce_dtype also adds micro-batches up in this format"},
     )
 
 
@@ -225,7 +222,7 @@ def _apex() -> Capabilities:
 def _horovod() -> Capabilities:
     return Capabilities(
         {"cpu": PRECISIONS, **({"cuda": PRECISIONS} if _horovod_has_nccl() else {})},
-        start_methods=("horovodrun", "mpirun", "horovod-node"),
+        start_methods=("horovodrun", "mpirun", "horovod-node", "horovod-torchrun"),
         compressions=("fp16",),
     )
 

@@ -144,6 +144,7 @@ class Standing(_Strict):
     """
 
     conditions: str = Field(description="precision, batch and accumulation in words")
+    network: str | None = Field(default=None, description="what connects nodes, in words; null: all ranks are on one")
     opponent: str = Field(description="the label of the entrant that all others are compared with")
     num_starts: int = Field(description="how often each was started")
     num_turns: int = Field(description="how many turns each pair took, over all starts; 0 if they took none")
@@ -304,6 +305,9 @@ class CollectiveSeries(_Strict):
     points: list[CollectivePoint]
     fit: CollectiveFit | None
     machine: Machine | None = Field(default=None, description="where it was measured; null in older results")
+    network: str | None = Field(
+        default=None, description="the limit of each node, such as 1gbit; null: all on one node"
+    )
 
 
 class Place(_Strict):

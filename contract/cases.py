@@ -153,6 +153,13 @@ INFINITE_GRADIENT = Case(
     (replace(_DECAYING_MOMENTUM, overflow=Overflow(1, 3, 0, of_gradient=True)),),
     world_sizes=_PAIR,
 )
+# Under a loss scale. Of a gradient that is cut into parts, one rank alone has the infinite element.
+INFINITE_GRADIENT_FP16 = Case(
+    "infinite-gradient-fp16",
+    (replace(_DECAYING_CLIPPED, overflow=Overflow(1, 3, 0, of_gradient=True)),),
+    precision="fp16",
+    world_sizes=_PAIR,
+)
 # In a group whose ranks are not told to skip such an update.
 UNSKIPPED = Case(
     "infinite-loss-that-counts",
@@ -246,7 +253,7 @@ ALL = (
     WORLD, COLLECTIVES, BARRIER, PREPARED_OPTIMIZER, *WEIGHTS_OF_RANK_0, *PLAIN, *LAYOUTS, MOMENTUM, *CLIPPED,
     UNCLIPPED, ADAMW, ADAMW_CLIPPED, FLOAT32, WIDE, MANY, VARIED, MIXED, LAYERED, BITS, SMALL_EVALUATION,
     ONE_BY_ONE_EVALUATION, DROPOUT, STATE, STATE_VARIED, INFINITE_LOSS, INFINITE_GRADIENT, STATE_BF16, *HALF, UNSKIPPED,
-    *OVERFLOWS, CLIP_FP16, STATE_FP16, GROWTH, BATCH_NORM, *COMPRESSED_HALF, COMPRESSED_OVERFLOW, POWERSGD,
-    UNUSED, RARE, *UNANNOUNCED, SHUTDOWN, REFUSALS, HOSTILE, *FAULTS,
+    *OVERFLOWS, INFINITE_GRADIENT_FP16, CLIP_FP16, STATE_FP16, GROWTH, BATCH_NORM, *COMPRESSED_HALF,
+    COMPRESSED_OVERFLOW, POWERSGD, UNUSED, RARE, *UNANNOUNCED, SHUTDOWN, REFUSALS, HOSTILE, *FAULTS,
 )  # fmt: skip
 BY_NAME = {case.name: case for case in ALL}

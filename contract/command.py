@@ -11,9 +11,12 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
 
 from backends.registry import find_backend
-from contract.options import ContractOptions, known_check
+from contract.options import ContractOptions, OwnOptions, known_check
 from launch.arguments import Parser, named_path, require_new_file
 from launch.display import console
 from launch.errors import UsageError
@@ -21,10 +24,11 @@ from launch.options import add_options, validated
 from launch.signals import Interrupted, signals_raised
 from records.environment import describe_environment
 from records.files import write_atomically
+from tasks.interface import Task
 from tasks.registry import load_task
 
-# Takes an adapter, a directory for files, options and the file for results; returns the exit code.
-_Prove = Callable[[str, Path, ContractOptions, Path | None], int]
+# Takes an adapter, its own options, a directory for files, options and the file for results; returns the exit code.
+_Prove = Callable[[str, OwnOptions, Path, ContractOptions, Path | None], int]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -32,7 +36,8 @@ def _parser() -> argparse.ArgumentParser:
         "contract",
         operands="ADAPTER",
         argument_default=argparse.SUPPRESS,
-        description="Proves, clause by clause, that N ranks of an adapter compute what one process computes.",
+        description="Proves, clause by clause, that N ranks of an adapter compute what one process computes. The "
+        "options of the adapter alone may follow, such as --zero-stage 2 for deepspeed.",
     )
     parser.add_argument(
         "adapter", nargs="?", default=None, help="a backend, or your own adapter as package.module:Class"
@@ -69,21 +74,31 @@ def run(arguments: list[str]) -> int:
     """
     parser = _parser()
     asked, rest = parser.parse_known_args(arguments)
-    if rest and asked.task is None:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if asked.explain is not None:
+        if rest:
+            parser.error(f"unrecognized arguments: {' '.join(rest)}")
         _explain(asked.explain, asked.adapter)
         return 0
     if asked.adapter is None:
         raise UsageError("name an adapter: a backend, or your own as package.module:Class; see --help")
     options: ContractOptions = validated(ContractOptions, vars(asked))
     require_new_file("--json", asked.json)
-    prove = _prove_clauses if asked.task is None else _task_prover(asked.task, rest, options)
+    settings_class = find_backend(asked.adapter).settings
+    models: dict[str, type[BaseModel]] = {f"backend {asked.adapter}": settings_class}
+    task_class = None if asked.task is None else _own_task(asked.task, options)
+    if task_class is not None:
+        models[f"task {asked.task}"] = task_class.Settings
+    own_parser = Parser("contract", operands="ADAPTER", argument_default=argparse.SUPPRESS)
+    add_options(own_parser, models)
+    given = vars(own_parser.parse_args(rest))
+    # With --task, the options of the task are among them, too.
+    own = OwnOptions(tuple(rest), validated(settings_class, given))
+    prove = _prove_clauses if task_class is None else _task_prover(asked.task, task_class, given)
     directory = Path(tempfile.mkdtemp(prefix="lockstep-contract-"))
     code = 0
     try:
         with signals_raised():
-            code = prove(asked.adapter, directory, options, asked.json)
+            code = prove(asked.adapter, own, directory, options, asked.json)
     except Interrupted as interruption:
         _tell(f"interrupted by {interruption}; all ranks have been ended")
         return 128 + interruption.signal_number
@@ -120,34 +135,41 @@ def _nothing_proven(adapter: str, reason: str) -> int:
     return 2
 
 
-def _task_prover(name: str, arguments: list[str], options: ContractOptions) -> _Prove:
-    """Reads the options of a task of the user's own, and returns what proves it.
+def _own_task(name: str, options: ContractOptions) -> type[Task]:
+    """Loads a task of the user's own.
 
     Raises:
-        UsageError, TaskInputError: There is no such task, or it cannot use its options.
+        UsageError, TaskInputError: There is no such task, or clauses were asked for, too.
     """
     if options.check:
         raise UsageError(
             f"--check {','.join(options.check)} names clauses, which are about other tasks than --task {name}; "
             "leave one of the two out"
         )
-    task_class = load_task(name)
-    parser = Parser("contract", operands="ADAPTER", argument_default=argparse.SUPPRESS)
-    add_options(parser, {"task": task_class.Settings})
-    task = task_class(validated(task_class.Settings, vars(parser.parse_args(arguments))))
+    return load_task(name)
 
-    def prove(adapter: str, directory: Path, options: ContractOptions, target: Path | None) -> int:
+
+def _task_prover(name: str, task_class: type[Task], given: dict[str, Any]) -> _Prove:
+    """Returns what proves a task with the options that were given for it.
+
+    Raises:
+        UsageError, TaskInputError: The task cannot use its options.
+    """
+    task = task_class(validated(task_class.Settings, given))
+
+    def prove(adapter: str, own: OwnOptions, directory: Path, options: ContractOptions, target: Path | None) -> int:
         from contract.own_task import OwnTask, prove_task
 
         reason = find_backend(adapter).unavailable_reason()
         if reason is not None:
             return _nothing_proven(adapter, reason)
         task.prepare()
-        proofs = prove_task(adapter, OwnTask(name, task), options, directory, console())
+        proofs = prove_task(adapter, own.settings, OwnTask(name, task), options, directory, console())
         if target is not None:
             content = {
                 "schema_version": 1,
                 "adapter": adapter,
+                "settings": own.settings.model_dump(mode="json", exclude_unset=True),
                 "proofs": [{"state": one.state, **one.facts} for one in proofs],
                 "environment": describe_environment(with_torch=True).model_dump(mode="json"),
             }
@@ -161,7 +183,9 @@ def _task_prover(name: str, arguments: list[str], options: ContractOptions) -> _
     return prove
 
 
-def _prove_clauses(adapter: str, directory: Path, options: ContractOptions, target: Path | None) -> int:
+def _prove_clauses(
+    adapter: str, own: OwnOptions, directory: Path, options: ContractOptions, target: Path | None
+) -> int:
     """Shows each check as soon as it is judged; returns the exit code, which is 1 if any failed or never ran."""
     from contract.check import State
     from contract.report import Rows, write_json
@@ -175,7 +199,7 @@ def _prove_clauses(adapter: str, directory: Path, options: ContractOptions, targ
             status.update(f"{place}: {phase}" if phase else place)
             rows.enter(place)
 
-        suite = Suite(adapter, directory, options, on_phase=follow)
+        suite = Suite(adapter, directory, options, own=own, on_phase=follow)
         if not suite.instances:
             raise UsageError("no clause matches --num-processes, --precision and --check together; relax one of them")
         rows = Rows(suite, terminal, is_whole=options.is_whole)

@@ -89,6 +89,7 @@ class Group:
         directory: Receives all files of the group; it is created.
         device: "cpu" or "cuda".
         single_states: For each case that resumes from the single-process backend, the file of its state.
+        settings: The options of the adapter alone; those that are left out have their defaults.
         module: The module that each rank runs.
         compose: Composes the job that starts the ranks.
     """
@@ -98,6 +99,7 @@ class Group:
     directory: Path
     device: str = "cpu"
     single_states: Mapping[str, Path] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
     module: str = "contract.worker"
     compose: Compose = compose_job
 
@@ -173,6 +175,7 @@ def _run_once(
         device=group.device,
         find_unused_parameters=key.find_unused_parameters,
         grad_compression=key.grad_compression,
+        settings=dict(group.settings),
         timeout_seconds=timeout,
         cases=[name for name in case_names if name != SHUTDOWN.name],
         single_states=dict(group.single_states),

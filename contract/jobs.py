@@ -11,6 +11,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,9 @@ _OWN_PACKAGES = ("launch", "tasks", "backends", "records", "watch", "training")
 _IMPOSTORS = ("torch", "numpy", "horovod", "accelerate", "transformers", "datasets", *_OWN_PACKAGES)
 
 
-def refusals(adapter: str, world_size: int, case: Case, directory: Path, device: str) -> list[dict[str, Any]]:
+def refusals(
+    adapter: str, own: Sequence[str], world_size: int, case: Case, directory: Path, device: str
+) -> list[dict[str, Any]]:
     """Makes requests that the adapter does not declare, and returns its answers."""
     answers = directory / "answers.jsonl"
     answers.touch()
@@ -59,14 +62,16 @@ def refusals(adapter: str, world_size: int, case: Case, directory: Path, device:
     row = find_backend(adapter)
     limit = row.capabilities.max_world_size
     if limit is not None:
-        done = _run(adapter, directory, "--num-processes", limit + 1, "--output-dir", directory / "run")
+        done = _run(adapter, directory, *own, "--num-processes", limit + 1, "--output-dir", directory / "run")
         is_clear = done.returncode == 2 and not (directory / "run").exists()
         answer = {"asked": {"num_processes": limit + 1}, "names": str(limit + 1), "error": done.stderr, "type": ""}
         seen.append({**answer, "clear": is_clear})
     return [{"answers": seen}]
 
 
-def fault(adapter: str, world_size: int, case: Case, directory: Path, device: str) -> list[dict[str, Any]]:
+def fault(
+    adapter: str, own: Sequence[str], world_size: int, case: Case, directory: Path, device: str
+) -> list[dict[str, Any]]:
     """Runs a job whose last rank fails in the way that the case is named after, and returns how the job ended."""
     rank, kind = world_size - 1, case.name.removeprefix("rank-")
     run = directory / "run"
@@ -75,7 +80,7 @@ def fault(adapter: str, world_size: int, case: Case, directory: Path, device: st
     patience = ("--timeout", timeout, "--hang-timeout", "0")
     task = ("--task", "contract.awkward_tasks:FaultyTask", "--fault", kind, "--faulty-rank", rank)
     dtype = () if find_backend(adapter).capabilities.float64 else ("--dtype", "float32")
-    options = (*task, *dtype, "--max-steps", "50", *patience, *_world(world_size, device))
+    options = (*own, *task, *dtype, "--max-steps", "50", *patience, *_world(world_size, device))
     began_at = time.time()
     done = _run(adapter, directory, *options, "--output-dir", run, **{MARK_VARIABLE: str(run)})
     ended_at = time.time()
@@ -96,12 +101,14 @@ def fault(adapter: str, world_size: int, case: Case, directory: Path, device: st
     ]
 
 
-def hostile(adapter: str, world_size: int, case: Case, directory: Path, device: str) -> list[dict[str, Any]]:
+def hostile(
+    adapter: str, own: Sequence[str], world_size: int, case: Case, directory: Path, device: str
+) -> list[dict[str, Any]]:
     """Runs the same job twice: first with everything that libraries are known to obey by mistake, then without it."""
     # In float32: autocast does not touch float64, so that a wrong precision would not be noticed.
     task = ("--task", "token-tagging", "--max-steps", 4, "--dtype", "float32")
     patience = ("--timeout", round(stretched(20.0)))
-    options = (*task, *patience, "--threads-per-rank", 1, *_world(world_size, device))
+    options = (*own, *task, *patience, "--threads-per-rank", 1, *_world(world_size, device))
     home, working = directory / "home", directory / "working"
     (home / "accelerate").mkdir(parents=True)
     (home / "accelerate" / "default_config.yaml").write_text("mixed_precision: bf16\nnum_processes: 7\n")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
+from backends.capabilities import BackendSettings
 from backends.devices import count_gpus
 from launch.comma_lists import CommaList
 
@@ -24,6 +25,18 @@ def known_check(check_id: str) -> str:
     if check_id not in ids:
         raise ValueError(f"there is no such clause; choose from {ids[0]} to {ids[-1]}")
     return check_id
+
+
+class OwnOptions(NamedTuple):
+    """The options of the adapter alone.
+
+    Attributes:
+        arguments: As they stand on the command line.
+        settings: What they mean.
+    """
+
+    arguments: tuple[str, ...]
+    settings: BackendSettings
 
 
 class ContractOptions(BaseModel):

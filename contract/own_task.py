@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.text import Text
 
-from backends.capabilities import PRECISIONS, UnsupportedError
+from backends.capabilities import PRECISIONS, BackendSettings, UnsupportedError
 from backends.devices import count_gpus
 from backends.registry import BackendRow, find_backend
 from contract.case import INIT_LOSS_SCALE
 from contract.options import ContractOptions
 from launch.display import saying
 from launch.errors import UsageError
-from launch.options import Options
+from launch.options import Options, check_settings
 from launch.resolve import resolve
 from parity.report import as_facts, describe
 from parity.trial import NUM_STEPS, Outcome, Trial, TrialFailed, Trials, trial_of
@@ -81,11 +81,14 @@ def world_sizes(row: BackendRow, options: ContractOptions) -> list[int]:
     return [size for size in _WORLD_SIZES if size <= most]
 
 
-def prove_task(adapter: str, own: OwnTask, options: ContractOptions, directory: Path, terminal: Console) -> list[Proof]:
+def prove_task(
+    adapter: str, settings: BackendSettings, own: OwnTask, options: ContractOptions, directory: Path, terminal: Console
+) -> list[Proof]:
     """Proves a task under an adapter, and shows a row for each training.
 
     Args:
         adapter: The adapter.
+        settings: Its own options.
         own: The task.
         options: Numbers of ranks, precisions and device; all of the adapter's where they are left open.
         directory: An empty directory, for what the trainings leave.
@@ -110,7 +113,7 @@ def prove_task(adapter: str, own: OwnTask, options: ContractOptions, directory: 
     proofs = []
     with saying(terminal) as say:
         trials = Trials(directory, say)
-        for proof in _proofs(adapter, row, own, options, sizes, trials):
+        for proof in _proofs(adapter, settings, own, options, sizes, trials):
             state = Text(f"{proof.state:12}", style=_STYLES[proof.state])
             terminal.print(Text.assemble(f"{proof.place:28}", state, proof.lines[0]))
             for line in proof.lines[1:]:
@@ -120,7 +123,12 @@ def prove_task(adapter: str, own: OwnTask, options: ContractOptions, directory: 
 
 
 def _proofs(
-    adapter: str, row: BackendRow, own: OwnTask, options: ContractOptions, sizes: Sequence[int], trials: Trials
+    adapter: str,
+    settings: BackendSettings,
+    own: OwnTask,
+    options: ContractOptions,
+    sizes: Sequence[int],
+    trials: Trials,
 ) -> Iterator[Proof]:
     for precision in options.precision or PRECISIONS:
         for size in sizes:
@@ -140,13 +148,16 @@ def _proofs(
                 place = (
                     f"{size} rank{'s' * (size > 1)}, {precision}, {accumulation} micro-step{'s' * (accumulation > 1)}"
                 )
-                yield _prove(place, adapter, row, own, asked, trials)
+                yield _prove(place, adapter, settings, own, asked, trials)
 
 
-def _prove(place: str, adapter: str, row: BackendRow, own: OwnTask, asked: RunOptions, trials: Trials) -> Proof:
+def _prove(
+    place: str, adapter: str, settings: BackendSettings, own: OwnTask, asked: RunOptions, trials: Trials
+) -> Proof:
     try:
-        request = Options(asked, row.settings(), type(own.task), own.task.settings)
-        resolved = resolve(adapter, row, request, started_at=time.time())
+        check_settings(settings, asked)
+        request = Options(asked, settings, type(own.task), own.task.settings)
+        resolved = resolve(adapter, find_backend(adapter), request, started_at=time.time())
     except UnsupportedError as refusal:
         return Proof(place, "unsupported", [str(refusal)], {"place": place, "detail": str(refusal)})
     trial = trial_of(resolved.config, resolved.task, num_steps=NUM_STEPS)

@@ -13,8 +13,9 @@ from rich.text import Text
 from contract.check import Check, State
 from contract.checks.judging import IN_FLOAT32
 from contract.promises import find_promise
-from contract.suite import Result, Suite, Verdict, summarise
+from contract.suite import Result, Suite
 from contract.traps import load_traps
+from contract.verdicts import Verdict, summarise
 from records.environment import describe_environment
 from records.files import write_atomically
 
@@ -91,7 +92,7 @@ class Rows:
             )
         verdicts = self.verdicts()
         counts = [f"{_count(verdicts, state)} {state.value}" for state in State if _count(verdicts, state)]
-        self._terminal.print(f"{self._suite.adapter} on {self._suite.device}: {', '.join(counts)} in {seconds:.0f} s")
+        self._terminal.print(f"{self._suite.name} on {self._suite.device}: {', '.join(counts)} in {seconds:.0f} s")
 
     def _print(self, check: str, clause: str, state: Text, detail: str) -> None:
         state.pad_right(max(len(state.value) for state in State) - len(state))
@@ -116,6 +117,7 @@ def write_json(suite: Suite, verdicts: list[Verdict], seconds: float, path: Path
     content: dict[str, Any] = {
         "schema_version": 1,
         "adapter": suite.adapter,
+        "settings": suite.own.settings.model_dump(mode="json", exclude_unset=True),
         "device": suite.device,
         "float64": suite.float64,
         "seconds": round(seconds, 1),

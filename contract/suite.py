@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from backends.capabilities import PRECISIONS, UnsupportedError
+from backends.capabilities import PRECISIONS, Place, UnsupportedError
 from backends.devices import count_gpus
 from backends.interface import KnownFailure
 from backends.registry import find_backend, load_backend
@@ -20,7 +20,7 @@ from contract.case import Case
 from contract.cases import ALL, REFUSALS, SHUTDOWN, WORLD
 from contract.check import Check, Evidence, NotRun, NotSeen, State, Violation, all_checks
 from contract.groups import Breakdown, Compose, Group, GroupKey, Outcome, run_group
-from contract.options import ContractOptions
+from contract.options import ContractOptions, OwnOptions
 from launch.errors import UsageError
 from launch.job import compose_job
 from launch.signals import Interrupted
@@ -56,11 +56,12 @@ class Suite:
         adapter: The name of a backend, or "module:Class".
         directory: Receives the files of all groups and jobs.
         options: Which part of the contract to check, and where.
+        own: The options of the adapter alone (default: none are given).
         on_phase: Called with the group or job that runs, and with its phase.
         compose: Composes the jobs that start ranks.
 
     Raises:
-        UnsupportedError: There is no such adapter.
+        UnsupportedError: There is no such adapter, or its own options exclude every precision.
     """
 
     def __init__(
@@ -69,12 +70,15 @@ class Suite:
         directory: Path,
         options: ContractOptions,
         *,
+        own: OwnOptions | None = None,
         on_phase: Callable[[str, str], None] = lambda place, phase: None,
         compose: Compose = compose_job,
     ) -> None:
         self.adapter, self.directory = adapter, directory
         self.row = find_backend(adapter)
+        self.own = own or OwnOptions((), self.row.settings())
         self.device = self._settle_device(options.device)
+        self._require_a_precision(options.precision or PRECISIONS)
         self.unavailable_reason = self.row.unavailable_reason()
         self.seconds: dict[str, float] = {}
         self._on_phase, self._compose = on_phase, compose
@@ -97,11 +101,35 @@ class Suite:
         """Whether the adapter can average float64; otherwise, cases in float64 run in float32."""
         return self.row.capabilities.float64
 
+    @property
+    def name(self) -> str:
+        """The adapter, with its own options as far as they were given."""
+        return " ".join([self.adapter, *self.own.arguments])
+
     def _settle_device(self, asked: str) -> str:
         devices = self.row.capabilities.precisions
         if asked != "auto":
             return asked
         return "cuda" if "cuda" in devices and (count_gpus() or "cpu" not in devices) else "cpu"
+
+    def _require_a_precision(self, precisions: Sequence[str]) -> None:
+        """Refuses options of the adapter that no case could run with."""
+        refusals = []
+        for precision in precisions:
+            try:
+                self._check_settings(precision)
+                return
+            except UnsupportedError as refusal:
+                refusals.append(refusal)
+        raise refusals[0]
+
+    def _check_settings(self, precision: str, grad_compression: str = "none", optimizer: str = "adamw") -> None:
+        self.own.settings.check(
+            precision=precision,
+            optimizer=optimizer,
+            grad_compression=grad_compression,
+            place=Place(self.device, num_nodes=1),
+        )
 
     def _world_sizes(self, case: Case, asked: Sequence[int] | None) -> Sequence[int]:
         sizes = case.sizes_among(asked)
@@ -156,6 +184,9 @@ class Suite:
         if reduces_within and not self.row.capabilities.sync_batchnorm:
             # The launcher refuses it, before there is an adapter.
             raise UnsupportedError(f"--sync-batchnorm: {self.adapter} does not declare it")
+        # What the adapter's own options exclude, the launcher refuses, too.
+        for optimizer in {training.options.get("optimizer", "sgd") for training in case.trainings} or {"sgd"}:
+            self._check_settings(case.precision, case.grad_compression, optimizer)
         try:
             self.row.capabilities.check(
                 name=self.adapter,
@@ -240,7 +271,7 @@ class Suite:
         self._on_phase(place, "")
         directory = self.directory / f"{case.name}-{world_size}"
         directory.mkdir(parents=True)
-        seen = getattr(jobs, case.scene)(self.adapter, world_size, case, directory, self.device)
+        seen = getattr(jobs, case.scene)(self.adapter, self.own.arguments, world_size, case, directory, self.device)
         return {case.name: Evidence(self.adapter, case, world_size, self.device, seen)}
 
     def _run_group(self, key: GroupKey, place: str) -> dict[str, Evidence | Breakdown]:
@@ -259,7 +290,8 @@ class Suite:
                 alone[case.name] = train_alone(case, key.world_size, device=self.device, float64=self.float64)
                 files[case.name] = directory / f"{case.name}.single.pt"
                 torch.save(alone[case.name]["state"], files[case.name])
-        group = Group(self.adapter, key, directory, self.device, files, compose=self._compose)
+        settings = self.own.settings.model_dump(mode="json", exclude_unset=True)
+        group = Group(self.adapter, key, directory, self.device, files, settings, compose=self._compose)
         outcomes = run_group(group, cases, lambda phase: self._on_phase(place, phase))
         return {
             case.name: self._as_evidence(case, key.world_size, outcomes[case.name], alone.get(case.name))
@@ -291,83 +323,5 @@ def _order(case: Case, world_size: int) -> tuple[Any, ...]:
     return case.is_job, *group, case.grad_compression, ALL.index(case)
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """How one check ended over all its instances.
-
-    Attributes:
-        check: The check.
-        state: The worst of its instances' states; passed if some passed and the others could not run.
-        results: The results of its instances.
-        reason: Why, unless all instances passed.
-        causes: What other checks may have failed of alike; empty if the check has a reason of its own.
-    """
-
-    check: Check
-    state: State
-    results: tuple[Result, ...]
-    reason: str
-    causes: frozenset[str] = frozenset()
-
-
-_WORST_FIRST = (State.FAILED, State.NOT_RUN, State.EXPECTED_FAILURE, State.PASSED, State.UNSUPPORTED, State.UNAVAILABLE)
-
-
-def summarise(results: Sequence[Result], known: dict[str, KnownFailure], *, is_whole: bool = True) -> list[Verdict]:
-    """Sums up results by check.
-
-    Args:
-        results: The results of instances.
-        known: The clauses that the adapter declares to fail, by id.
-        is_whole: Whether all cases were run; then a check that passes although it is declared to fail has failed.
-    """
-    verdicts = []
-    for check in all_checks().values():
-        mine = tuple(result for result in results if result.instance.check is check)
-        if not mine:
-            continue
-        state = next(state for state in _WORST_FIRST if any(result.state is state for result in mine))
-        if is_whole and state is State.PASSED and check.id in known:
-            state, reason = (
-                State.FAILED,
-                f"declared to fail ({known[check.id].reason}), but it passes: remove it from known_failures",
-            )
-        else:
-            reason = _reason(mine, state)
-        causes = frozenset(result.cause for result in mine if result.state is state)
-        verdicts.append(Verdict(check, state, mine, reason, causes if all(causes) else frozenset()))
-    return verdicts
-
-
-def _reason(results: tuple[Result, ...], state: State) -> str:
-    """Returns the first reason of a result that decided, or where a check that passed could not run."""
-    if state is State.PASSED:
-        return "; ".join(_gap(results, missing) for missing in (State.UNSUPPORTED, State.UNAVAILABLE)).strip("; ")
-    deciding = [result for result in results if result.state is state]
-    first = deciding[0]
-    if state in (State.UNSUPPORTED, State.UNAVAILABLE):
-        return first.reason
-    where = f"{first.instance.case.name} at {_ranks(first.instance.world_size)}"
-    more = f" (and in {len(deciding) - 1} more)" if len(deciding) > 1 else ""
-    return f"{where}: {first.reason}{more}" + (f" [{first.link}]" if first.link else "")
-
-
-def _gap(results: tuple[Result, ...], missing: State) -> str:
-    """Returns the precisions and world sizes, or else the cases, where a check that passed elsewhere is `missing`."""
-    passed = [result.instance for result in results if result.state is State.PASSED]
-    left = [result.instance for result in results if result.state is missing]
-    sizes = {instance.world_size for instance in left} - {instance.world_size for instance in passed}
-    precisions = {instance.case.precision for instance in left} - {instance.case.precision for instance in passed}
-    compressions = {one.case.grad_compression for one in left} - {one.case.grad_compression for one in passed}
-    compressed = (f"{compression} gradients" for compression in sorted(compressions))
-    gaps = [*sorted(precisions), *compressed, *(_ranks(size) for size in sorted(sizes))]
-    gaps = gaps or sorted({one.case.name for one in left})
-    return f"{missing.value}: {', '.join(gaps)}" if left else ""
-
-
 def _in_a_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
-
-
-def _ranks(world_size: int) -> str:
-    return "1 rank" if world_size == 1 else f"{world_size} ranks"

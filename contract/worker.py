@@ -10,12 +10,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from pydantic import BaseModel, ConfigDict
 
 from backends.interface import Backend, BackendOptions
-from backends.registry import load_backend
+from backends.registry import find_backend, load_backend
 from contract import scenes
 from contract.case import INIT_LOSS_SCALE, SKIPPING_PRECISIONS, Case
 from contract.cases import BY_NAME
@@ -34,6 +35,7 @@ class Specification(BaseModel):
         device: For the backend's options.
         find_unused_parameters: For the backend's options.
         grad_compression: For the backend's options.
+        settings: The options of the adapter alone.
         timeout_seconds: For the backend's options.
         cases: The names of the cases to run.
         single_states: For each case that resumes from the single-process backend, the file of its state.
@@ -47,6 +49,7 @@ class Specification(BaseModel):
     device: str
     find_unused_parameters: bool
     grad_compression: str
+    settings: dict[str, Any]
     timeout_seconds: float
     cases: list[str]
     single_states: dict[str, Path]
@@ -115,6 +118,7 @@ def main(arguments: list[str], run: RunCases = run_cases) -> None:
             skip_nonfinite=specification.precision in SKIPPING_PRECISIONS,
             find_unused_parameters=specification.find_unused_parameters,
             grad_compression=specification.grad_compression,
+            settings=find_backend(specification.adapter).settings.model_validate(specification.settings),
         )
         backend = adapter(options)
         scenery = scenes.Scenery(

@@ -46,6 +46,22 @@ def run(arguments: list[str], *, program: tuple[str, ...] | None = None) -> int:
     Raises:
         UsageError, UnsupportedError, TaskInputError: Something in them cannot be used.
     """
+    engine, is_dry_run = planned(arguments)
+    if program is not None:
+        engine.job = replace(engine.job, program=program)
+    engine.check()
+    if is_dry_run:
+        print(engine.script())
+        return 0
+    return _run(engine)
+
+
+def planned(arguments: list[str]) -> tuple[Engine[Any], bool]:
+    """Returns the engine that such arguments ask for, with its job, and whether they ask only to show that.
+
+    Raises:
+        UsageError, UnsupportedError, TaskInputError: Something in them cannot be used, wherever it is run.
+    """
     backend, *options = arguments
     row = find_backend(backend)
     name = _engine_named(backend, options)
@@ -63,15 +79,7 @@ def run(arguments: list[str], *, program: tuple[str, ...] | None = None) -> int:
     namespace, of_training = parser.parse_known_args(options)
     asked = {key: value for key, value in vars(namespace).items() if value is not None}
     settings = validated(kind.Settings, asked)
-    job = _job(backend, row, of_training, asked, settings)
-    if program is not None:
-        job = replace(job, program=program)
-    engine = kind(job, settings)
-    engine.check()
-    if asked["dry_run"]:
-        print(engine.script())
-        return 0
-    return _run(engine)
+    return kind(_job(backend, row, of_training, asked, settings), settings), asked["dry_run"]
 
 
 def _engine_named(backend: str, options: list[str]) -> str:
@@ -99,13 +107,15 @@ def _job(
     sizes = [f"--num-processes={num_processes}"]
     if size.num_nodes > 1:
         sizes += [f"--num-nodes={size.num_nodes}", f"--master-addr={_NO_ADDRESS}"]
-    # A checkpoint to resume from is known where the node runs.
-    run = read_options(backend, row.settings, [*_without_resume(of_training), *sizes]).run
+    # A checkpoint to resume from is known where the node runs, and so are the options that come from its run.
+    given = _without_resume(of_training)
+    run = read_options(backend, row.settings, [*given, *sizes]).run
     first_device, *_ = row.capabilities.precisions
     device = run.device if run.device != "auto" else first_device
     nodes = Nodes(size.num_nodes, min_nodes=run.min_nodes)
     check_world(backend, row, run, device=device, num_processes=num_processes, nodes=nodes)
-    settle_batch_sizes(run.global_batch_size, run.micro_batch_size, num_processes)
+    if given == of_training or "global_batch_size" in run.model_fields_set:
+        settle_batch_sizes(run.global_batch_size, run.micro_batch_size, num_processes)
     output_dir = asked.get("output_dir") or default_output_dir(backend)
     return NodeJob(
         backend=backend,

@@ -202,9 +202,14 @@ class Logs:
             process.wait()
 
     def follow(self, pod: Pod) -> None:
-        """Copies what a pod prints, from its beginning if a connection has been lost."""
+        """Copies what a pod prints, again from its beginning if that has ended before the pod.
+
+        kubectl ends with an error where a connection is lost, and without one where the other side has closed it.
+        """
         copying = self._copying.get(pod.name)
-        if pod.has_started and pod.index is not None and (copying is None or copying.poll()):
+        if copying is not None and (copying.poll() is None or (copying.returncode == 0 and pod.code is not None)):
+            return
+        if pod.has_started and pod.index is not None:
             self._copying[pod.name] = self._kubectl.start_logs(pod.name, self._paths[pod.index])
 
     def finish(self) -> None:

@@ -31,11 +31,11 @@ from records.environment import num_cpus
 
 _SCRIPT = Path(__file__).with_name("netns.sh")
 _ADDRESS_OF_NODE_0 = "10.78.0.10"
-# Addresses 10.78.0.10 to 10.78.0.99: torchrun puts rank 0 where the address comes first as text.
+# Addresses 10.78.0.10 to 10.78.0.99: torchrun puts rank 0 where the address comes first as text if nodes may leave.
 _MOST_NODES = 90
 _POLL_SECONDS = 0.1
-# Nodes whose ranks have met end within seconds when one of them fails.
-_SECONDS_OF_GRACE = 10.0
+# Nodes that have met tell each other when one of them fails, and end within seconds; those that have not would wait.
+_SECONDS_OF_GRACE = 20.0
 # A bucket of tokens holds what is sent in so many seconds, and at least two of the largest packets.
 _SECONDS_OF_BURST = 0.001
 _LEAST_BURST = 128 * 1024

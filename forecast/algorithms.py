@@ -6,7 +6,8 @@ Networks do not block: each pair of nodes has the bandwidth to itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import bisect
+from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
 from forecast.network import Link, Network
@@ -15,6 +16,26 @@ Algorithm = Literal["ring", "tree", "hierarchical", "central"]
 ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
 AllReduce = Callable[[float], float]
 """Returns the seconds that an all-reduce of so many bytes takes."""
+
+
+def measured_all_reduce(times: Sequence[tuple[float, float]]) -> AllReduce:
+    """Returns what all-reduces take that were measured at several sizes: straight lines between these.
+
+    Beyond the largest size, the line through the last two goes on; below the smallest, it takes as long as that.
+
+    Args:
+        times: Sizes in bytes and seconds, two at least, in the order of size.
+    """
+    sizes, seconds = zip(*times, strict=True)
+
+    def taken(num_bytes: float) -> float:
+        if num_bytes <= sizes[0]:
+            return float(seconds[0])
+        after = min(bisect.bisect_left(sizes, num_bytes), len(sizes) - 1)
+        slope = (seconds[after] - seconds[after - 1]) / (sizes[after] - sizes[after - 1])
+        return float(seconds[after - 1] + slope * (num_bytes - sizes[after - 1]))
+
+    return taken
 
 
 def all_reduce(algorithm: Algorithm, num_ranks: int, network: Network, *, ranks_per_node: int = 1) -> AllReduce:

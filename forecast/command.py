@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
+from backends.registry import BACKENDS
+from compare.collectives.measurement import read_collectives
+from compare.networks import limit_in
 from compare.report.pages import require_packages
 from forecast import profile_command
 from forecast.network import Network, parse_network
 from forecast.options import ForecastOptions, is_file
-from forecast.profile import Profile
+from forecast.profile import Collective, Profile
 from forecast.result import Forecast, ForecastFile, forecast, forecast_file
-from forecast.runs import collectives_in
+from forecast.runs import fits_of
 from forecast.scenario import NotMeasured, Scenario, Variant, link_of
 from forecast.sending import WAYS
 from forecast.source import read_source
@@ -49,10 +54,7 @@ def run(arguments: list[str]) -> int:
         for path in paths
     ]
     networks = [_network(text) for text in options.network]
-    found = [
-        _forecast(profile, network, text, options)
-        for profile, (network, text) in product(profiles, zip(networks, options.network, strict=True))
-    ]
+    found = [_forecast(profile, network, options) for profile, network in product(profiles, networks)]
     terminal = console()
     for one in found:
         show(one, terminal)
@@ -63,28 +65,56 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
-def _network(text: str) -> Network:
-    """Reads a network, or the line through all-reduces that were measured on it."""
+class _Asked(NamedTuple):
+    """A network as --network names it: in words, or by a file with all-reduces that were measured on it, by backend."""
+
+    text: str
+    stated: Network | None
+    measured: Mapping[str, list[Collective]]
+
+
+def _network(text: str) -> _Asked:
+    """Reads a network, or the lines through all-reduces that were measured on it."""
     if not is_file(text):
-        return parse_network(text)
+        return _Asked(text, parse_network(text), {})
     try:
-        fits = collectives_in(Path(text))
+        content = read_collectives(Path(text))
+        limit = limit_in(content.network)
+        stated = None if limit is None else parse_network(limit)
     except OSError as error:
         raise UsageError(f"--network {text}: cannot be read ({error.strerror})") from error
     except ValueError as error:
         raise UsageError(f"--network {text}: is no file of launch/run.sh allreduce; name one") from error
+    fits = fits_of(content)
     if not fits:
         raise UsageError(
             f"--network {text}: has no line through all-reduces; measure three sizes or more (launch/run.sh allreduce)"
         )
-    return Network(link_of(fits[0]))
+    return _Asked(text, stated, fits)
 
 
-def _forecast(profile: Profile, network: Network, text: str, options: ForecastOptions) -> Forecast:
+def _measured(profile: Profile, asked: _Asked) -> list[Collective]:
+    """Returns what was measured on a network of all-reduces of a backend, or of one that communicates as it does.
+
+    Raises:
+        UsageError: Nothing was.
+    """
+    row = BACKENDS.get(profile.backend)
+    for name in (profile.backend, row.communicates_like if row is not None else None):
+        if name is not None and name in asked.measured:
+            return asked.measured[name]
+    raise UsageError(
+        f"--network {asked.text}: has all-reduces of {', '.join(asked.measured)}, but none of {profile.backend}; "
+        f"measure them (launch/run.sh allreduce --backends {profile.backend})"
+    )
+
+
+def _forecast(profile: Profile, asked: _Asked, options: ForecastOptions) -> Forecast:
+    measured = _measured(profile, asked) if asked.measured else []
     scenario = Scenario(
         profile,
-        network,
-        software=not is_file(text),
+        asked.stated or Network(link_of(measured[0])),
+        measured=tuple(measured),
         ranks_per_node=options.ranks_per_node,
         same_machine=options.same_machine,
         slow_down=options.slow_down_of_computing,

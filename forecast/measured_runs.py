@@ -7,6 +7,7 @@ from pathlib import Path
 
 from forecast.result import Forecast, ForecastFile, Row
 from launch import own_command
+from launch.errors import UsageError
 from records.names import RECORD_NAME
 from records.record import read_record
 
@@ -36,6 +37,7 @@ def train_what_was_forecast(
 
     Raises:
         RunFailed: A run did not complete.
+        UsageError: A file that is there already is no record.
     """
     found = []
     # Networks and backends take turns, so that a drift of the machine meets all of them.
@@ -50,8 +52,11 @@ def train_what_was_forecast(
 
 
 def _is_complete(place: Path) -> bool:
-    record = own_command.directory_of_record(place) / RECORD_NAME
-    return record.exists() and read_record(record).status == "completed"
+    try:
+        record = own_command.directory_of_record(place) / RECORD_NAME
+        return record.exists() and read_record(record).status == "completed"
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{place}: holds a damaged record; remove it, or name another directory") from error
 
 
 def _train(one: Forecast, row: Row, place: Path, options: list[str]) -> None:

@@ -88,16 +88,18 @@ class StepTime(NamedTuple):
         computing: Data, forward and backward passes and the update, as slow as they are beside other ranks.
         exposed: What of the communication the last backward pass does not hide.
         waiting: The wait for the slowest rank.
+        remainder: What such a step took beyond the model where it was measured; negative if it took less.
     """
 
     computing: float
     exposed: float
     waiting: float
+    remainder: float = 0.0
 
     @property
     def total(self) -> float:
         """The step."""
-        return self.computing + self.exposed + self.waiting
+        return self.computing + self.exposed + self.waiting + self.remainder
 
 
 def step_time(

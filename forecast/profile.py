@@ -15,7 +15,7 @@ from records.files import write_atomically
 from records.record import Environment, Seconds
 
 PROFILE_NAME = "profile.json"
-PROFILE_VERSION = 1
+PROFILE_VERSIONS = (1, 2)
 
 
 class GradientTime(Strict):
@@ -27,28 +27,36 @@ class GradientTime(Strict):
 
 
 class Computing(Strict):
-    """Processes that do the work of a rank each, on one machine, without communication."""
+    """Processes that do the work of a rank each, at the same time, on one machine."""
 
     num_processes: int = Field(ge=1)
-    step_seconds: Interval = Field(description="median over steps and processes")
+    step_seconds: Interval = Field(description="median over steps")
     spread_seconds: Seconds | None = Field(
         description="standard deviation of what processes take for the same step, from quartiles; null for one process"
     )
 
 
+class AllReduceTime(Strict):
+    """What all-reduces of one size took."""
+
+    num_bytes: int = Field(gt=0)
+    seconds: Interval = Field(description="of the slowest rank, median over repetitions")
+
+
 class Collective(Strict):
-    """The line through what all-reduces took on the profiled machine: latency + bytes / bandwidth."""
+    """What all-reduces over so many ranks took, and the line through it: latency + bytes / bandwidth."""
 
     num_processes: int = Field(ge=2)
     transport: str
     latency_seconds: Interval
     bytes_per_second: Interval
+    times: list[AllReduceTime] = Field(default=[], description="in the order of size")
 
 
 class Profile(Strict):
     """What a forecast needs to know of a training."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[1, 2] = Field(default=2, description="1: without `together` and the times of all-reduces")
     kind: Literal["forecast profile"] = "forecast profile"
     created_at: str
     command: str
@@ -67,12 +75,19 @@ class Profile(Strict):
     last_backward_seconds: Seconds = Field(description="of the last micro-step")
     update_seconds: Seconds
     gradients: list[GradientTime] = Field(min_length=1, description="in the order of time")
-    computing: list[Computing] = Field(min_length=1, description="by number of processes; the first has one")
+    computing: list[Computing] = Field(
+        min_length=1,
+        description="without communication, by number of processes; the first has one; steps of all processes",
+    )
     overlap_slow_down: Interval | None = Field(
         description="how many times as long until the last gradient is ready while two ranks send, over two processes "
         "that send nothing; null: not measured"
     )
-    collectives: list[Collective] = Field(description="by number of processes; empty: not measured")
+    collectives: list[Collective] = Field(description="on this machine, by number of processes; empty: not measured")
+    together: list[Computing] = Field(
+        default=[],
+        description="ranks of the backend on this machine, by their number; steps of the slowest one",
+    )
     remarks: list[str] = Field(description="what was assumed since it was not measured")
 
     @property

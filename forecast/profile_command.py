@@ -36,7 +36,7 @@ class ProfileOptions(BaseModel):
     processes: Numbers[Annotated[int, Field(ge=1, le=64)]] = Field(
         [2],
         description="numbers of processes that also do the work of a rank each at the same time, without "
-        "communication: as many ranks as a node will have, or as share this machine",
+        "communication, and of ranks that do: as many as a node will have, or as share this machine",
     )
     profile_steps: int = Field(_NUM_STEPS, ge=6, le=1000, description="steps that are timed, after the warm-up")
     collectives: bool = Field(True, description="also measure the library's all-reduce here, over these processes")
@@ -51,7 +51,7 @@ def run(arguments: list[str]) -> int:
     """
     parser = Parser("forecast profile", operands="BACKEND", argument_default=argparse.SUPPRESS)
     parser.description = (
-        "Trains some steps in one process, in several that do not communicate, and on two ranks of BACKEND, and notes "
+        "Trains some steps in one process, in several that do not communicate, and on ranks of BACKEND, and notes "
         "when each gradient is ready. All other options are those of the training (launch/run.sh BACKEND --help); the "
         "work of a rank is that of --global-batch-size over --num-processes."
     )
@@ -165,6 +165,11 @@ def _summary(profile: Profile) -> list[str]:
         lines.append(f"{one.num_processes} processes that do not communicate: {slow:.3g} times as long")
     if profile.overlap_slow_down is not None:
         lines.append(f"backward pass while two ranks send: {profile.overlap_slow_down.estimate:.3g} times as long")
+    for ranks in profile.together:
+        lines.append(
+            f"{ranks.num_processes} ranks of {profile.backend} on this machine: "
+            f"{1e3 * ranks.step_seconds.estimate:.4g} ms a step"
+        )
     for found in profile.collectives:
         lines.append(
             f"all-reduce over {found.num_processes} ranks ({found.transport}): "

@@ -78,10 +78,10 @@ def _figures(forecasts: Sequence[Forecast]) -> list[Figure]:
 def _name(forecast: Forecast, forecasts: Sequence[Forecast]) -> str:
     """Returns the shortest name that tells a forecast from the others."""
     if len({one.backend for one in forecasts}) == 1:
-        return forecast.network
-    if len({one.network for one in forecasts}) == 1:
+        return forecast.place
+    if len({one.place for one in forecasts}) == 1:
         return forecast.backend
-    return f"{forecast.backend}, {forecast.network}"
+    return f"{forecast.backend}, {forecast.place}"
 
 
 def _percent(share: float | None) -> float | None:

@@ -27,6 +27,9 @@ class Row(Strict):
     computing_seconds: float
     exposed_seconds: float = Field(description="communication that the backward pass does not hide")
     waiting_seconds: float = Field(description="for the slowest rank")
+    remainder_seconds: float = Field(
+        default=0.0, description="what ranks that shared the profiled machine took beyond the model; may be negative"
+    )
     efficiency: Interval = Field(description="speed, over that of one rank times the number of ranks")
     epoch_seconds: float
     cost_per_epoch: float | None
@@ -39,6 +42,7 @@ class Forecast(Strict):
 
     backend: str
     network: str
+    network_measured: bool = Field(default=False, description="whether its all-reduces were measured, not only stated")
     algorithm: Algorithm
     sending: Way
     ranks_per_node: int
@@ -47,6 +51,11 @@ class Forecast(Strict):
     rows: list[Row]
     advice: list[str]
     remarks: list[str] = Field(description="what was assumed")
+
+    @property
+    def place(self) -> str:
+        """The network, and whether it was measured."""
+        return f"{self.network}, measured" if self.network_measured else self.network
 
 
 class ForecastFile(Strict):
@@ -81,6 +90,7 @@ def forecast(scenario: Scenario, variant: Variant, ranks: list[int], cost_per_ho
     return Forecast(
         backend=profile.backend,
         network=scenario.network.text,
+        network_measured=bool(scenario.measured),
         algorithm=variant.algorithm,
         sending=variant.sending.way,
         ranks_per_node=scenario.ranks_per_node,
@@ -106,6 +116,7 @@ def _rows(scenario: Scenario, variant: Variant, ranks: list[int], cost_per_hour:
             computing_seconds=step.computing,
             exposed_seconds=step.exposed,
             waiting_seconds=step.waiting,
+            remainder_seconds=step.remainder,
             efficiency=Interval(estimate=estimate, low=min(estimate, *others), high=max(estimate, *others)),
             epoch_seconds=epoch,
             cost_per_epoch=None if cost_per_hour is None else number * cost_per_hour * epoch / _SECONDS_OF_AN_HOUR,

@@ -1,15 +1,15 @@
-"""The runs that a profile is made of: one process, processes that do not communicate, two ranks of the backend."""
+"""The runs that a profile is made of: one process, processes that do not communicate, ranks of the backend."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from backends.registry import INDEPENDENT, REFERENCE
-from compare.collectives.measurement import read_collectives
+from compare.collectives.measurement import CollectivesFile, read_collectives
 from compare.results import Interval
 from forecast.measuring import (
     gradients_of,
@@ -21,7 +21,7 @@ from forecast.measuring import (
     ratio,
     sent_share,
 )
-from forecast.profile import Collective, Computing, Profile
+from forecast.profile import AllReduceTime, Collective, Computing, Profile
 from forecast.sending import sending_of
 from forecast.times import RankTimes, times_path
 from launch import own_command
@@ -93,25 +93,37 @@ def make_profile(request: Request, directory: Path, say: Callable[[str], None]) 
         ProfileFailed: One of the runs did not complete.
         Interrupted: A signal asked to stop; what was running has been ended.
     """
-    config = request.config
+    config, numbers = request.config, sorted({*request.processes, _NUM_RANKS} - {1})
     say("one process")
     alone = _run(request, REFERENCE, 1, directory / "alone")
     independent: dict[int, _Measured] = {}
-    for number in sorted({*request.processes, _NUM_RANKS} - {1}):
+    for number in numbers:
         say(f"{number} processes that do not communicate")
         independent[number] = _run(request, INDEPENDENT, number, directory / f"independent-{number}")
-    say(f"{config.backend}, {_NUM_RANKS} ranks")
-    ranks = _run(request, config.backend, _NUM_RANKS, directory / "ranks")
+    together: dict[int, _Measured] = {}
+    for number in numbers:
+        say(f"{number} ranks of {config.backend}")
+        together[number] = _run(request, config.backend, number, directory / f"ranks-{number}")
     collectives: list[Collective] = []
-    remarks: list[str] = []
     if request.with_collectives:
         say("all-reduces")
-        collectives = _measure_collectives(request, sorted(independent), directory / "collectives.json")
-        if len(collectives) < len(independent):
-            remarks.append("an all-reduce took no longer for more bytes on this machine, and was left out")
+        collectives = _measure_collectives(request, numbers, directory / "collectives.json")
+    return _profile(request, alone, independent, together, collectives)
+
+
+def _profile(
+    request: Request,
+    alone: _Measured,
+    independent: Mapping[int, _Measured],
+    together: Mapping[int, _Measured],
+    collectives: list[Collective],
+) -> Profile:
+    """Puts together what was measured in one process, in several, by ranks of the backend, and of all-reduces."""
+    config, ranks = request.config, together[_NUM_RANKS]
     settings = ranks.record.ranks[0].effective_settings
     times = alone.ranks[0]
     work = parts_of(times)
+    lacks_some = request.with_collectives and len(collectives) < len(independent)
     return Profile(
         created_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         command=request.command,
@@ -136,13 +148,20 @@ def make_profile(request: Request, directory: Path, say: Callable[[str], None]) 
         ],
         overlap_slow_down=ratio(last_ready(ranks.ranks), last_ready(independent[_NUM_RANKS].ranks)),
         collectives=collectives,
-        remarks=remarks,
+        together=[_together(number, measured) for number, measured in together.items()],
+        remarks=["an all-reduce took no longer for more bytes on this machine, and was left out"] if lacks_some else [],
     )
 
 
 def _computing(number: int, measured: _Measured) -> Computing:
     spread = quartile_spread([rank.step_seconds for rank in measured.ranks])
     return Computing(num_processes=number, step_seconds=measured.step_seconds, spread_seconds=spread)
+
+
+def _together(number: int, measured: _Measured) -> Computing:
+    slowest = [max(step) for step in zip(*(rank.step_seconds for rank in measured.ranks), strict=True)]
+    spread = quartile_spread([rank.step_seconds for rank in measured.ranks])
+    return Computing(num_processes=number, step_seconds=interval_of_median(slowest), spread_seconds=spread)
 
 
 def _run(request: Request, backend: str, num_processes: int, place: Path) -> _Measured:
@@ -163,7 +182,7 @@ def _run(request: Request, backend: str, num_processes: int, place: Path) -> _Me
     file = place.with_suffix(".options.json")
     file.write_text(json.dumps({name: value for name, value in options.items() if value is not None}))
     done = own_command.run_command(
-        [backend, f"--config={file}", f"--output-dir={place}"], module=("forecast.profiled_run",)
+        [backend, f"--config={file}", f"--output-dir={place}"], module=("engines.other_ranks", "forecast.rank")
     )
     why = own_command.why_it_failed(done, place)
     if why is not None:
@@ -186,22 +205,23 @@ def _measure_collectives(request: Request, numbers: list[int], target: Path) -> 
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1].removeprefix("lockstep: ")
         raise ProfileFailed(f"the measurement of all-reduces did not complete: {last}")
-    return collectives_in(target)
+    return fits_of(read_collectives(target)).get(config.backend, [])
 
 
-def collectives_in(path: Path) -> list[Collective]:
-    """Returns the lines through all-reduces in a file of ``launch/run.sh allreduce``.
-
-    Raises:
-        OSError, ValueError: It cannot be read, or is no such file.
-    """
-    return [
-        Collective(
-            num_processes=one.num_processes,
-            transport=one.transport,
-            latency_seconds=one.fit.latency_seconds,
-            bytes_per_second=one.fit.bytes_per_second,
-        )
-        for one in read_collectives(path).series
-        if one.operation == "all_reduce" and one.fit is not None
-    ]
+def fits_of(collectives: CollectivesFile) -> dict[str, list[Collective]]:
+    """Returns, by backend, the lines through all-reduces, from the fewest ranks to the most."""
+    found: dict[str, list[Collective]] = {}
+    for one in sorted(collectives.series, key=lambda one: one.num_processes):
+        if one.operation == "all_reduce" and one.fit is not None:
+            fit = Collective(
+                num_processes=one.num_processes,
+                transport=one.transport,
+                latency_seconds=one.fit.latency_seconds,
+                bytes_per_second=one.fit.bytes_per_second,
+                times=[
+                    AllReduceTime(num_bytes=point.bytes, seconds=interval_of_median(point.seconds))
+                    for point in sorted(one.points, key=lambda point: point.bytes)
+                ],
+            )
+            found.setdefault(one.backend, []).append(fit)
+    return found

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
+from compare.numbers import joined
 from compare.results import Interval
-from forecast.algorithms import Algorithm, all_reduce
+from forecast.algorithms import Algorithm, AllReduce, all_reduce, measured_all_reduce
 from forecast.model import Conditions, StepTime, Work, step_time
 from forecast.network import PAYLOAD_SHARE, Link, Network
 from forecast.profile import Collective, Computing, Profile
@@ -44,7 +46,8 @@ class Scenario:
     Attributes:
         profile: The profile of the training.
         network: What connects the ranks.
-        software: The all-reduces that were measured through the library; None if `network` has them in it.
+        measured: All-reduces that were measured on this very network, from the fewest ranks to the most; empty if the
+            network is only stated, and what the library adds is taken from the profile.
         ranks_per_node: The ranks of a node.
         same_machine: Whether all ranks share the profiled machine.
         slow_down: The stated slow-down of computing; None for what was measured.
@@ -52,7 +55,7 @@ class Scenario:
 
     profile: Profile
     network: Network
-    software: bool = True
+    measured: tuple[Collective, ...] = ()
     ranks_per_node: int = 1
     same_machine: bool = False
     slow_down: float | None = None
@@ -68,11 +71,43 @@ class Scenario:
         Raises:
             NotMeasured: The profile lacks something.
         """
+        modelled = self._modelled(variant, num_ranks, end)
+        remainder = (self._remainder(num_ranks, end) or 0.0) if num_ranks > 1 else 0.0
+        return modelled._replace(remainder=max(-modelled.exposed, remainder))
+
+    def _modelled(self, variant: Variant, num_ranks: int, end: End) -> StepTime:
         work = self.work.accumulated(variant.accumulation).compressed(variant.share).slowed(self._end_of_work(end))
-        reduce = all_reduce(
-            variant.algorithm, num_ranks, self._network(num_ranks, end), ranks_per_node=self.ranks_per_node
-        )
+        reduce = self._all_reduce(variant.algorithm, num_ranks, end)
         return step_time(work, num_ranks, variant.sending, reduce, self._conditions(num_ranks, end))
+
+    def _remainder(self, num_ranks: int, end: End) -> float | None:
+        """Returns the error of the model for ranks that share the profiled machine, over its own loopback interface.
+
+        It is negative where the model says more than they took. What ranks and their libraries do to each other on
+        shared cores is in it, which they do on a slower network as well, and machines of their own do not have. Without
+        so many ranks, or all-reduces over them, nothing is known (None).
+        """
+        together = next((one for one in self.profile.together if one.num_processes == num_ranks), None)
+        fit = next((one for one in self.profile.collectives if one.num_processes == num_ranks), None)
+        if not self.same_machine or together is None or fit is None:
+            return None
+        here = replace(self, network=Network(link_of(fit)), measured=(fit,))
+        modelled = here._modelled(Variant("ring", self.profile.sending), num_ranks, end).total
+        return (_end(together.step_seconds, end) or together.step_seconds.estimate) - modelled
+
+    def _all_reduce(self, algorithm: Algorithm, num_ranks: int, end: End) -> AllReduce:
+        def modelled(name: Algorithm) -> AllReduce:
+            return all_reduce(name, num_ranks, self._network(num_ranks, end), ranks_per_node=self.ranks_per_node)
+
+        found = next((one for one in self.measured if one.num_processes == num_ranks), None)
+        if found is None or len(found.times) < 2:
+            return modelled(algorithm)
+        measured = measured_all_reduce(
+            [(one.num_bytes, _end(one.seconds, end) or one.seconds.estimate) for one in found.times]
+        )
+        # Libraries reduce along a ring; another algorithm is as much faster or slower as the model says.
+        own, ring = modelled(algorithm), modelled("ring")
+        return measured if algorithm == "ring" else lambda size: measured(size) * own(size) / ring(size)
 
     def efficiency(self, variant: Variant, num_ranks: int, end: End = "estimate") -> float:
         """Returns the speed of N ranks over N times the speed of one."""
@@ -106,17 +141,30 @@ class Scenario:
                 f"computing beside {self.ranks_per_node - 1} other ranks of a node is taken to be as fast as alone: "
                 f"profile with --processes {self.ranks_per_node} to measure it"
             )
-        if self.software:
-            found.append(
-                f"{PAYLOAD_SHARE:.0%} of a bandwidth between nodes are data, the rest headers (TCP over Ethernet)"
-            )
-        if self.software and not profile.collectives:
-            found.append("the library's own share of an all-reduce was not measured: the network alone counts")
+        found += self._remarks_on_network()
+        if self.same_machine:
+            errors = {one.num_processes: self._remainder(one.num_processes, "estimate") for one in profile.together}
+            told = [f"{1e3 * error:+.3g} ms for {number}" for number, error in errors.items() if error is not None]
+            if told:
+                found.append(
+                    f"the remainder is added: what ranks of {profile.backend} took on the profiled machine itself "
+                    f"beyond the model ({', '.join(told)}), however they send"
+                )
         spread = self._spread(2)
         if spread is None:
             found.append("how much ranks differ in a step was not measured: nobody waits for the slowest")
         else:
             found.append(f"ranks differ by {1e3 * spread:.3g} ms in the same step (measured, a standard deviation)")
+        return found
+
+    def _remarks_on_network(self) -> list[str]:
+        if self.measured:
+            numbers = joined([str(fit.num_processes) for fit in self.measured])
+            within = "; links within a node are taken to be no faster" if self.ranks_per_node > 1 else ""
+            return [f"all-reduces were measured on this network, over {numbers} ranks{within}"]
+        found = [f"{PAYLOAD_SHARE:.0%} of a bandwidth between nodes are data, the rest headers (TCP over Ethernet)"]
+        if not self.profile.collectives:
+            found.append("the library's own share of an all-reduce was not measured: the network alone counts")
         return found
 
     def _end_of_work(self, end: End) -> float:
@@ -129,12 +177,13 @@ class Scenario:
         # The formula for the slowest rank is an upper bound of its mean.
         spread = 0.0 if end == "low" else self._spread(num_ranks) or 0.0
         return Conditions(
-            slow_down=self._slow_down(num_ranks),
+            slow_down=self._slow_down(num_ranks, end),
             overlap_slow_down=1.0 if overlap is None else _end(overlap, end) or overlap.estimate,
             spread=spread,
         )
 
-    def _slow_down(self, num_ranks: int) -> float:
+    def _slow_down(self, num_ranks: int, end: End) -> float:
+        """Returns how many times as long as alone a rank computes beside others; both at an end of their intervals."""
         if self.slow_down is not None:
             return self.slow_down
         beside = num_ranks if self.same_machine else min(num_ranks, self.ranks_per_node)
@@ -144,8 +193,10 @@ class Scenario:
                 f"the profile has no times of {beside} processes at once; profile again with --processes {beside}, or "
                 "state --slow-down-of-computing instead of --same-machine"
             )
-        alone = self.profile.computing[0].step_seconds.estimate
-        return max(1.0, found.step_seconds.estimate / alone) if found else 1.0
+        if found is None:
+            return 1.0
+        seconds, alone = found.step_seconds, self.profile.computing[0].step_seconds
+        return max(1.0, (_end(seconds, end) or seconds.estimate) / (_end(alone, end) or alone.estimate))
 
     def _computing(self, num_processes: int) -> Computing | None:
         return next((one for one in self.profile.computing if one.num_processes == num_processes), None)
@@ -157,15 +208,14 @@ class Scenario:
 
     def _network(self, num_ranks: int, end: End) -> Network:
         """Returns the network as the library reaches it."""
-        if not self.software:
-            return self.network
-        measured, link = self.profile.collectives, self.network.link.for_data
-        if not measured:
+        if self.measured:
+            link, most = link_of(_fit_for(num_ranks, self.measured), end), self.network.link.bandwidth
+            return Network(replace(link, bandwidth=min(link.bandwidth, most)))  # a burst may pass faster than the rest
+        link = self.network.link.for_data
+        if not self.profile.collectives:
             return replace(self.network, link=link)
-        fit = measured[0]
-        if self.same_machine:
-            fit = max((one for one in measured if one.num_processes <= num_ranks), key=_size, default=fit)
-        software = link_of(fit, end)
+        # On machines of their own, ranks do not share the cores that send, as they did where this was measured.
+        software = link_of(_fit_for(num_ranks if self.same_machine else 0, self.profile.collectives), end)
         local = self.network.local
         return replace(
             self.network,
@@ -185,8 +235,10 @@ def link_of(fit: Collective, end: End = "estimate") -> Link:
     )
 
 
-def _size(fit: Collective) -> int:
-    return fit.num_processes
+def _fit_for(num_ranks: int, measured: Sequence[Collective]) -> Collective:
+    """Returns what was measured over so many ranks, else over the next fewer ones, else over the fewest."""
+    fewer = [fit for fit in measured if fit.num_processes <= num_ranks]
+    return fewer[-1] if fewer else measured[0]
 
 
 def _end(value: Interval, end: End) -> float | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from forecast.profile import PROFILE_NAME, PROFILE_VERSION, Profile
+from forecast.profile import PROFILE_NAME, PROFILE_VERSIONS, Profile
 from forecast.records import LacksTimes, profile_of_record
 from launch.errors import UsageError, one_line
 from records.names import RECORD_NAME
@@ -60,10 +60,10 @@ def _content(asked: str, path: Path) -> Any:
 def _read(asked: str, content: dict[str, Any]) -> Profile:
     if content["kind"] != Profile.model_fields["kind"].default:
         raise UsageError(f"{asked}: is of the kind '{one_line(content['kind'])[:60]}', no profile; {_HOW}")
-    if content["schema_version"] != PROFILE_VERSION:
+    if content["schema_version"] not in PROFILE_VERSIONS:
         raise UsageError(
-            f"{asked}: has schema version {one_line(content['schema_version'])[:20]}, and this Lockstep reads version "
-            f"{PROFILE_VERSION}; make the profile again (launch/run.sh forecast profile)"
+            f"{asked}: has schema version {one_line(content['schema_version'])[:20]}, and this Lockstep reads versions "
+            f"{' and '.join(map(str, PROFILE_VERSIONS))}; make the profile again (launch/run.sh forecast profile)"
         )
     try:
         return Profile.model_validate(content)

@@ -102,7 +102,7 @@ def compare(forecasts: ForecastFile, measured: MeasuredFile) -> list[Comparison]
     for one in forecasts.forecasts:
         for row in one.rows:
             if (key := (one.backend, one.network, row.ranks)) in rows:
-                raise UsageError(f"{one.backend} has two forecasts on {one.network}; forecast from one profile of it")
+                raise UsageError(f"{one.backend} has two forecasts on {one.network}; make a forecast with one of them")
             rows[key] = row.step_seconds
     found = []
     for run in measured.runs:

@@ -4,22 +4,24 @@ A starter that starts before the one of node 0 has ended would join what is left
 for ranks that never come. So node 0's launcher listens on the port on which the ranks will meet, while no starter
 holds it; the launchers of the other nodes report there; and when all have come, node 0 frees the port and tells them
 to start their starters. A starter that still holds the port does not speak as node 0's launcher does, so a node that
-comes too early tries again.
+comes too early tries again. The connections stay, for what the launchers have to tell each other later
+(launch/other_nodes.py).
 """
 
 from __future__ import annotations
 
 import contextlib
-import select
 import socket
 import time
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
+from multiprocessing.connection import wait
 
 from pydantic import TypeAdapter
 
 from launch.errors import UsageError, tell
 from launch.nodes import Nodes
+from launch.other_nodes import OtherNodes
 
 _GREETING = b"lockstep: node 0 waits\n"
 _START = b"start\n"
@@ -27,6 +29,8 @@ _SECONDS_BETWEEN_TRIES = 0.2
 # How long node 0's launcher may take to greet, and how long a node may take to answer.
 _SECONDS_TO_SPEAK = 2.0
 _MOST_BYTES = 10_000
+# How long nothing may come on a connection before the system asks whether the other end is there (tcp(7)).
+_SECONDS_OF_SILENCE = 60
 
 
 class MeetingFailed(RuntimeError):
@@ -46,8 +50,10 @@ class _Report:
 _REPORTS = TypeAdapter(_Report)
 
 
-def meet(nodes: Nodes, port: int, *, backend: str, num_processes: int, seconds: float) -> None:
+def meet(nodes: Nodes, port: int, *, backend: str, num_processes: int, seconds: float) -> OtherNodes:
     """Returns when the launchers of all nodes have come to the port of node 0, which is then free again.
+
+    A port is free for whoever listens with SO_REUSEADDR, as starters do, although connections to it go on (socket(7)).
 
     Args:
         nodes: The nodes of the job, and which one this is.
@@ -56,19 +62,27 @@ def meet(nodes: Nodes, port: int, *, backend: str, num_processes: int, seconds: 
         num_processes: The number of ranks on all nodes in this node's command.
         seconds: How long to wait.
 
+    Returns:
+        The launchers of the other nodes.
+
     Raises:
         MeetingFailed: Some node did not come in time, or node 0 cannot listen on the port.
         UsageError: Node 0 was given another command than this node, or another node has this node's number.
     """
     own = _Report(backend, nodes.num_nodes, num_processes, nodes.node_rank)
     if nodes.node_rank == 0:
-        _receive(own, nodes.master_addr, port, seconds)
+        connections = _receive(own, nodes.master_addr, port, seconds)
     else:
-        _report(own, (nodes.master_addr, port), seconds)
+        connections = {0: _report(own, (nodes.master_addr, port), seconds)}
+    for connection in connections.values():  # a firewall would forget one on which nothing is said for an hour
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _SECONDS_OF_SILENCE)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # the last word must not wait
+    return OtherNodes(nodes, connections)
 
 
-def _receive(own: _Report, address: str, port: int, seconds: float) -> None:
-    """Waits, as node 0, until every other node has reported, and tells all to start."""
+def _receive(own: _Report, address: str, port: int, seconds: float) -> dict[int, socket.socket]:
+    """Waits, as node 0, until every other node has reported, tells all to start, and returns their connections."""
     present: dict[int, socket.socket] = {}
     deadline = time.monotonic() + seconds
     with contextlib.ExitStack() as connections:
@@ -80,7 +94,7 @@ def _receive(own: _Report, address: str, port: int, seconds: float) -> None:
             while len(present) < own.num_nodes - 1:
                 if (left := deadline - time.monotonic()) <= 0:
                     raise _late(own, present, f"{address}:{port} within {seconds:g} s")
-                readable, _, _ = select.select([listener, *present.values()], [], [], left)
+                readable = wait([listener, *present.values()], left)
                 # A node that has reported says nothing more: it has left.
                 present = {number: node for number, node in present.items() if node not in readable}
                 if listener in readable:
@@ -91,6 +105,7 @@ def _receive(own: _Report, address: str, port: int, seconds: float) -> None:
         for node in present.values():
             with contextlib.suppress(OSError):
                 node.sendall(_START)
+        return {number: node.dup() for number, node in present.items()}  # whoever else has come is left
 
 
 def _admit(own: _Report, node: socket.socket, present: dict[int, socket.socket]) -> None:
@@ -126,20 +141,25 @@ def _refusal(own: _Report, report: _Report, present: Collection[int]) -> str | N
     return None
 
 
-def _report(own: _Report, where: tuple[str, int], seconds: float) -> None:
-    """Reports to node 0 and waits until it says that all are there."""
+def _report(own: _Report, where: tuple[str, int], seconds: float) -> socket.socket:
+    """Reports to node 0, waits until it says that all are there, and returns the connection to it."""
     deadline = time.monotonic() + seconds
     reason = "nothing listens there"
     while (left := deadline - time.monotonic()) > 0:
         try:
-            with socket.create_connection(where, timeout=min(left, _SECONDS_TO_SPEAK)) as connection:
-                answers = connection.makefile("rb")
+            with contextlib.ExitStack() as kept:
+                connection = socket.create_connection(where, timeout=min(left, _SECONDS_TO_SPEAK))
+                kept.enter_context(connection)
+                # Without a buffer, which would swallow what node 0 says after its answer.
+                answers = kept.enter_context(connection.makefile("rb", buffering=0))
                 if answers.readline(_MOST_BYTES) == _GREETING:
                     connection.sendall(_REPORTS.dump_json(own) + b"\n")
                     connection.settimeout(max(deadline - time.monotonic(), _SECONDS_TO_SPEAK))
                     answer = answers.readline(_MOST_BYTES)
                     if answer == _START:
-                        return
+                        answers.close()
+                        kept.pop_all()
+                        return connection
                     if answer:
                         raise UsageError(answer.decode(errors="replace").strip())
                 reason = "an earlier start has not ended there"

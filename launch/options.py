@@ -120,7 +120,7 @@ def read_options(backend: str, backend_settings: type[BackendSettings], argument
     chosen = validated(backend_settings, merged)
     implied = {"precision": chosen.implied_precision} if chosen.implied_precision else {}
     run = validated(RunOptions, {**implied, **merged})
-    _check_settings(chosen, run)
+    check_settings(chosen, run)
     if run.min_nodes is not None and task_class.has_batch_norm:
         raise UsageError(
             f"--min-nodes {run.min_nodes}: BatchNorm computes another thing when ranks are more or fewer; leave it out"
@@ -154,7 +154,7 @@ def _unknown(what: str, name: str, names: Sequence[str], backend: str) -> UsageE
     return UsageError(f"{what}; {hint}")
 
 
-def _check_settings(settings: BackendSettings, run: RunOptions) -> None:
+def check_settings(settings: BackendSettings, run: RunOptions) -> None:
     """Refuses options of the backend that contradict those of the run."""
     device = run.device if run.device != "auto" else "cuda" if count_gpus() else "cpu"
     settings.check(

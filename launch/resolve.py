@@ -168,7 +168,9 @@ def _compose_here(world: _World, ranks: Ranks, options: RunOptions, output_dir: 
         )
     _check_cores(options, world.num_local_processes, ranks.num_threads)
     job = compose_job(world.starter, ranks, output_dir, row.signs)
-    if world.nodes.node_rank == 0 and (options.master_port is not None or world.nodes.num_nodes > 1):
+    # A dry run may lack the address at which nodes meet, and then nobody listens here.
+    meets = options.master_addr is not None if world.nodes.num_nodes > 1 else options.master_port is not None
+    if world.nodes.node_rank == 0 and meets:
         check_port(ranks.port, world.nodes.master_addr)
     return job
 

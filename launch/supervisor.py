@@ -13,6 +13,7 @@ from pathlib import Path
 
 from launch.guardian import guarded
 from launch.job import Job
+from launch.other_nodes import OtherNodes
 from launch.signals import signals_raised
 from launch.starters.interface import PROJECT_DIRECTORY
 from records.names import LOGS_NAME
@@ -28,6 +29,8 @@ _SECONDS_TO_END = 5.0
 _SECONDS_TO_TERMINATE = 3.0
 # A process that is killed takes a while to be gone, and its children may notice before its parent does.
 _SECONDS_TO_DIE = 1.0
+# How long the launcher of the node on which a failure began may take to end its ranks and to say why.
+_SECONDS_TO_TELL = 15.0
 # Where rank 0 may be while it saves what was trained.
 _PHASES_OF_SAVING = ("saving", "end")
 
@@ -38,6 +41,7 @@ def run_job(
     on_poll: Callable[[], None],
     on_first_signal: Callable[[signal.Signals], None] | None = None,
     watchdog: Watchdog | None = None,
+    other_nodes: OtherNodes | None = None,
 ) -> JobFailure | None:
     """Runs a job to its end and returns None, or why it failed.
 
@@ -50,6 +54,7 @@ def run_job(
         on_poll: Is called ten times a second while the job runs, and once after its end.
         on_first_signal: Is called for the first SIGINT, SIGTERM or SIGHUP, instead of ending the job.
         watchdog: Notices that the ranks hang; without one, hanging is not noticed.
+        other_nodes: The launchers of the other nodes: if one has failed, the job ends, and they are told how it ended.
 
     Raises:
         Interrupted: SIGINT, SIGTERM or SIGHUP arrived, for the second time with `on_first_signal`; the job has been
@@ -66,15 +71,36 @@ def run_job(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        course = _Course(job, starter, watchdog)
+        course = _Course(job, starter, watchdog, other_nodes)
         try:
             course.follow(on_poll)
         finally:
             ended_by_us = _end(starter, job.run_directory)
     on_poll()
+    failure = _judge(course, ended_by_us, starter_log)
+    return failure if other_nodes is None else _agreed(failure, course, other_nodes)
+
+
+def _agreed(failure: JobFailure | None, course: _Course, other_nodes: OtherNodes) -> JobFailure | None:
+    """Tells the other nodes how the ranks of this one have ended; returns why the job has failed, here or there."""
+    if failure is None:
+        other_nodes.tell(None)
+        return None
+    is_consequence = failure.may_lie_elsewhere or (course.is_told and other_nodes.know_the_cause)
+    other_nodes.tell(failure, is_cause=not is_consequence)
+    if not is_consequence:
+        return failure
+    found = other_nodes.failure(_SECONDS_TO_TELL)
+    # What another node tells that knows no cause either says no more than what was seen here, unless it came first.
+    return found if found is not None and (course.is_told or not found.may_lie_elsewhere) else failure
+
+
+def _judge(course: _Course, ended_by_us: set[int], starter_log: Path) -> JobFailure | None:
+    """Says why the ranks of this node failed; None if they did not."""
+    job, starter = course.job, course.starter
     ranks = started_ranks(job.run_directory)
     if course.hang is not None:
-        return explain_hang(course.hang, ranks, starter_log)
+        return explain_hang(course.hang, ranks, starter_log, spans_nodes=job.spans_nodes)
     if len(ranks) == job.num_processes and all(rank.succeeded() for rank in ranks):
         return _judge_launcher(job, starter.returncode, starter_log)
     return explain(
@@ -101,17 +127,21 @@ class _Course:
         job: The job.
         starter: The starter's process.
         watchdog: Notices that the ranks hang; None if nothing does.
+        other_nodes: The launchers of the other nodes; None if there are none.
         outlived: The ranks that were running when the first failure was seen.
         hang: Which rank hangs, if one does.
         killed_by: The signal that ended the starter before any rank had failed.
+        is_told: Whether another node told of a failure before one was seen here.
     """
 
     job: Job
     starter: subprocess.Popen[bytes]
     watchdog: Watchdog | None
+    other_nodes: OtherNodes | None = None
     outlived: set[int] = field(default_factory=set)
     hang: Hang | None = None
     killed_by: str | None = None
+    is_told: bool = False
 
     def follow(self, on_poll: Callable[[], None]) -> None:
         """Returns when the starter has ended or must be ended."""
@@ -125,6 +155,9 @@ class _Course:
             if failed_at is None and any(self._ends_the_job(rank) for rank in started_ranks(self.job.run_directory)):
                 failed_at, self.outlived = time.monotonic(), _running(self.job.run_directory)
             if failed_at is not None and time.monotonic() - failed_at > _SECONDS_TO_END:
+                break
+            if failed_at is None and self.other_nodes is not None and self.other_nodes.have_failed():
+                self.is_told, self.outlived = True, _running(self.job.run_directory)
                 break
         is_first = failed_at is None or time.monotonic() - failed_at < _SECONDS_TO_DIE
         self.killed_by = _killed_by(self.starter) if is_first else None

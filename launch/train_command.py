@@ -15,6 +15,7 @@ from launch.errors import UsageError, one_line, refused_path, tell
 from launch.job import Job
 from launch.meeting import MeetingFailed, meet
 from launch.options import read_options
+from launch.other_nodes import OtherNodes
 from launch.resolve import RANK_PROGRAM, resolve
 from launch.resume import Finished, Start
 from launch.run_directory import locked, prepare_directory, restarted
@@ -218,18 +219,28 @@ def _tell_refuge(config: RunConfig) -> bool:
 
 def _run_once(config: RunConfig, job: Job, display: RunDisplay) -> tuple[JobFailure | None, bool]:
     """Runs the job once; returns why it failed, if it did, and whether it was asked to stop."""
-    if job.spans_nodes and not job.nodes.may_leave:
-        try:
-            with signals_raised():
-                meet(
-                    job.nodes,
-                    job.port,
-                    backend=config.backend,
-                    num_processes=config.num_processes,
-                    seconds=config.timeout,
-                )
-        except MeetingFailed as error:
-            return JobFailure(FailureKind.MISSING, None, str(error), None), False
+    with contextlib.ExitStack() as connections:
+        other_nodes = None
+        if job.spans_nodes and not job.nodes.may_leave:
+            try:
+                with signals_raised():
+                    met = meet(
+                        job.nodes,
+                        job.port,
+                        backend=config.backend,
+                        num_processes=config.num_processes,
+                        seconds=config.timeout,
+                    )
+            except MeetingFailed as error:
+                return JobFailure(FailureKind.MISSING, None, str(error), None), False
+            other_nodes = connections.enter_context(met)
+        return _run_beside(config, job, display, other_nodes)
+
+
+def _run_beside(
+    config: RunConfig, job: Job, display: RunDisplay, other_nodes: OtherNodes | None
+) -> tuple[JobFailure | None, bool]:
+    """Runs the part of this node; returns what `_run_once` does."""
     asked_to_stop: list[signal.Signals] = []
 
     def stop(number: signal.Signals) -> None:
@@ -257,6 +268,7 @@ def _run_once(config: RunConfig, job: Job, display: RunDisplay) -> tuple[JobFail
             on_poll=display.refresh,
             on_first_signal=stop if config.save_interval else None,
             watchdog=watchdog,
+            other_nodes=other_nodes,
         )
     return failure, bool(asked_to_stop)
 

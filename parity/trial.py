@@ -85,11 +85,18 @@ def trial_of(config: RunConfig, task: Task, *, num_steps: int) -> Trial:
         task: Its task, prepared.
         num_steps: How many steps to compare at most.
     """
-    asked = config.num_steps(Plan.of(config, task).steps_per_epoch)
+    plan = Plan.of(config, task)
+    asked = config.num_steps(plan.steps_per_epoch)
     settings, left_out = dict(config.task_settings), []
     if asked > num_steps:
         left_out.append(
             f"all but the first {num_steps} of {asked} steps; the learning rate runs through its whole curve in them"
+        )
+    rest = plan.num_samples % plan.global_batch_size
+    if rest and num_steps < plan.steps_per_epoch <= asked:
+        left_out.append(
+            f"the last step of an epoch, which has only {rest} of {plan.global_batch_size} samples; "
+            f"--verify-steps {plan.steps_per_epoch} would reach it"
         )
     if config.torch_compile:
         left_out.append("--torch-compile, since no step of a compiled model can be observed")

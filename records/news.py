@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError
 
-from records.record import Disagreement, EvaluationRecord, Resumption, StepRecord, World
+from records.record import Disagreement, Environment, EvaluationRecord, Resumption, StepRecord, World
 
 
 class _Item(BaseModel):
@@ -94,6 +94,7 @@ class LibraryFound(_Item):
     event: Literal["library"] = "library"
     transport: str
     operations: list[str]
+    environment: Environment | None = Field(description="the machine of rank 0, if that is another than the launcher's")
 
 
 class PointMeasured(_Item):

@@ -28,7 +28,7 @@ from compare.report.pairing import paired
 from compare.report.reading import read_inputs
 from compare.report.statistics import PairedStarts, compare_group
 from compare.report.words import machine_of, software_of
-from compare.results import Claim
+from compare.results import Claim, Comparison
 from launch.starters.environment import command_environment
 from launch.starters.interface import PROJECT_DIRECTORY
 from records.files import write_atomically
@@ -58,17 +58,14 @@ class RaceSeen(BaseModel):
     foreign_share: float
     starts: dict[str, list[list[float]]]
 
-    def judged(self, *, share: float = 1.0) -> dict[str, Claim]:
-        """Returns what the race claims of each pair, by `first second`.
+    def comparisons(self) -> dict[str, Comparison]:
+        """Returns what the race says of each pair, by `first second`."""
+        pairs = [PairedStarts(*pair.split(), starts) for pair, starts in self.starts.items()]
+        return {f"{one.first} {one.second}": one for one in compare_group(pairs)}
 
-        Args:
-            share: The part of its turns that count, from the beginning of each start.
-        """
-        pairs = [
-            PairedStarts(*pair.split(), [turns[: max(1, round(share * len(turns)))] for turns in starts])
-            for pair, starts in self.starts.items()
-        ]
-        return {f"{one.first} {one.second}": one.claim for one in compare_group(pairs)}
+    def judged(self) -> dict[str, Claim]:
+        """Returns what the race claims of each pair."""
+        return {pair: comparison.claim for pair, comparison in self.comparisons().items()}
 
 
 class Campaign(BaseModel):
@@ -105,19 +102,10 @@ def main(arguments: Sequence[str]) -> int:
             sys.exit(f"{plan.target} holds a campaign of other races ({earlier.command}); move it away")
         campaign = earlier
     for number in range(len(campaign.races) + 1, plan.num_races + 1):
-        directory = plan.directory / f"race-{number:02d}"
-        shutil.rmtree(directory, ignore_errors=True)  # a race that was interrupted: its time would not be known
-        command = ["compare", *plan.arguments, "--order-seed", str(number), "--output-dir", str(directory)]
-        begin = time.monotonic()
-        done = subprocess.run(
-            [sys.executable, "-m", "launch", *command],
-            cwd=PROJECT_DIRECTORY,
-            env={**command_environment(), "PYTHONPATH": str(PROJECT_DIRECTORY)},
-            stdout=subprocess.DEVNULL,
-        )
-        if done.returncode:
-            return done.returncode
-        campaign.races.append(_seen(directory, time.monotonic() - begin))
+        race = make_race(plan.directory / f"race-{number:02d}", [*plan.arguments, "--order-seed", str(number)])
+        if race is None:
+            return 1
+        campaign.races.append(race)
         write_atomically(plan.target, json.dumps(campaign.model_dump(), indent=None) + "\n")
         print(f"{number}/{plan.num_races}: {campaign.races[-1].judged()}", flush=True)
     print(f"{plan.target}: {summary(campaign)}")
@@ -134,12 +122,32 @@ def _read(arguments: Sequence[str]) -> _Plan:
     asked = parser.parse_args(arguments)
     if asked.races < 1:
         parser.error(f"--races {asked.races}: there must be at least one")
-    race = ["--backends", f"ddp,{_SAME}", "--entrant", f"slowed={_SLOWED}:--planted-slowdown={asked.planted / 100}"]
-    race += ["--num-processes", str(asked.num_processes), "--budget", asked.budget, "--no-limits", "--no-collectives"]
-    race += ["--no-diagnosis"]
+    race = race_options(asked.num_processes, asked.budget, asked.planted / 100)
     name = f"calibration-{asked.num_processes}-ranks-{asked.planted:g}-percent-{asked.budget}"
     asked.directory.mkdir(parents=True, exist_ok=True)
     return _Plan(asked.directory.absolute(), race, asked.races, asked.planted / 100, RESULTS / f"{name}.json")
+
+
+def race_options(num_processes: int, budget: str, planted: float) -> list[str]:
+    """Returns the options of a race between DDP, the same again, and DDP slowed by a share of its steps."""
+    return [
+        *("--backends", f"ddp,{_SAME}", "--entrant", f"slowed={_SLOWED}:--planted-slowdown={planted}"),
+        *("--num-processes", str(num_processes), "--budget", budget, "--no-limits", "--no-collectives"),
+        "--no-diagnosis",
+    ]
+
+
+def make_race(directory: Path, options: Sequence[str]) -> RaceSeen | None:
+    """Makes a race in a directory of its own; returns what was seen, None if it failed or was refused."""
+    shutil.rmtree(directory, ignore_errors=True)  # a race that was interrupted: its time would not be known
+    begin = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "launch", "compare", *options, "--output-dir", str(directory)],
+        cwd=PROJECT_DIRECTORY,
+        env={**command_environment(), "PYTHONPATH": str(PROJECT_DIRECTORY)},
+        stdout=subprocess.DEVNULL,
+    )
+    return None if done.returncode else _seen(directory, time.monotonic() - begin)
 
 
 def _seen(directory: Path, seconds: float) -> RaceSeen:

@@ -77,6 +77,15 @@ class BulkyTask(TokenTagging):
         self._burden = torch.zeros(2**20, dtype=torch.float64)
 
 
+class UnreadyTask(TokenTagging):
+    """Has no data for rank 1, which fails before it joins the others."""
+
+    def prepare(self) -> None:
+        if rank_of_process() == 1:
+            raise OSError("the disk of this node is gone")
+        super().prepare()
+
+
 class DyingTask(TokenTagging):
     """Rank 1 dies without a word over its fifth batch, in the first start of a run."""
 

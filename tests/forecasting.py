@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from compare.results import Interval
-from forecast.profile import Collective, Computing, GradientTime, Profile
+from compare.collectives.measurement import CollectivesFile
+from compare.results import CollectiveFit, CollectivePoint, CollectiveSeries, Interval
+from forecast.profile import AllReduceTime, Collective, Computing, GradientTime, Profile
 from forecast.sending import Buckets
 from records.environment import describe_environment
 
@@ -44,10 +46,44 @@ def made_profile(**changes: Any) -> Profile:
     return Profile.model_validate({**facts, **changes})
 
 
-def collective(num_processes: int, latency: float, bandwidth: float) -> Collective:
+def collective(
+    num_processes: int, latency: float, bandwidth: float, times: Sequence[tuple[float, float]] = ()
+) -> Collective:
     return Collective(
         num_processes=num_processes,
         transport="gloo",
         latency_seconds=certain(latency),
         bytes_per_second=certain(bandwidth),
+        times=[AllReduceTime(num_bytes=int(size), seconds=certain(seconds)) for size, seconds in times],
+    )
+
+
+def measured_network(network: str | None, **fits: dict[int, tuple[float, float]]) -> CollectivesFile:
+    """What ``allreduce`` would write: for each backend, by number of ranks, seconds of latency and bytes per second."""
+    series = [
+        CollectiveSeries(
+            backend=backend,
+            transport="gloo",
+            operation="all_reduce",
+            num_processes=number,
+            device="cpu",
+            points=[
+                CollectivePoint(
+                    bytes=size, seconds=[taken], median_seconds=taken, algbw=size / taken, busbw=size / taken
+                )
+                for size in (10**5, 10**6, 10**7)
+                for taken in [latency + size / bandwidth]
+            ],
+            fit=CollectiveFit(latency_seconds=certain(latency), bytes_per_second=certain(bandwidth)),
+        )
+        for backend, by_number in fits.items()
+        for number, (latency, bandwidth) in by_number.items()
+    ]
+    return CollectivesFile(
+        kind="collectives",
+        created_at="2026-11-25T03:00:00+00:00",
+        command="launch/run.sh allreduce",
+        environment=describe_environment(with_torch=False),
+        network=network,
+        series=series,
     )

@@ -43,6 +43,9 @@ _BY_STARTER = {BACKENDS[name].capabilities.start_methods[0]: name for name in re
 # One for each starter that is some backend's default: the others are started in the same ways.
 OF_EACH_STARTER = [name for name in DISTRIBUTED if name in _BY_STARTER.values()]
 
+# Where the examples of the documentation can be imported, too.
+EXAMPLES = {"PYTHONPATH": f"{PROJECT_DIRECTORY}:{PROJECT_DIRECTORY / 'docs' / 'examples'}"}
+
 # Variables that Python and the libraries read once, when they are loaded.
 _FOR_NEW_PROCESSES = ("PYTHON", "OMP_", "MKL_", "ATEN_", "ONEDNN_", "LD_", "TORCH_", "HF_", "TMPDIR")
 
@@ -102,7 +105,8 @@ def lockstep(
     """Runs the command line to its end, with the tests importable, as a user's own adapter would be.
 
     In a test session the command and its ranks are forked from a process that has loaded all libraries, unless
-    the test has the marker "launchers" or "processes", or `env` has variables that only new processes heed.
+    the test has the marker "launchers" or "processes", or `env` has variables that only new processes heed;
+    `EXAMPLES` has none.
     """
     job = start_lockstep(*arguments, env=env, cwd=cwd)
     try:
@@ -119,7 +123,8 @@ def start_lockstep(
     """Starts the command line in the same way and does not wait."""
     environment = {**os.environ, "PYTHONPATH": str(PROJECT_DIRECTORY), **env}
     words = [str(argument) for argument in arguments]
-    needs_new_processes = _WAYS[-1] == "processes" or any(name.startswith(_FOR_NEW_PROCESSES) for name in env)
+    heeded = {name for name, value in env.items() if EXAMPLES.get(name) != value}
+    needs_new_processes = _WAYS[-1] == "processes" or any(name.startswith(_FOR_NEW_PROCESSES) for name in heeded)
     if SESSION_VARIABLE in os.environ and not needs_new_processes:
         return ForkedJob(words, environment=environment, directory=cwd, forked_ranks=_WAYS[-1] == "forked")
     command, pipe = [str(LOCKSTEP), *words], subprocess.PIPE

@@ -22,7 +22,7 @@ from backends.ddp import DDPBackend
 from backends.interface import Backend, BackendOptions
 from compare.collectives.measurement import OPERATIONS, CollectivesFile, bus_factor, read_collectives
 from contract.patience import stretched
-from tests.launching import LOCKSTEP, lockstep, require_backend, require_start_method
+from tests.launching import LOCKSTEP, lockstep, needs_namespaces, require_backend, require_start_method
 
 SIZES = (2**10, 2**14, 2**18)
 TINY = ("--num-processes", "2", "--sizes", "1KB,16KB,256KB", "--seconds-per-point", "0.01", "--timeout", "30")
@@ -167,6 +167,40 @@ class FaultyBackend(DDPBackend):
             time.sleep(1000)
 
 
+@needs_namespaces
+@pytest.mark.slow
+@pytest.mark.processes
+def test_each_rank_on_a_node_of_its_own(tmp_path: Path) -> None:
+    require_backend("horovod")
+    network = ("--engine", "netns", "--bandwidth", "100mbit", "--sizes", "64KB,1MB,4MB")
+    content, _ = _run(tmp_path / "out.json", "--backends", "ddp,horovod", *network, "--operations", "all_reduce")
+    assert content.network == "100mbit"
+    assert [(one.backend, one.num_processes, one.transport) for one in content.series] == [
+        *(("ddp", 2, "gloo"), ("horovod", 2, "gloo"))
+    ]
+    for series in content.series:
+        assert 0 < 8 * series.points[-1].busbw < 110e6  # a node may send a burst at once
+        assert series.fit is not None
+
+
+@needs_namespaces
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_rank_that_goes_wrong_on_its_node_is_named(tmp_path: Path) -> None:
+    output = tmp_path / "out.json"
+    done = lockstep(
+        *("allreduce", *TINY, "--backends", "tests.test_collectives:FaultyBackend", "--engine", "netns"),
+        *("--output", output),
+        env={"COLLECTIVES_FAULT": "raises"},
+    )
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert "FaultyBackend with 2 ranks failed: " in done.stderr
+    assert FAULTS["raises"] in done.stderr
+    assert not output.exists()
+    shutil.rmtree(_log(done.stderr).parents[1])
+
+
 FAULTS = {
     "raises": "rank 1: ArithmeticError: the planted error",
     "is-killed": "rank 1: ended without a message",
@@ -241,7 +275,7 @@ def _measuring_rank(launcher: int, rank: str) -> psutil.Process:
             with contextlib.suppress(psutil.Error):
                 words = process.cmdline()
                 is_rank = "compare.collectives.rank" in words and process.environ().get("HOROVOD_RANK") == rank
-                if is_rank and (Path(words[words.index("compare.collectives.rank") + 1]) / "progress.jsonl").exists():
+                if is_rank and (Path(words[words.index("compare.collectives.rank") + 2]) / "progress.jsonl").exists():
                     return process
         time.sleep(0.1)
     raise AssertionError("no rank has come as far as measuring")

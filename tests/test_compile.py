@@ -12,6 +12,7 @@ from backends.registry import BACKENDS
 from launch.errors import UsageError
 from launch.resolve import check_compilable
 from tests.launching import lockstep, require_backend, train
+from tests.sparing import in_ci
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +39,7 @@ def compiler_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", COMPILING)
+@pytest.mark.parametrize("backend", in_ci(["ddp"], COMPILING))
 def test_compiled_training_follows_the_plain_one(
     tmp_path: Path, compiler_cache: Path, plain: dict[str, Any], backend: str
 ) -> None:

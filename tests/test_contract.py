@@ -22,12 +22,14 @@ from contract.cases import BITS, STATE, STATE_FP16
 from contract.check import Evidence, State, all_checks
 from contract.groups import Compose, Group, GroupKey, run_group
 from contract.options import ContractOptions
-from contract.suite import Instance, Suite, summarise
+from contract.suite import Instance, Suite
+from contract.verdicts import summarise
 from launch.job import Job, compose_job
 from launch.starters.interface import Ranks, Starter
 from tests.by_hand import ByHandBackend
 from tests.forked.client import forked_job, launched_job
-from tests.launching import DISTRIBUTED, IN_FLOAT32, WHOLE, require_backend, train
+from tests.launching import DISTRIBUTED, IN_FLOAT32, OF_EACH_STARTER, WHOLE, require_backend, train
+from tests.sparing import ring
 
 BY_HAND = "tests.by_hand:ByHandBackend"
 DP_ON_CPU = "tests.dp_on_cpu:DPOnCpu"
@@ -36,10 +38,10 @@ JOB_CHECKS = [check.id for check in all_checks().values() if all(case.is_job for
 GROUP_CHECKS = [check_id for check_id in all_checks() if check_id not in JOB_CHECKS]
 
 
-def instances(check_ids: list[str], adapters: Sequence[str] = ADAPTERS) -> list[Any]:
-    """Every case of these checks, for each adapter."""
+def instances(check_ids: list[str], adapters: Sequence[str] = ADAPTERS, *marks: pytest.MarkDecorator) -> list[Any]:
+    """Every case of these checks, for each adapter, with these marks beside those of its kind."""
     return [
-        pytest.param(adapter, instance, id=f"{adapter.partition(':')[0]}-{instance}", marks=_marks(instance))
+        pytest.param(adapter, instance, id=f"{adapter.partition(':')[0]}-{instance}", marks=[*_marks(instance), *marks])
         for adapter in adapters
         for instance in Suite(adapter, Path(), ContractOptions(check=check_ids)).instances
     ]
@@ -65,20 +67,26 @@ def suites(tmp_path_factory: pytest.TempPathFactory) -> Suites:
         require_backend(adapter)
         if adapter not in made:
             directory = tmp_path_factory.mktemp("contract")
-            made[adapter] = Suite(adapter, directory, ContractOptions(check=GROUP_CHECKS), compose=_launched_once())
+            made[adapter] = Suite(
+                adapter, directory, ContractOptions(check=GROUP_CHECKS), compose=_launched_once(adapter)
+            )
         return made[adapter]
 
     return suite
 
 
-def _launched_once() -> Compose:
-    """The first group of each size has the backend's own launcher; with two ranks, it starts new processes."""
+def _launched_once(adapter: str) -> Compose:
+    """The first group of each size has the backend's own launcher; with two ranks, it starts new processes.
+
+    Where several backends have the same launcher, it does so for one of them.
+    """
     launched: set[int] = set()
+    starts_processes = adapter in (*OF_EACH_STARTER, BY_HAND)
 
     def compose(starter: Starter, ranks: Ranks, run_directory: Path, signs: Signs) -> Job:
         if ranks.num_processes > 1 and ranks.num_processes not in launched:
             launched.add(ranks.num_processes)
-            launch = compose_job if ranks.num_processes == 2 else launched_job
+            launch = compose_job if ranks.num_processes == 2 and starts_processes else launched_job
             return launch(starter, ranks, run_directory, signs)
         return forked_job(starter, ranks, run_directory, signs)
 
@@ -115,7 +123,12 @@ def test_our_backends_end_with_the_same_bits(suites: Suites) -> None:
 
 
 STATES = [
-    pytest.param(case, *pair, id=f"{case.precision}-{'-to-'.join(pair)}")
+    pytest.param(
+        case,
+        *pair,
+        id=f"{case.precision}-{'-to-'.join(pair)}",
+        marks=[] if pair in ring(DISTRIBUTED) else [pytest.mark.exhaustive],
+    )
     for case in (STATE, STATE_FP16)
     for pair in permutations(DISTRIBUTED, 2)
     if all(case.precision in find_backend(name).capabilities.precisions["cpu"] for name in pair)

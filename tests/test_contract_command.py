@@ -49,6 +49,18 @@ def test_command_works_from_anywhere_with_a_relative_path(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.parametrize(("options", "code"), [((), 1), (("--planted-error", "0"), 0)], ids=["default", "sound"])
+def test_an_adapter_is_held_to_the_contract_with_options_of_its_own(
+    tmp_path: Path, options: tuple[str, ...], code: int
+) -> None:
+    adapter, target = "tests.variants_of_ddp:StrayingDDP", tmp_path / "out.json"
+    which = ("--num-processes", "2", "--precision", "fp32", "--check", "C16")
+    done = lockstep("contract", adapter, *options, *which, "--json", target)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].startswith(" ".join([adapter, *options, "on cpu: 1"]))
+    assert json.loads(target.read_text())["settings"] == ({"planted_error": 0.0} if options else {})
+
+
 def test_a_failure_says_what_was_expected_seen_and_where(tmp_path: Path) -> None:
     target = tmp_path / "out.json"
     done = lockstep(
@@ -123,6 +135,11 @@ def test_explain() -> None:
         (("ddp", "--json", "/proc/out.json"), "--json /proc/out.json"),
         (("ddp", "--check", "C24", "--num-processes", "1"), "no clause matches"),
         (("ddp", "--wrong"), "--wrong"),
+        (("ddp", "--zero-stage", "2"), "--zero-stage"),
+        (("deepspeed", "--zero-stage", "9"), "--zero-stage 9"),
+        (("deepspeed", "--zero-stage", "3"), "--zero-stage 3: under deepspeed, each rank holds all weights"),
+        (("ddp", "--transport", "pigeon"), "--transport pigeon"),
+        (("--explain", "C01", "--zero-stage", "2"), "--zero-stage"),
         (("ddp", "horovod"), "horovod"),
         (("--explain",), "--explain"),
         (("--explain", "C99"), "--explain C99"),

@@ -27,7 +27,13 @@ _FORKED = ("rank-raises", "rank-exits", "rank-hangs")
 
 
 # The rest is started in the same ways; tests/test_failures.py has a rank of each of them hang.
-@pytest.mark.parametrize(("adapter", "instance"), instances(JOB_CHECKS, ("single", *OF_EACH_STARTER, BY_HAND)))
+PARAMETERS = [
+    *instances(JOB_CHECKS, ("single", *OF_EACH_STARTER)),
+    *instances(JOB_CHECKS, [BY_HAND], pytest.mark.exhaustive),  # by the starter of ddp
+]
+
+
+@pytest.mark.parametrize(("adapter", "instance"), PARAMETERS)
 def test_clause(
     suite: Callable[[str], Suite], monkeypatch: pytest.MonkeyPatch, adapter: str, instance: Instance
 ) -> None:

@@ -14,7 +14,8 @@ from contract.cases import ALL
 from contract.check import Evidence, State, Violation, all_checks
 from contract.groups import Breakdown, Group, GroupKey, Outcome, run_group
 from contract.options import ContractOptions
-from contract.suite import Instance, Result, Suite, Verdict, summarise
+from contract.suite import Instance, Result, Suite
+from contract.verdicts import Verdict, summarise
 from launch.job import compose_job
 from launch.starters.python import Python
 from tests.by_hand import ByHandBackend

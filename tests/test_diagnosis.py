@@ -13,15 +13,16 @@ import pytest
 
 from backends.registry import find_backend
 from tests.launching import DISTRIBUTED, LOCKSTEP, in_a_network_of_its_own, lockstep, require_backend, train
+from tests.sparing import in_ci
 
 # The traffic of other programs on the same interface cannot be told from a run's own.
 ALONE = os.geteuid() == 0 and shutil.which("ip") is not None
 
 OPTIONS = ["--model", "bert-tiny", "--max-steps", "6", "--threads-per-rank", "1", "--micro-batch-size", "8"]
-OPTIONS += ["--precision", "bf16"]
+OPTIONS += ["--precision", "bf16", "--no-evaluate"]
 
 
-@pytest.fixture(scope="module", params=DISTRIBUTED)
+@pytest.fixture(scope="module", params=in_ci(["ddp", "fsdp2", "horovod"], DISTRIBUTED))
 def watched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     require_backend(request.param)
     directory = tmp_path_factory.mktemp("watched") / "run"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import socket
 import subprocess
 from pathlib import Path
 
@@ -12,12 +13,11 @@ import pytest
 from rich.console import Console
 
 from launch.dry_run import Measured, show
-from launch.starters.interface import PROJECT_DIRECTORY
 from records.record import MemoryRecord
 from records.sizes import RankSizes
 from records.traffic import Payload, needed_bytes, sent_bytes
 from tasks.token_tagging import TokenTagging, TokenTaggingSettings
-from tests.launching import lockstep, require_backend, run_config, train
+from tests.launching import EXAMPLES, lockstep, require_backend, run_config, train
 from tests.sizes import compare
 from training.plan import Layout, MicroBatch, Plan, expected_imbalance, heaviest_share
 
@@ -45,6 +45,24 @@ def test_4096_ranks_on_512_nodes(tmp_path: Path) -> None:
     assert rows["sends"] == "33.5 MiB in a step, by each rank, over a ring"
     assert rows["REFUSED"] == "--num-nodes 512: --master-addr is missing; give an address of node 0"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_port_is_refused_only_where_nodes_are_known_to_meet(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        options = (
+            "--num-nodes",
+            "2",
+            "--num-processes",
+            "2",
+            "--master-port",
+            str(taken.getsockname()[1]),
+            "--dry-run",
+        )
+        nowhere = lockstep("ddp", *options, cwd=tmp_path).stdout
+        here = lockstep("ddp", *options, "--master-addr", "127.0.0.1", cwd=tmp_path).stdout
+    assert "--master-addr is missing" in nowhere
+    assert "is not free" not in nowhere
+    assert "is not free" in here
 
 
 def test_a_number_of_ranks_is_enough(tmp_path: Path) -> None:
@@ -115,9 +133,8 @@ def test_what_cannot_be_pretended_is_computed(tmp_path: Path, words: str) -> Non
 
 @pytest.mark.slow
 def test_a_task_and_a_backend_from_outside(tmp_path: Path) -> None:
-    path = {"PYTHONPATH": f"{PROJECT_DIRECTORY}:{PROJECT_DIRECTORY / 'docs' / 'examples'}"}
     words = ("tests.by_hand:ByHandBackend", "--task", "spirals:SpiralsTask", "--dry-run")
-    done = lockstep(*words, cwd=tmp_path, env=path)
+    done = lockstep(*words, cwd=tmp_path, env=EXAMPLES)
     assert done.returncode == 0, done.stderr
     assert _rows(done)["epoch"] == "125 steps, 4,000 samples, 2,000.0 for a rank"
 

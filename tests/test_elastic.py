@@ -31,6 +31,7 @@ from tests.launching import (
     wait_until,
 )
 from tests.resuming import assert_equal_to_rounding
+from tests.sparing import in_ci
 from training.plan import Plan
 from watch.rank_files import RankFiles, started_ranks
 
@@ -49,7 +50,8 @@ def _kill(node: subprocess.Popen[str], place: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.parametrize("backend", ["ddp", "accelerate"])
+# The launcher of accelerate is the agent of torchrun, too.
+@pytest.mark.parametrize("backend", in_ci(["ddp", "horovod"], ["ddp", "accelerate", "horovod"]))
 def test_a_node_leaves_and_returns(tmp_path: Path, backend: str) -> None:
     """Kills all of one node, lets the other go on alone, and starts the node again with the command it had."""
     require_backend(backend)
@@ -109,7 +111,13 @@ REFUSALS = {
         "--start-method accelerate",
         "on nodes that may leave started by torchrun",
     ),
-    "horovod": (f"horovod {_NODES} --min-nodes 1 --max-restarts 1", "--min-nodes 1", "another backend"),
+    "method-of-other-nodes": (
+        f"horovod {_NODES} --min-nodes 1 --max-restarts 1 --start-method horovod-node",
+        "--start-method horovod-node",
+        "on nodes that may leave started by horovod-torchrun",
+    ),
+    "nodes-that-stay": (f"horovod {_NODES} --start-method horovod-torchrun", "horovod-torchrun", "add --min-nodes"),
+    "one-node-of-horovod": ("horovod --start-method horovod-torchrun", "horovod-torchrun", "add --min-nodes"),
     "batch-norm": (
         f"ddp {_NODES} --min-nodes 1 --max-restarts 1 --sync-batchnorm",
         "--sync-batchnorm",

@@ -95,6 +95,22 @@ def test_a_dry_run_starts_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ((), 2),
+        (("--resume",), 0),
+        (("--resume", "--global-batch-size", "32"), 2),
+        (("--resume", "latest", "--micro-batch-size", "8"), 0),
+    ],
+)
+def test_a_resumed_run_has_the_batch_of_its_checkpoint(tmp_path: Path, options: tuple[str, ...], code: int) -> None:
+    """Which is known where the nodes are: the default, 32, is no multiple of three ranks, but need not be meant."""
+    done = lockstep("ddp", "--engine", "netns", "--num-nodes", "3", *options, "--dry-run", "--output-dir", tmp_path)
+    assert done.returncode == code, done.stderr
+    assert ("--global-batch-size 32" in done.stderr) == bool(code)
+
+
 REFUSALS = {
     "engine": ("ddp --engine cloud", "--engine cloud", "netns"),
     "uneven": ("ddp --engine netns --num-nodes 3 --num-processes 4", "--num-processes 4", "a multiple of 3"),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compare.results import Interval
-from forecast.algorithms import ALGORITHMS, Algorithm, all_reduce
+from forecast.algorithms import ALGORITHMS, Algorithm, all_reduce, measured_all_reduce
 from forecast.measuring import parts_of, quartile_spread, ratio
 from forecast.model import Conditions, Work, step_time
 from forecast.network import Link, Network, parse_network
@@ -125,7 +125,8 @@ def test_what_other_ranks_change() -> None:
     step = step_time(WORK, 8, Buckets(), lambda _: 0.0, conditions)
     assert step.computing == pytest.approx(2 * (0.03 + 1.5 * 0.06 + 0.01))
     assert step.waiting == pytest.approx(0.001 * math.sqrt(2 * math.log(8)))
-    assert step_time(WORK, 1, Buckets(), lambda _: 1.0, conditions) == (pytest.approx(0.1), 0.0, 0.0)
+    alone = step_time(WORK, 1, Buckets(), lambda _: 1.0, conditions)
+    assert (alone.total, alone.exposed, alone.waiting) == (pytest.approx(0.1), 0.0, 0.0)
 
 
 @given(
@@ -209,10 +210,67 @@ def test_a_measured_all_reduce_gives_the_link_of_a_ring() -> None:
 
 def test_the_library_adds_its_latency_and_may_be_slower_than_the_network() -> None:
     profile = made_profile(collectives=[collective(2, latency=0.002, bandwidth=1e8)])
-    variant = Variant("ring", Whole())
-    step = Scenario(profile, Network(Link(0.001, 1e12))).step(variant, 2)
+    variant, network = Variant("ring", Whole()), Network(Link(0.001, 1e12))
+    step = Scenario(profile, network).step(variant, 2)
     assert step.exposed == pytest.approx(2 * (0.001 + 0.001) + 4e6 / 1e8)
-    assert Scenario(profile, Network(Link(0.001, 1e12)), software=False).step(variant, 2).exposed < 0.0021
+    # What was measured on the network itself needs neither.
+    measured = Scenario(profile, network, measured=(collective(2, latency=0.003, bandwidth=1e9),)).step(variant, 2)
+    assert measured.exposed == pytest.approx(0.003 + 4e6 / 1e9)
+
+
+def test_between_measured_sizes_lines_are_straight() -> None:
+    taken = measured_all_reduce([(1e6, 0.002), (2e6, 0.003), (4e6, 0.009)])
+    sizes = [0.0, 1e6, 1.5e6, 2e6, 3e6, 4e6, 5e6]
+    assert [taken(size) for size in sizes] == pytest.approx([0.002, 0.002, 0.0025, 0.003, 0.006, 0.009, 0.012])
+
+
+def test_all_reduces_of_so_many_ranks_are_taken_as_they_were_measured() -> None:
+    """4 MB as a whole, over 2 ranks where they took 20 ms; over 4 ranks, the line of 2 ranks says how long."""
+    measured = collective(2, latency=0.001, bandwidth=1e9, times=((1e6, 0.005), (4e6, 0.020), (16e6, 0.1)))
+    scenario, variant = (
+        Scenario(made_profile(), Network(Link(0.0, 1e9)), measured=(measured,)),
+        Variant("ring", Whole()),
+    )
+    assert scenario.step(variant, 2).exposed == pytest.approx(0.020)
+    assert scenario.step(variant, 4).exposed == pytest.approx(all_reduce("ring", 4, Network(link_of(measured)))(4e6))
+
+
+def test_what_the_model_lacks_is_seen_on_the_profiled_machine() -> None:
+    """Two ranks took 125 ms there, where the model says 100 and 5 for an all-reduce: 20 ms are added on a network."""
+    profile = made_profile(
+        sending=Whole(),
+        computing=[Computing(num_processes=n, step_seconds=certain(0.1), spread_seconds=0.0) for n in (1, 2)],
+        collectives=[collective(2, latency=0.001, bandwidth=1e9, times=((1e6, 0.002), (4e6, 0.005)))],
+        together=[Computing(num_processes=2, step_seconds=certain(0.125), spread_seconds=0.0)],
+    )
+    variant, network = Variant("ring", Whole()), Network(Link(0.0, 1e9))
+    measured = (collective(2, latency=0.010, bandwidth=1e8),)
+    here, elsewhere = (Scenario(profile, network, measured=measured, same_machine=same) for same in (True, False))
+    step = here.step(variant, 2)
+    assert (step.exposed, step.remainder, step.total) == pytest.approx((0.050, 0.020, 0.170))
+    assert elsewhere.step(variant, 2).total == pytest.approx(0.150)  # machines of their own do not share cores
+    assert here.step(variant, 1).total == pytest.approx(0.1)
+    assert any("beyond the model (+20 ms for 2)" in line for line in here.remarks)
+    # Where ranks took less than the model says, no more is taken off than communication.
+    faster = profile.model_copy(
+        update={"together": [Computing(num_processes=2, step_seconds=certain(0.01), spread_seconds=0.0)]}
+    )
+    assert Scenario(faster, network, measured=measured, same_machine=True).step(variant, 2).total == pytest.approx(0.1)
+
+
+def test_another_algorithm_is_as_much_slower_than_what_was_measured_as_the_model_says() -> None:
+    measured = collective(4, latency=0.002, bandwidth=1e9, times=((1e6, 0.01), (4e6, 0.1)))
+    scenario = Scenario(made_profile(), Network(Link(0.0, 2e9)), measured=(measured,))
+    link = Network(link_of(measured))
+    ring, central = (all_reduce(name, 4, link)(4e6) for name in ("ring", "central"))
+    found = scenario.step(Variant("central", Whole()), 4).exposed
+    assert found == pytest.approx(0.1 * central / ring)
+
+
+def test_a_burst_that_passes_fast_makes_no_link_faster_than_it_is() -> None:
+    measured = collective(2, latency=0.0, bandwidth=2e9)  # a line through small sizes, on a network of 1 GB/s
+    scenario = Scenario(made_profile(), Network(Link(0.0, 1e9)), measured=(measured,))
+    assert scenario.step(Variant("ring", Whole()), 4).exposed == pytest.approx(1.5 * 4e6 / 1e9)
 
 
 def test_ranks_that_share_a_machine_compute_as_slowly_as_processes_did() -> None:

@@ -25,7 +25,7 @@ from forecast.validation import MeasuredFile, MeasuredSteps
 from launch.errors import UsageError
 from launch.starters.interface import PROJECT_DIRECTORY
 from tests.browser import Visit, chromium
-from tests.forecasting import made_profile
+from tests.forecasting import made_profile, measured_network
 from tests.launching import lockstep, train
 
 # In float32, as real models are, and with two micro-steps.
@@ -37,10 +37,14 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with a profile, to work in."""
     write_profile(made_profile(), tmp_path)
     (tmp_path / "other.json").write_text('{"schema_version": 1, "kind": "collectives"}')
+    of_ddp = {2: (0.001, 1e9), 4: (0.004, 0.5e9)}
+    (tmp_path / "measured.json").write_text(measured_network("10gbit", ddp=of_ddp).model_dump_json())
+    (tmp_path / "horovod.json").write_text(measured_network(None, horovod={2: (0.001, 1e9)}).model_dump_json())
+    (tmp_path / "none.json").write_text(measured_network(None).model_dump_json())
     (tmp_path / "broken.json").write_text("{")
     (tmp_path / "record.json").write_text('{"schema_version": 3}')
     content = json.loads((tmp_path / "profile.json").read_text())
-    (tmp_path / "newer.json").write_text(json.dumps({**content, "schema_version": 2}))
+    (tmp_path / "newer.json").write_text(json.dumps({**content, "schema_version": 3}))
     (tmp_path / "wrong.json").write_text(json.dumps({**content, "update_seconds": -1}))
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -58,6 +62,8 @@ REFUSED = {
     f"{P} --network 25gbyte": ("'25gbyte'", "kbit, mbit, gbit"),
     f"{P} --network gone.json": ("--network gone.json", "cannot be read"),
     f"{P} --network other.json": ("--network other.json", "launch/run.sh allreduce"),
+    f"{P} --network horovod.json": ("has all-reduces of horovod, but none of ddp", "allreduce --backends ddp"),
+    f"{P} --network none.json": ("has no line through all-reduces", "three sizes"),
     f"{P} {N} --ranks 0": ("--ranks 0", "greater than or equal to 1"),
     f"{P} {N} --ranks many": ("--ranks many", "valid integer"),
     f"{P} {N} --ranks 12 --ranks-per-node 8": ("--ranks 12", "not a multiple of --ranks-per-node 8"),
@@ -73,7 +79,7 @@ REFUSED = {
     f"--profile empty {N}": ("--profile empty: holds no profile.json and no record.json", "forecast profile"),
     f"--profile broken.json {N}": ("--profile broken.json: is not JSON", "forecast profile"),
     f"--profile other.json {N}": ("--profile other.json: is of the kind 'collectives'", "forecast profile"),
-    f"--profile newer.json {N}": ("has schema version 2", "make the profile again"),
+    f"--profile newer.json {N}": ("has schema version 3", "make the profile again"),
     f"--profile wrong.json {N}": ("update_seconds", "greater than or equal to 0"),
     f"--record record.json {N}": ("--record record.json: is no record of this Lockstep", "forecast profile"),
     "profile": ("name a backend first",),
@@ -120,6 +126,25 @@ def test_a_forecast_by_hand(place: Path) -> None:
     assert four.cost_per_epoch == pytest.approx(4 * 9 * 25 * step / 3600)
     assert four.by_sending["whole"] == four.by_algorithm["ring"] == four.efficiency.estimate
     assert four.by_sending["buckets"] > four.efficiency.estimate > four.by_algorithm["central"]
+
+
+def test_a_network_that_was_measured(place: Path) -> None:
+    """Gradients of 4 MB: over 2 ranks 1 + 4 ms, over 4 ranks 4 + 8; over 8 ranks, on the link that these 4 showed."""
+    options = f"{P} --network measured.json --ranks 2,4,8 --sending whole --output f.json"
+    assert command.run(shlex.split(options)) == 0
+    (found,) = ForecastFile.model_validate_json((place / "f.json").read_bytes()).forecasts
+    assert (found.network, found.network_measured) == ("10gbit,latency=0us", True)
+    # A ring of N ranks sends 2 (N - 1) messages of 1/N of the bytes each: 6 of 1/4, and 14 of 1/8.
+    exposed = [0.005, 0.012, 14 / 6 * 0.004 + (14 / 8) / (6 / 4) * 0.008]
+    assert [row.exposed_seconds for row in found.rows] == pytest.approx(exposed)
+    assert "all-reduces were measured on this network, over 2 and 4 ranks" in found.remarks
+
+
+def test_a_backend_that_communicates_as_another_has_its_network(place: Path) -> None:
+    write_profile(made_profile(backend="accelerate"), place / "empty")
+    assert command.run(shlex.split("--profile empty --network measured.json --ranks 2 --output f.json")) == 0
+    (found,) = ForecastFile.model_validate_json((place / "f.json").read_bytes()).forecasts
+    assert found.backend == "accelerate"
 
 
 def test_a_grid_is_one_command_with_a_date(place: Path) -> None:
@@ -286,7 +311,7 @@ def test_files_that_cannot_be_compared_are_refused(place: Path, arguments: list[
 
 def test_two_forecasts_of_one_backend_are_refused() -> None:
     content = forecast_file("", [_forecast("1gbit", 2), _forecast("1gbit", 2)])
-    with pytest.raises(UsageError, match="ddp has two forecasts on 1gbit,latency=0us; forecast from one profile"):
+    with pytest.raises(UsageError, match="ddp has two forecasts on 1gbit,latency=0us; make a forecast with"):
         validation.compare(content, MeasuredFile(runs=[_measured(2, 0.1)]))
 
 

@@ -51,6 +51,14 @@ def test_each_forecast_gets_its_run(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "ddp with 2 ranks on 1gbit,latency=0us did not complete: " in capsys.readouterr().err
 
 
+def test_a_damaged_record_is_refused(tmp_path: Path) -> None:
+    place = tmp_path / "runs" / "ddp-2-1gbit" / "node0"
+    place.mkdir(parents=True)
+    (place / "record.json").write_text("{")
+    with pytest.raises(UsageError, match="ddp-2-1gbit: holds a damaged record; remove it"):
+        validation.run(["run", str(_write_forecast(tmp_path, "1gbit")), str(tmp_path / "runs")])
+
+
 def test_a_latency_is_refused(tmp_path: Path) -> None:
     path = _write_forecast(tmp_path, "1gbit,latency=20us")
     with pytest.raises(UsageError, match="1gbit,latency=20us: hosts on this machine have a bandwidth alone"):

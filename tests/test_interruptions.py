@@ -76,8 +76,12 @@ def test_a_signal_during_preparation_is_told_in_a_line(
 
     monkeypatch.setattr("launch.train_command.find_backend", prepare)
     monkeypatch.setattr(sys, "argv", ["lockstep", "ddp"])
-    with pytest.raises(SystemExit) as ended:
-        main()
+    before = signal.signal(number, signal.default_int_handler)  # nohup, which may run these tests, has SIGHUP ignored
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main()
+    finally:
+        signal.signal(number, before)
     assert ended.value.code == 128 + number
     assert capfd.readouterr().err == f"lockstep: interrupted by {number.name}\n"
 

@@ -9,13 +9,14 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from engines.kubectl import _pod
+from engines.kubectl import Kubectl, Logs, Pod, _pod
 from tests.launching import lockstep, start_lockstep, train, trains, wait_until
 from tests.standin_kubectl import expanded
 
@@ -238,9 +239,7 @@ def test_two_pods_compute_what_one_machine_does(tmp_path: Path, cluster: Path) -
     )
     done = lockstep(*_job(), "--output-dir", tmp_path / "mine")
     assert done.returncode == 0, done.stdout + done.stderr
-    # Both have the same address here, and torchrun puts rank 0 where the address comes first.
-    (record,) = (cluster / "volume" / "mine").glob("node*/record.json")
-    together = json.loads(record.read_text())
+    together = json.loads((cluster / "volume" / "mine" / "node0" / "record.json").read_text())
     assert [rank["weights_sha256"] for rank in together["ranks"]] == [rank["weights_sha256"] for rank in alone["ranks"]]
     assert "into the volume of results: mine/node*" in done.stdout
     assert "record" in (tmp_path / "mine" / "node0.log").read_text()
@@ -324,3 +323,22 @@ def test_how_a_pod_is() -> None:
     unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
     pending = _pod({"metadata": {"name": "a", "labels": {}}, "status": {"conditions": [unscheduled]}})
     assert (pending.has_started, pending.trouble) == (False, "Unschedulable: 0/3 nodes")
+
+
+def test_a_log_that_ends_before_its_pod_is_copied_again(tmp_path: Path) -> None:
+    begun: list[str] = []
+
+    class Ending(Kubectl):
+        def start_logs(self, pod: str, path: Path) -> subprocess.Popen[bytes]:
+            begun.append(pod)
+            process = subprocess.Popen(["true"])
+            process.wait()
+            return process
+
+    pod = Pod("a", 0, has_started=True, code=None, trouble=None)
+    with Logs(Ending(None), [tmp_path / "log"]) as logs:
+        logs.follow(pod)
+        logs.follow(pod)
+        assert begun == ["a", "a"]
+        logs.follow(replace(pod, code=0))
+        assert begun == ["a", "a"]

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from itertools import product
 from pathlib import Path
 
 import psutil
@@ -27,6 +28,7 @@ from tests.launching import (
     wait_for_steps,
     wait_until,
 )
+from tests.sparing import in_ci
 from watch import shared_memory
 from watch.rank_files import RankFiles
 
@@ -36,13 +38,12 @@ pytestmark = pytest.mark.slow
 SECONDS = 10.0
 VICTIMS = ("launcher", "agent", "rank")
 OWN_LAUNCHERS = {"ddp": "fork", "accelerate": "accelerate launch", "horovod": "horovodrun"}
-MANNERS = [
-    *((backend, "") for backend in OF_EACH_STARTER),
-    ("ddp", "torchrun"),
-    ("ddp", "spawn"),
-    ("horovod", "mpirun"),
+OTHERS = [("ddp", "torchrun"), ("ddp", "spawn"), ("horovod", "mpirun"), ("horovod", "horovod-node")]
+KILLS = [
+    *product(OF_EACH_STARTER, [""], VICTIMS),
+    *in_ci([(*other, "launcher") for other in OTHERS], [(*other, victim) for other in OTHERS for victim in VICTIMS]),
+    ("single", "python", "launcher"),
 ]
-MANNERS += [("horovod", "horovod-node"), ("single", "python")]
 
 
 def wait_until_gone(mark: str | Path) -> None:
@@ -75,32 +76,31 @@ def _agent(launcher: psutil.Process) -> psutil.Process:
     return agent
 
 
-@pytest.mark.parametrize(("backend", "method"), MANNERS)
-def test_nothing_outlives_whoever_is_killed(tmp_path: Path, backend: str, method: str) -> None:
+@pytest.mark.parametrize(("backend", "method", "victim"), KILLS)
+def test_nothing_outlives_whoever_is_killed(tmp_path: Path, backend: str, method: str, victim: str) -> None:
     """Under every start method: launcher, agent, and one of the ranks; a single one has only a launcher."""
     require_backend(backend)
     require_start_method(method)
-    for victim in VICTIMS if backend != "single" else ("launcher",):
-        run = tmp_path / victim
-        with ending_processes_with(run):
-            job = _start(backend, method, run)
-            if victim == "launcher":
-                wait_for_steps(run, job=job, seconds=120)  # its workers are at work
-                job.kill()
-            elif victim == "agent":
-                _agent(psutil.Process(job.pid)).kill()
-            else:
-                pid = RankFiles(run, 1).running_pid()
-                assert pid is not None
-                psutil.Process(pid).kill()
-            wait_until_gone(run)
-        _, message = job.communicate(timeout=stretched(20))
-        if victim == "agent":
-            name = method or OWN_LAUNCHERS[backend]
-            assert message.startswith(f"lockstep: {backend} failed: the starter ({name}) was killed (SIGKILL)\n")
-        elif victim == "rank":
-            assert f"lockstep: {backend} failed: rank 1 (" in message
-            assert "ended without a message" in message
+    run = tmp_path / "run"
+    with ending_processes_with(run):
+        job = _start(backend, method, run)
+        if victim == "launcher":
+            wait_for_steps(run, job=job, seconds=120)  # its workers are at work
+            job.kill()
+        elif victim == "agent":
+            _agent(psutil.Process(job.pid)).kill()
+        else:
+            pid = RankFiles(run, 1).running_pid()
+            assert pid is not None
+            psutil.Process(pid).kill()
+        wait_until_gone(run)
+    _, message = job.communicate(timeout=stretched(20))
+    if victim == "agent":
+        name = method or OWN_LAUNCHERS[backend]
+        assert message.startswith(f"lockstep: {backend} failed: the starter ({name}) was killed (SIGKILL)\n")
+    elif victim == "rank":
+        assert f"lockstep: {backend} failed: rank 1 (" in message
+        assert "ended without a message" in message
 
 
 GUARDED = """
@@ -128,7 +128,8 @@ def test_a_guardian_holds_nothing_and_disturbs_nobody(tmp_path: Path) -> None:
             assert job.stdout is not None
             assert job.stdout.readline() == "ready\n"
         jobs[0].communicate(timeout=stretched(20))
-        assert len(processes_with("598.25")) == 4  # the killed one's three, and itself
+        # The other's three, and itself: a process has its command line a moment after its parent goes on.
+        wait_until(lambda: len(processes_with("598.25")) == 4, "the processes of the other", seconds=stretched(20))
         jobs[1].kill()
         jobs[1].communicate(timeout=stretched(5))
         wait_until_gone("598.25")
@@ -182,6 +183,25 @@ def test_a_rank_that_we_end_is_not_the_one_to_name(tmp_path: Path, monkeypatch: 
     )
     failure = _failure_of(tmp_path, starter, rank, num_processes=2)
     assert failure.startswith("rank 1: ended without a message")
+
+
+def test_a_rank_that_fails_first_finishes_what_it_writes(tmp_path: Path) -> None:
+    """Its starter asks it to end as soon as another rank has ended, while a thread still writes a checkpoint."""
+    (tmp_path / "logs").mkdir()
+    script = (
+        "import sys, threading, time; from pathlib import Path; from watch.rank_files import reporting\n"
+        "place = Path(sys.argv[1])\n"
+        "def write(): time.sleep(1); (place / 'checkpoint').touch()\n"
+        "with reporting(place, None):\n"
+        "    threading.Thread(target=write).start()\n"
+        "    raise ArithmeticError('no number')\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    rank = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], env=environment)
+    wait_until((tmp_path / "logs" / "rank0.error.json").exists, "the error of the rank")
+    rank.terminate()
+    assert rank.wait(timeout=stretched(20)) == 1
+    assert (tmp_path / "checkpoint").exists()
 
 
 def _with_little_shared_memory(size: str, *command: str) -> subprocess.CompletedProcess[str]:

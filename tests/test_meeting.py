@@ -7,12 +7,15 @@ import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from launch.errors import UsageError
 from launch.meeting import MeetingFailed, meet
 from launch.nodes import Nodes
+from launch.other_nodes import OtherNodes
+from watch.failures import FailureKind, JobFailure
 
 GREETING = b"lockstep: node 0 waits\n"
 
@@ -30,25 +33,33 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         yield executor
 
 
-def _come(port: int, node_rank: int, *, num_nodes: int = 2, backend: str = "ddp", seconds: float = 20) -> None:
-    meet(Nodes(num_nodes, node_rank), port, backend=backend, num_processes=2 * num_nodes, seconds=seconds)
+def _meet(port: int, node_rank: int, *, num_nodes: int = 2, backend: str = "ddp", seconds: float = 20) -> OtherNodes:
+    return meet(Nodes(num_nodes, node_rank), port, backend=backend, num_processes=2 * num_nodes, seconds=seconds)
 
 
-def _others_wait(*others: Future[None]) -> bool:
+def _come(port: int, node_rank: int, **options: Any) -> None:
+    with _meet(port, node_rank, **options):
+        pass
+
+
+def _others_wait(*others: Future[Any]) -> bool:
     time.sleep(0.5)
     return not any(other.done() for other in others)
 
 
 def test_all_start_when_the_last_one_has_come(port: int, threads: ThreadPoolExecutor) -> None:
-    first = threads.submit(_come, port, 0, num_nodes=3)
-    third = threads.submit(_come, port, 2, num_nodes=3)
+    first = threads.submit(_meet, port, 0, num_nodes=3)
+    third = threads.submit(_meet, port, 2, num_nodes=3)
     assert _others_wait(first, third)
-    _come(port, 1, num_nodes=3)
-    first.result(5), third.result(5)
-    with socket.socket() as starter:  # the port is free
-        starter.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        starter.bind(("127.0.0.1", port))
-        starter.listen()
+    with _meet(port, 1, num_nodes=3) as of_second, first.result(5) as of_first, third.result(5) as of_third:
+        with socket.socket() as starter:  # the port is free
+            starter.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            starter.bind(("127.0.0.1", port))
+            starter.listen()
+        assert not of_first.have_failed()
+        # What one tells reaches all, through node 0.
+        of_second.tell(JobFailure(FailureKind.SILENT, 1, "ended", None))
+        assert str(of_first.failure(5)) == str(of_third.failure(5)) == "node 1: rank 1: ended"
 
 
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"start\n"])

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from compare.collectives.measurement import read_collectives
 from launch.starters.interface import PROJECT_DIRECTORY
 from tests.launching import (
     LOCKSTEP,
@@ -95,6 +96,17 @@ def test_two_hosts_compute_what_one_does(place: Path, backend: str) -> None:
     node = int(path.parent.name.removeprefix("node"))
     assert [rank["hostname"] for rank in together["ranks"]] == [hosts[node], hosts[1 - node]]
     assert f"the model and the record are in {path.parent}" in output
+
+
+@pytest.mark.slow
+def test_collectives_are_measured_between_hosts(place: Path) -> None:
+    output = place / "out.json"
+    options = ("--backends", "ddp", "--operations", "all_reduce", "--sizes", "1KB,16KB", "--seconds-per-point", "0.01")
+    code, said = _run(place, "allreduce", *TWO_HOSTS, *options, "--output", output)
+    assert code == 0, said
+    content = read_collectives(output)
+    assert content.network == "mpi"
+    assert [(one.num_processes, len(one.points)) for one in content.series] == [(2, 2)]
 
 
 @pytest.mark.slow

@@ -23,12 +23,14 @@ from tests.forked.client import forked_job
 from tests.launching import DISTRIBUTED, IN_FLOAT32, require_backend
 from tests.mutants import MUTANTS, REPLICATED, Mutant
 from tests.mutants.adapters import ADAPTERS
+from tests.sparing import in_ci
 
 pytestmark = pytest.mark.slow
 
 BY_HAND = "tests.by_hand:ByHandBackend"
 
 Outcomes = dict[str, Outcome]
+OutcomesOf = Callable[[str, GroupKey], Outcomes]
 
 
 def _short(adapter: str) -> str:
@@ -61,11 +63,23 @@ def _group_and_name(item: tuple[str, Mutant]) -> tuple[str, str, str]:
 
 
 PAIRS = [
-    pytest.param(adapter, name, id=f"{_short(adapter)}-{name}")
+    (adapter, name)
     for adapter in (*DISTRIBUTED, *IN_FLOAT32, BY_HAND)
     for name, mutant in sorted(MUTANTS.items(), key=_group_and_name)
     if mutant.is_fault_of(_short(adapter)) and _supports(adapter, mutant)
 ]
+
+
+def _taking_turns() -> set[tuple[str, str]]:
+    """One pair for each mutant among the adapters whose ranks hold all weights, in turns; and all other pairs."""
+    kept = {(adapter, name) for adapter, name in PAIRS if _short(adapter) not in REPLICATED}
+    for number, name in enumerate(MUTANTS):
+        adapters = [adapter for adapter, other in PAIRS if other == name and _short(adapter) in REPLICATED]
+        kept |= {(adapters[number % len(adapters)], name)} if adapters else set()
+    return kept
+
+
+PARAMETERS = in_ci(_taking_turns(), PAIRS)
 
 
 def _key(mutant: Mutant) -> GroupKey:
@@ -74,40 +88,43 @@ def _key(mutant: Mutant) -> GroupKey:
 
 
 @pytest.fixture(scope="module")
-def groups() -> dict[tuple[str, GroupKey], Outcomes]:
-    """What each adapter did under all mutants that fit one group of ranks."""
-    return {}
+def outcomes_of(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> OutcomesOf:
+    """What each adapter does under those mutants of this session that fit one group of ranks, which runs once."""
+    tests = [item for item in request.session.items if isinstance(item, pytest.Function)]
+    asked = [test.callspec.params for test in tests if test.function is test_a_mutant_is_caught_by_its_check]
+
+    @functools.cache
+    def outcomes(adapter: str, key: GroupKey) -> Outcomes:
+        mutants = [MUTANTS[one["name"]] for one in asked if one["adapter"] == adapter]
+        mine = [mutant for mutant in mutants if _key(mutant) == key]
+        return _run(tmp_path_factory.mktemp("mutants"), adapter, key, mine)
+
+    return outcomes
 
 
-def _outcomes(
-    groups: dict[tuple[str, GroupKey], Outcomes], factory: pytest.TempPathFactory, adapter: str, mutant: Mutant
-) -> Outcomes:
-    key = _key(mutant)
-    if (adapter, key) not in groups:
-        mine = [other for other in MUTANTS.values() if _key(other) == key and other.is_fault_of(_short(adapter))]
-        controls = {other.case.name: other.case for other in mine}
-        directory = factory.mktemp("mutants")
-        files = {}
-        for case in controls.values():
-            if any(training.resume == "reference" for training in case.trainings):
-                files[case.name] = directory / f"{case.name}.pt"
-                alone = train_alone(case, key.world_size, device="cpu", float64=_float64(adapter))
-                torch.save(alone["state"], files[case.name])
-        # What leaves a training half done comes after what does not, and last of all what ends the group.
-        mutated = {other.mutated_case_name: other for other in mine}
-        cases = [*controls.values(), *(dataclasses.replace(one.case, name=name) for name, one in mutated.items())]
-        cases.sort(key=lambda case: case.scene == "refused_training")
-        cases.sort(key=lambda case: case.name in mutated and bool(mutated[case.name].words_of_stop(_short(adapter))))
-        group = Group(
-            adapter,
-            key,
-            directory / "group",
-            single_states=files,
-            module="tests.mutant_rank",
-            compose=forked_job,
-        )
-        groups[adapter, key] = run_group(group, cases)
-    return groups[adapter, key]
+def _run(directory: Path, adapter: str, key: GroupKey, mutants: list[Mutant]) -> Outcomes:
+    """Starts one group of ranks, which take each mutant's case with its fault and, as a control, without it."""
+    controls = {other.case.name: other.case for other in mutants}
+    files = {}
+    for case in controls.values():
+        if any(training.resume == "reference" for training in case.trainings):
+            files[case.name] = directory / f"{case.name}.pt"
+            alone = train_alone(case, key.world_size, device="cpu", float64=_float64(adapter))
+            torch.save(alone["state"], files[case.name])
+    # What leaves a training half done comes after what does not, and last of all what ends the group.
+    mutated = {other.mutated_case_name: other for other in mutants}
+    cases = [*controls.values(), *(dataclasses.replace(one.case, name=name) for name, one in mutated.items())]
+    cases.sort(key=lambda case: case.scene == "refused_training")
+    cases.sort(key=lambda case: case.name in mutated and bool(mutated[case.name].words_of_stop(_short(adapter))))
+    group = Group(
+        adapter,
+        key,
+        directory / "group",
+        single_states=files,
+        module="tests.mutant_rank",
+        compose=forked_job,
+    )
+    return run_group(group, cases)
 
 
 def _verify(adapter: str, mutant: Mutant, outcome: Outcome) -> None:
@@ -126,14 +143,12 @@ def _verify(adapter: str, mutant: Mutant, outcome: Outcome) -> None:
     )
 
 
-@pytest.mark.parametrize(("adapter", "name"), PAIRS)
-def test_a_mutant_is_caught_by_its_check(
-    groups: dict[tuple[str, GroupKey], Outcomes], tmp_path_factory: pytest.TempPathFactory, adapter: str, name: str
-) -> None:
+@pytest.mark.parametrize(("adapter", "name"), PARAMETERS)
+def test_a_mutant_is_caught_by_its_check(outcomes_of: OutcomesOf, adapter: str, name: str) -> None:
     """The same check passes on the same case of the same ranks without the fault, and fails with it as announced."""
     require_backend(adapter)
     mutant = MUTANTS[name]
-    outcomes = _outcomes(groups, tmp_path_factory, adapter, mutant)
+    outcomes = outcomes_of(adapter, _key(mutant))
     _verify(adapter, mutant, outcomes[mutant.case.name])
     mutated = outcomes[mutant.mutated_case_name]
     # A fault that stops the training leaves the check without evidence, so that it fails.
@@ -185,7 +200,7 @@ def test_every_check_has_a_mutant() -> None:
 
 
 def test_there_are_mutants_of_every_adapter() -> None:
-    counts = Counter(_short(str(param.values[0])) for param in PAIRS)
+    counts = Counter(_short(adapter) for adapter, _ in PAIRS)
     assert all(counts[adapter] >= 15 for adapter in REPLICATED), counts
     sharded = [name for name in DISTRIBUTED if find_backend(name).capabilities.shards_weights]
     assert sharded

@@ -7,11 +7,13 @@ import re
 import signal
 import socket
 import subprocess
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from contract.patience import stretched
 from launch.errors import UsageError
 from launch.nodes import ALONE, Nodes, interface, own_address, settle_nodes
 from tests.forked.client import ForkedJob
@@ -184,11 +186,32 @@ def test_one_node_is_asked_to_stop_and_both_do(tmp_path: Path, backend: str) -> 
 
 
 @pytest.mark.parametrize("backend", OF_EACH_STARTER)
+def test_a_rank_that_fails_before_it_joins_is_named_on_all_nodes(tmp_path: Path, backend: str) -> None:
+    """The others would wait for it, up to --timeout, and never know."""
+    require_backend(backend)
+    began = time.monotonic()
+    done = _run_nodes(backend, tmp_path, *OPTIONS, "--task", "tests.faulty:UnreadyTask")
+    assert time.monotonic() - began < stretched(60)  # of 300
+    assert [outcome.returncode for outcome in done] == [1, 1], done[0].stderr + done[1].stderr
+    failed = "OSError: the disk of this node is gone"
+    (path,) = tmp_path.glob("node*/logs/rank1.error.json")
+    node = int(path.parents[1].name.removeprefix("node"))
+    assert re.match(rf"lockstep: {backend} failed: rank 1( \(.*\))?: {failed}", done[node].stderr)
+    assert re.match(rf"lockstep: {backend} failed: node {node}: rank 1( \(.*\))?: {failed}", done[1 - node].stderr)
+    record = json.loads((tmp_path / f"node{1 - node}" / "record.json").read_text())
+    assert record["status"] == "failed"
+    assert failed in record["error"]
+
+
+@pytest.mark.parametrize("backend", OF_EACH_STARTER)
 def test_a_hang_is_named_on_its_node_and_ends_both(tmp_path: Path, backend: str) -> None:
     require_backend(backend)
     options = (*OPTIONS, "--task", "tests.faulty:HangingTask", "--fault", "loops", "--hang-timeout", "5")
     done = _run_nodes(backend, tmp_path, *options)
     assert [outcome.returncode for outcome in done] == [1, 1], done[0].stdout + done[1].stdout
     named = rf"lockstep: {backend} failed: rank 1 \(\S+, step 5, data\): hangs: .* it is not waiting for another rank"
-    assert sum(bool(re.match(named, outcome.stderr)) for outcome in done) == 1, done[0].stderr + done[1].stderr
+    # The other node is told.
+    told = named.replace("rank 1", "node [01]: rank 1")
+    for pattern in (named, told):
+        assert sum(bool(re.match(pattern, outcome.stderr)) for outcome in done) == 1, done[0].stderr + done[1].stderr
     assert not [process for node in (0, 1) for process in processes_of(tmp_path / f"node{node}")]

@@ -9,19 +9,18 @@ import pytest
 from safetensors.torch import load_file
 
 from launch.starters.interface import PROJECT_DIRECTORY
-from tests.launching import lockstep
+from tests.launching import EXAMPLES, lockstep
 
-EXAMPLES = PROJECT_DIRECTORY / "docs" / "examples"
+PLACE = PROJECT_DIRECTORY / "docs" / "examples"
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The output directories of one process and of two ranks."""
     directory = tmp_path_factory.mktemp("spirals")
-    environment = {"PYTHONPATH": f"{PROJECT_DIRECTORY}:{EXAMPLES}"}
     for backend in ("single", "ddp"):
         output = ("--output-dir", directory / backend)
-        done = lockstep(backend, "--task", "spirals:SpiralsTask", *output, env=environment)
+        done = lockstep(backend, "--task", "spirals:SpiralsTask", *output, env=EXAMPLES)
         assert done.returncode == 0, done.stderr
         assert "4,000 train, 1,000 validation" in done.stdout + done.stderr
     return {backend: directory / backend for backend in ("single", "ddp")}
@@ -42,7 +41,7 @@ def test_two_ranks_end_where_one_process_ends(models: dict[str, Path]) -> None:
 
 def test_its_options_are_options_of_the_command_line(tmp_path: Path) -> None:
     command = ("single", "--task", "spirals:SpiralsTask", "--output-dir", tmp_path / "run", "--num-points", "3")
-    done = lockstep(*command, env={"PYTHONPATH": f"{PROJECT_DIRECTORY}:{EXAMPLES}"})
+    done = lockstep(*command, env=EXAMPLES)
     assert done.returncode == 2
     assert "--num-points 3" in done.stderr
     assert not (tmp_path / "run").exists()
@@ -54,9 +53,9 @@ def test_modules_of_the_user_take_no_place_of_ours(tmp_path: Path) -> None:
     for name in ("training", "records", "watch", "tasks", "backends"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('this is not the project')\n")
     options = ("--task", "spirals:SpiralsTask", "--max-steps", "1", "--output-dir", tmp_path / "run")
-    done = lockstep("ddp", *options, env={"PYTHONPATH": f"{tmp_path}:{EXAMPLES}"})
+    done = lockstep("ddp", *options, env={"PYTHONPATH": f"{tmp_path}:{PLACE}"})
     assert done.returncode == 0, done.stderr
 
 
 def test_it_is_short() -> None:
-    assert len((EXAMPLES / "spirals.py").read_text().splitlines()) < 90
+    assert len((PLACE / "spirals.py").read_text().splitlines()) < 90

@@ -125,7 +125,7 @@ def test_batches_of_equal_lengths_have_less_padding(task: list[str], tmp_path: P
     assert positions(GROUPED) < 0.9 * positions("trainer")
 
 
-@pytest.fixture(params=["trainer", pytest.param("fabric", marks=pytest.mark.slow)])
+@pytest.fixture(params=["trainer", pytest.param("fabric", marks=pytest.mark.exhaustive)])
 def live(request: pytest.FixtureRequest, task: list[str], tmp_path: Path) -> Iterator[LiveEntrant]:
     require_peer(request.param)
     options = [request.param, *task, "--num-processes=2", f"--max-steps={NUM_STEPS}"]

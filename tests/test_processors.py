@@ -11,10 +11,17 @@ import pytest
 from launch.starters.interface import PROJECT_DIRECTORY
 from tests.launching import OF_EACH_STARTER, require_backend
 from tests.processors import ADAPTERS
+from tests.sparing import in_ci
 
 pytestmark = pytest.mark.slow
 
+# Several changes at once, and then each of them alone.
+TOGETHER = (
+    {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "OMP_NUM_THREADS": "3"},
+    {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"},
+)
 PROCESSORS = (
+    *TOGETHER,
     {"OMP_NUM_THREADS": "3"},
     {"ATEN_CPU_CAPABILITY": "default"},
     {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
@@ -23,7 +30,7 @@ PROCESSORS = (
 
 
 @pytest.mark.parametrize(
-    "variables", PROCESSORS, ids=lambda variables: " ".join(f"{n}={v}" for n, v in variables.items())
+    "variables", in_ci(TOGETHER, PROCESSORS), ids=lambda variables: " ".join(f"{n}={v}" for n, v in variables.items())
 )
 def test_every_backend_keeps_its_bits(variables: dict[str, str]) -> None:
     """What is claimed to the last bit, and half precision, hold for each backend, and all end with the same bits."""

@@ -323,6 +323,21 @@ def test_an_entrant_with_padded_batches_meets_a_reference_with_padded_batches() 
     }
 
 
+@pytest.mark.parametrize(
+    ("peers", "ends"), [(["trainer"], {"fp32", "bf16"}), (None, {"fp32"})], ids=["peers", "backends"]
+)
+def test_what_a_peer_reaches_is_seen_in_each_precision(peers: list[str] | None, ends: set[str]) -> None:
+    """Backends in lockstep reach the same, so that one precision of them is enough."""
+    entrants = [
+        Entrant(backend=name, role=role, num_processes=2, precision=precision, accumulation=1, global_batch_size=32)
+        for precision in ("fp32", "bf16")
+        for name, role in [("ddp", "backend"), *([("trainer", "peer")] if peers else [])]
+    ]
+    plan = draw_plan(entrants, RaceOptions(peers=peers, whole_runs=True), repeats=1)
+    ended = [(run.entrant.name, run.entrant.precision) for run in plan if run.purpose == "whole"]
+    assert sorted(ended) == sorted((name, end) for name in {one.name for one in entrants} for end in ends)
+
+
 @pytest.mark.slow
 def test_a_dry_run_shows_the_plan_and_creates_nothing(tmp_path: Path) -> None:
     done = lockstep(

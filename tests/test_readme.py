@@ -88,7 +88,7 @@ OF_TASKS = {
     *("--num-train-samples", "--num-validation-samples", "--hidden-size", "--turns", "--num-points"),
     *("--data-dir", "--dtype"),
 }
-OF_SCRIPTS = {"--docker", "--all"}  # of launch/run.sh and of tests/run.sh
+OF_SCRIPTS = {"--docker", "--all", "--ci"}  # of launch/run.sh and of tests/run.sh
 OF_ENGINES = {"--engine", "--dry-run"}
 OF_OTHER_PROGRAMS = {"--gloo", "--cpu", "--multi", "--num", "--shm-size", "--signal"}
 PACKAGES = "backends|compare|contract|engines|forecast|launch|records|tasks|tests|training|watch"

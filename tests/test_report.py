@@ -11,6 +11,7 @@ import pytest
 
 from compare.report.analysis import analyse
 from compare.report.info import ReportInfo
+from compare.report.markdown import results_table
 from compare.report.runs import RaceFacts, Run
 from compare.results import Idleness, Results, Role
 from records.record import RunRecord, read_record
@@ -238,6 +239,33 @@ def test_what_is_no_backend_is_never_ranked(records: dict[str, Path]) -> None:
     assert "is possible here" in results.verdict[1] or "no more is possible" in results.verdict[1]
     assert results.idleness == Idleness(mean=0.25, largest=0.25)
     assert not any("hand" in sentence or "trainer" in sentence for sentence in results.verdict[:2])
+
+
+def test_networks_are_conditions_and_one_process_is_compared_with_each(records: dict[str, Path]) -> None:
+    def on_two_nodes(network: str) -> Change:
+        def change(content: dict[str, Any]) -> None:
+            content["config"].update(num_nodes=2, master_addr="10.78.0.10")
+            content["environment"]["network"] = network
+
+        return change
+
+    single = RunRecord.model_validate_json(records["single"].read_text())
+    runs = [_entered(single, i, "single", "backend") for i in range(3)]
+    for network in ("2 network namespaces, 100mbit", "2 network namespaces, 1gbit"):
+        record = _changed(records["ddp"], on_two_nodes(network))
+        runs += [_entered(record, i, "ddp", "backend") for i in range(3)]
+    here = read_record(records["ddp"])  # on one node, which is as good as a network of its own
+    runs += [_entered(here, i, "ddp", "backend") for i in range(3)]
+    results = analyse(runs, [], ReportInfo("test"))
+    networks = [one.network for one in results.standings]
+    assert sorted(networks, key=str) == ["2 network namespaces, 100mbit", "2 network namespaces, 1gbit", None]
+    for standing in results.standings:
+        network = f" ({standing.network})" if standing.network else ""
+        assert standing.conditions.endswith(f"samples a step{network}")
+        assert [one.label for one in standing.placings] == ["ddp, 2 ranks", "single, 1 rank"]
+    where = f" ({networks[0]})" if networks[0] else ""
+    assert results.verdict[0].startswith(f"On 2 ranks of this machine{where}, only ddp was timed")
+    assert results_table(results).count("differs by network") == 1
 
 
 def test_only_failures_make_no_report(records: dict[str, Path], tmp_path: Path) -> None:

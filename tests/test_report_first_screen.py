@@ -246,7 +246,8 @@ def test_who_sends_too_much_is_named_though_it_computes_the_same(tmp_path: Path)
     same = "horovod computes the same but sends 3.5 times what its gradients need."
     assert same in results.verdict
     assert "accelerate sends 2.0 times what its gradients need." in results.verdict
-    assert Ground("Bytes sent", "horovod sends 3.5 times what its gradients need", "bad") in grounds_of(results)
+    named = "horovod sends 3.5 and accelerate 2.0 times what their gradients need"
+    assert Ground("Bytes sent", named, "bad") in grounds_of(results)
     for text in (unescape(render_html(results)), render_markdown(results), _terminal(results, tmp_path)):
         assert same in " ".join(text.split())
 
@@ -294,3 +295,16 @@ def test_an_approximation_does_not_win(interval: Interval | None, claim: str, wo
     table = first_screen(results, look_of(results)).tables[0]
     assert next(row.cells[0].text for row in table.rows if row.mark) == "≈ horovod, 2 ranks"
     assert standing_of(entrant) == "approximate"
+
+
+def test_only_the_fastest_is_said_to_take_the_least_time() -> None:
+    """A reader may have named another opponent, which the picture then shows at zero, with some to the left of it."""
+    results = sample_results()
+    assert "the least time" in str(first_screen(results, look_of(results)).figures[0].plots[0].drawing)
+    opponent, other, *rest = results.standings[0].placings
+    shorter = other.model_copy(update={"longer": Interval(estimate=-0.02, low=-0.03, high=-0.01), "claim": "faster"})
+    first = results.standings[0].model_copy(update={"placings": [opponent, shorter, *rest]})
+    results = results.model_copy(update={"standings": [first, *results.standings[1:]]})
+    drawing = str(first_screen(results, look_of(results)).figures[0].plots[0].drawing)
+    assert "the least time" not in drawing
+    assert "compared with" in drawing

@@ -17,6 +17,7 @@ from records.config import RunOptions
 from tasks.token_tagging import TokenTaggingSettings
 from tests.launching import (
     DISTRIBUTED,
+    OF_EACH_STARTER,
     lockstep,
     require_backend,
     run_config,
@@ -25,6 +26,7 @@ from tests.launching import (
     wait_for_steps,
 )
 from tests.resuming import RUN, UnbrokenRuns, assert_equal_to_rounding, assert_same_run, weights
+from tests.sparing import in_ci
 
 NUM_STEPS = 6  # of RUN
 EXACT = ("--dtype", "float32", "--dropout", "0.1", "--num-processes", "2", "--micro-batch-size", "8")
@@ -120,7 +122,7 @@ def test_in_another_world_or_split(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", DISTRIBUTED)
+@pytest.mark.parametrize("backend", in_ci(OF_EACH_STARTER, DISTRIBUTED))
 def test_bert(tmp_path: Path, backend: str) -> None:
     """The real model, with dropout and accumulation."""
     require_backend(backend)

@@ -98,7 +98,6 @@ def test_what_all_ranks_must_take_part_in(tmp_path: Path, backend: str, options:
     ("options", "value"),
     [
         (("--find-unused-parameters",), "--find-unused-parameters"),
-        (("--precision", "fp16"), "--precision fp16"),
         (("--torch-compile",), "--torch-compile"),
     ],
 )

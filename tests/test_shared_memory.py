@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.launching import lockstep, train
+from tests.sparing import in_ci
 
 SHARED = ("--transport", "shared-memory")
 OPTIONS = ("--task", "token-tagging", "--dtype", "float32", "--max-steps", "8", "--threads-per-rank", "1")
@@ -15,10 +16,11 @@ CLAUSES = "C09,C16,C17,C24,C25,C26,C27,C28,C30,C37,C38,C43"
 
 
 @pytest.mark.slow
-def test_it_keeps_the_contract() -> None:
-    done = lockstep("contract", "tests.variants_of_ddp:SharedMemoryDDP", "--check", CLAUSES)
+@pytest.mark.parametrize("numbers_of_ranks", in_ci(["2,3"], ["2,3", "1,2,3,4"]))
+def test_it_keeps_the_contract(numbers_of_ranks: str) -> None:
+    done = lockstep("contract", "ddp", *SHARED, "--num-processes", numbers_of_ranks, "--check", CLAUSES)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "12 passed" in done.stdout
+    assert "ddp --transport shared-memory on cpu: 12 passed" in done.stdout
 
 
 def test_two_ranks_get_the_bits_of_gloo(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from compare.collectives.measurement import read_collectives
 from records.checkpoint import checkpoint_step, list_checkpoints
 from tests.launching import (
     OF_EACH_STARTER,
@@ -166,10 +167,12 @@ def test_a_job_survives_its_rank_its_time_limit_and_its_node(tmp_path: Path) -> 
     held = ("--task", "tests.faulty:HeldTask", "--until", go_on)
     with ending(start_lockstep("ddp", *TWO_NODES, *options, *held, "--output-dir", run)) as job:
         number = _number_of_job(run)
-        held_at = _next_checkpoint(run)
+        _next_checkpoint(run)
         pid = next(run.glob("node1/logs/rank*.pid"))
         os.kill(int(pid.read_text().split()[0]), signal.SIGKILL)
-        _next_checkpoint(run, after=held_at)
+        # Node 0 saves no more before it has started again, which takes its ranks seconds.
+        wait_until((run / "node0" / "attempts" / "1").exists, "a restart of node 0")
+        _next_checkpoint(run, after=_next_checkpoint(run))
         _slurm("scancel", "--signal=USR1", "--batch", number)  # what SLURM does before the time limit
         wait_until((run / "node0" / "logs" / "stop").exists, "a request to stop")
         go_on.touch()
@@ -302,6 +305,24 @@ def test_slurm_refuses(tmp_path: Path, case: str) -> None:
 
 
 # What is refused on any machine.
+@on_slurm
+def test_collectives_are_measured_on_its_nodes(tmp_path: Path) -> None:
+    require_backend("horovod")
+    output = tmp_path / "out.json"
+    options = ("--backends", "ddp,horovod", "--operations", "all_reduce", "--sizes", "1KB,16KB,256KB")
+    done = lockstep("allreduce", *TWO_NODES, *options, "--seconds-per-point", "0.01", "--output", output)
+    assert done.returncode == 0, done.stderr
+    assert "ddp, 2 x cpu: given to slurm; " in done.stdout
+    content = read_collectives(output)
+    assert content.network == "slurm"
+    assert [(one.backend, one.num_processes, len(one.points)) for one in content.series] == [
+        *(("ddp", 2, 3), ("horovod", 2, 3))
+    ]
+    # The machine that is described is that of rank 0, whose variables those of the job are.
+    assert content.environment.variables["GLOO_SOCKET_IFNAME"]
+    assert list(tmp_path.iterdir()) == [output]
+
+
 REFUSALS = {
     "no-time": ("--time soon", "--time soon", "12:00:00"),
     "two-minutes": ("--time 2", "--time 2: is too short", "3 minutes"),

@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from launch.starters.interface import PROJECT_DIRECTORY
 from parity.causes import dropping, normalising
-from tests.launching import lockstep
+from tests.launching import EXAMPLES, lockstep, require_backend
 
-EXAMPLES = {"PYTHONPATH": f"{PROJECT_DIRECTORY}:{PROJECT_DIRECTORY / 'docs' / 'examples'}"}
 SMALL = "--task token-tagging --global-batch-size 16 --micro-batch-size 4 --verify-steps 6"
 STRAYING = "tests.variants_of_ddp:StrayingDDP"
 
@@ -26,6 +24,7 @@ def test_a_run_that_trains_what_one_process_trains(tmp_path: Path) -> None:
     done = lockstep("verify", "ddp", *options, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "SAME: ddp on 2 ranks trains what one process trains, up to rounding, in each of 6 steps" in done.stdout
+    assert "the last step of an epoch" not in done.stdout  # the third step has 12 of 16 samples
     facts = json.loads(target.read_text())
     assert (facts["verdict"], facts["num_steps"], facts["num_processes"], facts["causes"]) == ("rounding", 6, 2, [])
     # One training under the backend, and two in one process: on whole batches, and in micro-batches of a rank.
@@ -98,6 +97,14 @@ def test_causes_are_those_of_the_model() -> None:
     assert drop.startswith("2 layers drop elements at random (0, 1)")
 
 
+def test_it_says_that_the_short_step_of_an_epoch_is_not_reached() -> None:
+    """Of 44 samples, the sixth step of an epoch has only 4."""
+    done = lockstep("verify", "ddp", "--task", "token-tagging", "--global-batch-size", "8", "--verify-steps", "3")
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = "the last step of an epoch, which has only 4 of 8 samples; --verify-steps 6 would reach it"
+    assert said in " ".join(done.stdout.split())
+
+
 def test_dropout_is_left_out_where_its_masks_depend_on_the_split() -> None:
     done = lockstep("verify", "ddp", *shlex.split(SMALL), "--dropout", "0.5")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -144,10 +151,11 @@ def test_a_task_that_an_adapter_trains_wrongly_fails() -> None:
 
 
 def test_what_a_backend_does_not_support_is_said() -> None:
+    require_backend("accelerate")
     options = ("--task", "spirals:SpiralsTask", "--num-points", "60", "--precision", "fp16", "--num-processes", "2")
-    done = lockstep("contract", "fsdp2", *options, env=EXAMPLES)
+    done = lockstep("contract", "accelerate", *options, env=EXAMPLES)
     assert done.returncode == 2, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1] == "fsdp2, spirals:SpiralsTask: 2 unsupported"
+    assert done.stdout.splitlines()[-1] == "accelerate, spirals:SpiralsTask: 2 unsupported"
     assert "nothing was proven" in done.stderr
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from contract.patience import stretched
 from records.names import LOGS_NAME
 from tests.faults.hangs import HANGS, hang_one
 from tests.launching import OF_EACH_STARTER, lockstep, processes_of, require_backend
+from tests.sparing import in_ci
 from watch.heartbeat import read_position
 from watch.rank_files import RankFiles, started_ranks
 from watch.watchdog import Hang, Limits, Watchdog
@@ -26,8 +28,13 @@ from watch.watchdog import Hang, Limits, Watchdog
 pytestmark = [pytest.mark.launchers, pytest.mark.slow]
 
 
-@pytest.mark.parametrize("fault", HANGS)
-@pytest.mark.parametrize("backend", OF_EACH_STARTER)
+@pytest.mark.parametrize(
+    ("backend", "fault"),
+    in_ci(
+        [*zip(OF_EACH_STARTER, HANGS, strict=False), *(("ddp", fault) for fault in HANGS)],
+        product(OF_EACH_STARTER, HANGS),
+    ),
+)
 def test_a_rank_that_hangs_is_named(tmp_path: Path, backend: str, fault: str) -> None:
     """The rank, its step and phase, and all stacks: for one fault with all limits as they come, else sooner."""
     require_backend(backend)
@@ -77,11 +84,12 @@ def test_what_is_slow_does_not_hang(tmp_path: Path) -> None:
 
 
 RANK = """
-import math, sys, time
+import math, os, sys, time
 from pathlib import Path
 sys.path[:0] = [{project!r}, str(Path(sys.argv[1]) / "site-packages")]
 from watch.heartbeat import Heartbeat
-from watch.rank_files import RankFiles
+from watch.rank_files import RankFiles, reporting
+os.environ["RANK"] = sys.argv[2]
 files = RankFiles(Path(sys.argv[1]), int(sys.argv[2]))
 files.announce()
 heartbeat = Heartbeat(files.heartbeat)
@@ -89,6 +97,11 @@ heartbeat.enter(sys.argv[3], int(sys.argv[4]))
 print("ready", flush=True)
 if sys.argv[5] == "waits":
     import horovod.waiting
+if sys.argv[5] == "fails":
+    RankFiles.report_error = lambda files, error: time.sleep(1000)
+    with reporting(Path(sys.argv[1]), "RANK"):
+        Heartbeat(files.heartbeat).enter(sys.argv[3], int(sys.argv[4]))
+        raise RuntimeError
 while sys.argv[5] == "sleeps":
     time.sleep(0.01)
 while True:
@@ -98,7 +111,7 @@ while True:
 
 @pytest.fixture
 def ranks(tmp_path: Path):  # type: ignore[no-untyped-def]
-    """Starts processes that look like ranks: (rank, phase, step, "waits", "sleeps" or "computes")."""
+    """Starts processes that look like ranks: (rank, phase, step, "waits", "sleeps", "computes" or "fails")."""
     (tmp_path / LOGS_NAME).mkdir()
     # Where a rank that waits for others is.
     library = tmp_path / "site-packages" / "horovod"
@@ -166,6 +179,15 @@ def test_who_it_is(tmp_path: Path, ranks, wanted, rank: int) -> None:  # type: i
     assert hang.rank == rank
     for number, phase, step, _ in wanted:
         assert f"rank {number}: step {step}, {phase}, was at " in hang.message
+
+
+def test_a_rank_that_reports_an_error_does_not_hang(tmp_path: Path, ranks) -> None:  # type: ignore[no-untyped-def]
+    """Not for long: it may have lost a rank that hangs, and was ended, on another node."""
+    ranks((0, "backward", 7, "fails"), (1, "backward", 7, "waits"))
+    assert _look(tmp_path, for_seconds=3, spans_nodes=True) is None
+    hang = _look(tmp_path, long_seconds=1.0)
+    assert hang is not None
+    assert hang.rank == 0
 
 
 def test_a_stopped_rank_goes_first(tmp_path: Path, ranks) -> None:  # type: ignore[no-untyped-def]

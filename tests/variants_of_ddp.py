@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 
 import torch
@@ -20,14 +19,6 @@ class SameDDP(DDPBackend):
     """The same again."""
 
     name = "ddp again"
-
-
-class SharedMemoryDDP(DDPBackend):
-    """DDP with --transport shared-memory, under a name that the contract can be asked for."""
-
-    name = "ddp through shared memory"
-    capabilities = dataclasses.replace(DDPBackend.capabilities, compressions=())
-    _shares_memory = True
 
 
 class Slowdown(DDPSettings):
@@ -59,13 +50,21 @@ class SlowedDDP(DDPBackend):
         return result
 
 
+class Error(DDPSettings):
+    """By how much gradients are wrong."""
+
+    planted_error: float = Field(0.01, ge=0, le=1, description="how much larger gradients are, as a share of them")
+
+
 class StrayingDDP(DDPBackend):
-    """Puts one percent too much into every gradient."""
+    """Puts one percent too much into every gradient, or as much as it is told to."""
 
     name = "ddp straying"
+    Settings = Error
 
     def backward(self, loss: torch.Tensor) -> None:
-        super().backward(loss * 1.01)
+        assert isinstance(self.options.settings, Error)
+        super().backward(loss * (1 + self.options.settings.planted_error))
 
 
 class FailingDDP(DDPBackend):

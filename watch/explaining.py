@@ -67,11 +67,12 @@ class EndedJob:
         return ""
 
 
-def explain_hang(hang: Hang, ranks: list[RankFiles], starter_log: Path) -> JobFailure:
+def explain_hang(hang: Hang, ranks: list[RankFiles], starter_log: Path, *, spans_nodes: bool) -> JobFailure:
     """Returns the failure of the rank that hangs, with the path of its stacks."""
     culprit = next((rank for rank in ranks if rank.rank == hang.rank), None)
     if culprit is None:
-        return JobFailure(FailureKind.HANG, hang.rank, hang.message, ranks[0].stacks if ranks else starter_log)
+        log, elsewhere = ranks[0].stacks if ranks else starter_log, spans_nodes and hang.rank is None
+        return JobFailure(FailureKind.HANG, hang.rank, hang.message, log, may_lie_elsewhere=elsewhere)
     return JobFailure(FailureKind.HANG, culprit.rank, hang.message, culprit.stacks, hang.position)
 
 
@@ -102,19 +103,18 @@ def _first_cause(job: EndedJob) -> JobFailure:
         others = f"; rank {job.missing[0]} had not started" if job.missing else ""
         crash = silent.crash()
         how = f"crashed ({crash})" if crash else "ended without a message: it was killed, crashed or ran out of memory"
-        elsewhere = " (the cause may lie on another node)" if job.spans_nodes and job.lost_another(silent) else ""
-        return _failure_of(silent, FailureKind.SILENT, how + others + elsewhere, silent.log)
+        found = _failure_of(silent, FailureKind.SILENT, how + others, silent.log)
+        return replace(found, may_lie_elsewhere=job.spans_nodes and job.lost_another(silent))
     if failed and job.spans_nodes:
         # The rank that failed first is on another node: a rank without a message was ended by its starter.
         failure, rank = failed[0]
-        return _failure_of(rank, failure.kind, f"{failure.message} (the cause may lie on another node)", rank.log)
+        return replace(_failure_of(rank, failure.kind, failure.message, rank.log), may_lie_elsewhere=True)
     if failed:
         return _awaited(*failed[0], job)
     lines = job.printed().strip().splitlines()
     reason = f": {lines[-1].strip()[:300]}" if lines else ""
-    elsewhere = " (the cause may lie on another node)" if job.spans_nodes else ""
-    message = f"the starter ended with code {job.return_code}{reason}{elsewhere}"
-    return JobFailure(FailureKind.LAUNCHER, None, message, job.starter_log)
+    message = f"the starter ended with code {job.return_code}{reason}"
+    return JobFailure(FailureKind.LAUNCHER, None, message, job.starter_log, may_lie_elsewhere=job.spans_nodes)
 
 
 def _awaited(failure: RankFailure, rank: RankFiles, job: EndedJob) -> JobFailure:

@@ -89,6 +89,7 @@ class JobFailure:
         message: What is known, in one line.
         log: The file in which to read more, if there is one.
         position: What the rank was doing.
+        may_lie_elsewhere: Whether this may only be the consequence of a failure on another node.
     """
 
     kind: FailureKind
@@ -96,12 +97,14 @@ class JobFailure:
     message: str
     log: Path | None
     position: Position | None = None
+    may_lie_elsewhere: bool = False
 
     def __str__(self) -> str:
+        elsewhere = " (the cause may lie on another node)" if self.may_lie_elsewhere else ""
         if self.rank is None:
-            return self.message
+            return f"{self.message}{elsewhere}"
         where = f" ({socket.gethostname()}, {self.position})" if self.position else ""
-        return f"rank {self.rank}{where}: {self.message}"
+        return f"rank {self.rank}{where}: {self.message}{elsewhere}"
 
     @property
     def where_to_read_more(self) -> str:

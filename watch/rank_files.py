@@ -177,11 +177,13 @@ def reporting(run_directory: Path, rank_variable: str | None) -> Iterator[int]:
         # The work is done, and cleanup of torch and gloo at the end of the interpreter sometimes aborts it.
         os._exit(0)
     except BaseException as error:
+        # The starter ends this rank as soon as another one has ended, which must not cost the checkpoint that is being
+        # written; it will have ended within seconds.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         try:
             with contextlib.suppress(OSError):  # the log may lie on a full disk
                 traceback.print_exc()
             files.report_error(error)
-            # The error is written first: the starter ends this rank as soon as another one has ended.
             _wait_for_writers()
             sys.stdout.flush()
             sys.stderr.flush()
@@ -194,6 +196,8 @@ def _wait_for_writers() -> None:
     """Gives the thread that writes a checkpoint a moment to end."""
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
+            with contextlib.suppress(OSError):  # only the superuser may take its lowest priority off: setpriority(2)
+                os.setpriority(os.PRIO_PROCESS, thread.native_id or 0, 0)
             thread.join(timeout=_SECONDS_TO_WRITE)
 
 

@@ -70,6 +70,11 @@ def is_in_backward(text: str) -> bool:
     return bool(frames) and bool(_IN_BACKWARD.search(frames[0][0]))
 
 
+def reports_an_error(text: str) -> bool:
+    """Returns whether the main thread is on its way from an error to the end of its process."""
+    return any(path.endswith("/watch/rank_files.py") and name == "reporting" for path, _, name in _main_frames(text))
+
+
 def _main_frames(text: str) -> list[tuple[str, str, str]]:
     """File, line and function of each frame of the thread that got the signal, the innermost first."""
     main_thread = text.rpartition("Current thread")[2] or text

@@ -19,7 +19,7 @@ from backends.capabilities import Signs
 from records.names import LOGS_NAME
 from watch.heartbeat import OWN_PHASES, PHASES, Position
 from watch.rank_files import RankFiles, started_ranks
-from watch.stacks import innermost_frame, is_in_backward, take_stacks, waits_for_others
+from watch.stacks import innermost_frame, is_in_backward, reports_an_error, take_stacks, waits_for_others
 
 _SECONDS_BETWEEN_LOOKS = 0.5
 # If the launcher itself did not run for so long, the machine slept or a container was paused.
@@ -147,6 +147,9 @@ class Watchdog:
         # If a rank has made progress or ended meanwhile, there is no hang to report.
         went_on = any(rank.position() != positions[rank.rank] for rank in ranks)
         if set(stacks) != set(positions) or (went_on and not stopped):
+            return None
+        # Where a rank hangs on another node, those that wait for it fail as soon as it is ended, and will say so.
+        if not stopped and silence < self.long_seconds and any(map(reports_an_error, stacks.values())):
             return None
         waiting = {rank for rank in positions if waits_for_others(stacks[rank], self._signs)}
         computing = self._busy(positions) - waiting

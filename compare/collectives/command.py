@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
 import sys
@@ -10,10 +11,13 @@ import tempfile
 import time
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from rich.console import Console
 
 from backends.devices import count_gpus
 from backends.registry import BackendRow
+from compare.collectives.cluster import Cluster, add_engine_options, cluster_of, parse
 from compare.collectives.job import MeasuringJob, ranks_of
 from compare.collectives.measurement import ELEMENT_BYTES, CollectivesFile, Measurement
 from compare.collectives.options import CollectivesOptions, parse_sizes
@@ -24,12 +28,13 @@ from compare.results import CollectiveSeries
 from launch.arguments import Parser, command_line
 from launch.display import console
 from launch.errors import UsageError
+from launch.nodes import ALONE, Nodes
 from launch.options import add_options, validated
 from launch.signals import Interrupted, signals_raised
-from launch.starters.registry import settle_starter
+from launch.starters.registry import find_starter, settle_starter
 from records.environment import describe_environment, num_cpus
 from records.files import write_atomically
-from watch.failures import JobFailure
+from records.record import Environment
 
 
 def run(arguments: list[str]) -> int:
@@ -47,47 +52,93 @@ def run(arguments: list[str]) -> int:
         "float32 values in the buffer of one rank or, for all_gather and gather, in the whole result.",
     )
     add_options(parser, {"collectives": CollectivesOptions})
-    options: CollectivesOptions = validated(CollectivesOptions, vars(parser.parse_args(arguments)))
+    settings = add_engine_options(parser, arguments)
+    asked = parse(parser, arguments, settings)
+    options: CollectivesOptions = validated(CollectivesOptions, asked)
+    cluster = cluster_of(options.engine, options.num_nodes, settings, asked)
     target = _target(options.output)
-    measurements = _plan(options)
+    measurements = _plan(options, cluster)
     terminal = console()
     if options.backends is None:
         say_what_is_left_out(terminal)
-    directory = Path(tempfile.mkdtemp(prefix="lockstep-allreduce-"))
-    series: list[CollectiveSeries] = []
-    failure: JobFailure | None = None
-    try:
-        with signals_raised():
-            for number, measurement in enumerate(measurements):
-                job = MeasuringJob(measurement, directory / str(number), terminal)
-                failure = job.run()
-                if failure is not None:
-                    break
-                series += job.series
-    except Interrupted as interruption:
-        print(f"lockstep: interrupted by {interruption}; all ranks have been ended", file=sys.stderr)
-        return 128 + interruption.signal_number
-    finally:
-        if failure is None:
-            shutil.rmtree(directory, ignore_errors=True)
-    if failure is not None:
-        where = f"{measurement.backend} with {measurement.num_processes} ranks"
-        print(f"lockstep: {where} failed: {failure}{failure.where_to_read_more}", file=sys.stderr)
-        return 1
-    if not series:
-        asked = ",".join(options.operations)
-        raise UsageError(f"--operations {asked}: none of the chosen backends implements these; choose all_reduce")
-    show(series, terminal)
-    _write(series, command_line(["allreduce", *arguments], without="--output"), target)
+    with contextlib.ExitStack() as cleanup:
+        directory = _directory(target, cluster)
+        cleanup.callback(shutil.rmtree, directory, ignore_errors=True)
+        try:
+            with signals_raised():
+                found = _measure(measurements, cluster, directory, terminal)
+        except Interrupted as interruption:
+            print(f"lockstep: interrupted by {interruption}; all ranks have been ended", file=sys.stderr)
+            return 128 + interruption.signal_number
+        except _RanksFailed as failure:
+            print(f"lockstep: {failure}", file=sys.stderr)
+            cleanup.pop_all()  # their logs are there
+            return 1
+    if not found.series:
+        operations = ",".join(options.operations)
+        raise UsageError(f"--operations {operations}: none of the chosen backends implements these; choose all_reduce")
+    show(found.series, terminal)
+    content = CollectivesFile(
+        kind="collectives",
+        created_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        command=command_line(["allreduce", *arguments], without="--output"),
+        environment=found.environment or describe_environment(with_torch=True),
+        network=None if cluster is None else cluster.network,
+        series=found.series,
+    )
+    _write(content, target)
     terminal.print(f"results in {target}")
     return 0
 
 
-def _plan(options: CollectivesOptions) -> list[Measurement]:
+class _RanksFailed(Exception):
+    """Ranks failed; the text says which, why, and where there is more."""
+
+
+class _Found(NamedTuple):
+    """What was measured, and on which machine, if that is another than this one."""
+
+    series: list[CollectiveSeries]
+    environment: Environment | None
+
+
+def _measure(measurements: list[Measurement], cluster: Cluster | None, directory: Path, terminal: Console) -> _Found:
+    """Makes all measurements, one after the other.
+
+    Raises:
+        _RanksFailed: Ranks failed.
+    """
+    series: list[CollectiveSeries] = []
+    environment: Environment | None = None
+    for number, measurement in enumerate(measurements):
+        job = MeasuringJob(measurement, directory / str(number), terminal, cluster)
+        failure = job.run()
+        if failure is not None:
+            raise _RanksFailed(f"{measurement.backend} with {measurement.num_processes} ranks failed: {failure}")
+        series += job.series
+        environment = environment or job.environment
+    return _Found(series, environment)
+
+
+def _directory(target: Path, cluster: Cluster | None) -> Path:
+    """Creates the directory of what ranks read and write; other machines see one beside the results."""
+    prefix = "lockstep-allreduce-"
+    if cluster is None or not cluster.is_elsewhere:
+        return Path(tempfile.mkdtemp(prefix=prefix))
+    parent = target.absolute().parent
+    parent.mkdir(exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+
+
+def _plan(options: CollectivesOptions, cluster: Cluster | None) -> list[Measurement]:
     """Settles what each group of ranks measures; the groups are in the order in which they run."""
-    if options.device == "cuda" and count_gpus() == 0:
+    if options.device == "cuda" and cluster is None and count_gpus() == 0:
         raise UsageError("--device cuda: no GPU is visible here; use --device cpu or check the driver")
-    world_sizes = options.num_processes or [max(2, count_gpus())]
+    world_sizes = options.num_processes or [max(2, count_gpus()) if cluster is None else cluster.num_processes]
+    if world_sizes == [1]:
+        raise UsageError(
+            "--num-nodes 1: a single rank has no other rank to communicate with; ask for two nodes or more"
+        )
     sizes = parse_sizes(options.sizes)
     least = world_sizes[-1] * ELEMENT_BYTES
     if sizes[0] < least:
@@ -102,36 +153,53 @@ def _plan(options: CollectivesOptions) -> list[Measurement]:
         "seconds_per_point": options.seconds_per_point,
     }
     rows = measured_backends(options.backends)
-    return [
-        _settle(backend, row, num_processes, options, shared)
+    measurements = [
+        _settle(backend, row, num_processes, options, cluster, shared)
         for num_processes in world_sizes
         for backend, row in rows.items()
     ]
+    if cluster is not None:
+        cluster.check(measurements)
+    return measurements
 
 
 def _settle(
-    backend: str, row: BackendRow, num_processes: int, options: CollectivesOptions, shared: dict[str, Any]
+    backend: str,
+    row: BackendRow,
+    num_processes: int,
+    options: CollectivesOptions,
+    cluster: Cluster | None,
+    shared: dict[str, Any],
 ) -> Measurement:
     """Settles what the user leaves open for one backend and number of ranks, and refuses what the backend cannot do."""
     capabilities = row.capabilities
     device, start_method = options.device, options.start_method
+    num_gpus = count_gpus() if cluster is None else cluster.num_gpus
     if device == "auto":
-        device = "cuda" if count_gpus() and "cuda" in capabilities.precisions else "cpu"
+        device = "cuda" if num_gpus and "cuda" in capabilities.precisions else "cpu"
     capabilities.check(name=backend, device=device, precision="fp32", world_size=num_processes)
-    if device == "cuda" and num_processes > count_gpus() and not capabilities.ranks_may_share_gpu:
+    if device == "cuda" and cluster is None and num_processes > num_gpus and not capabilities.ranks_may_share_gpu:
         raise UsageError(
-            f"--num-processes {num_processes}: {backend} needs a GPU for each rank, but this machine has {count_gpus()}"
+            f"--num-processes {num_processes}: {backend} needs a GPU for each rank, but this machine has {num_gpus}"
         )
-    starter = settle_starter(backend, capabilities.start_methods, start_method, device=device)
+    if cluster is not None and not any(find_starter(name).spans_nodes for name in capabilities.start_methods):
+        raise UsageError(
+            f"--engine {options.engine}: {backend} cannot run on several nodes; leave it out of --backends"
+        )
+    nodes = ALONE if cluster is None else Nodes(cluster.nodes_of(num_processes))
+    starter = settle_starter(backend, capabilities.start_methods, start_method, device=device, nodes=nodes)
+    is_elsewhere = cluster is not None and cluster.is_elsewhere
     measurement = Measurement(
         backend=backend,
         start_method=starter.name,
         device=device,
         num_processes=num_processes,
-        threads_per_rank=options.threads_per_rank or max(1, num_cpus() // num_processes),
+        threads_per_rank=options.threads_per_rank or (1 if is_elsewhere else max(1, num_cpus() // num_processes)),
+        is_elsewhere=is_elsewhere,
         **shared,
     )
-    starter.check(ranks_of(measurement, Path()))
+    if cluster is None:  # on nodes, the command of each one checks this
+        starter.check(ranks_of(measurement, Path()))
     return measurement
 
 
@@ -153,15 +221,8 @@ def _target(path: Path | None) -> Path:
     return target
 
 
-def _write(series: list[CollectiveSeries], command: str, target: Path) -> None:
+def _write(content: CollectivesFile, target: Path) -> None:
     if target.exists():
         raise UsageError(f"--output {target}: another command has just written it; choose another file")
-    content = CollectivesFile(
-        kind="collectives",
-        created_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        command=command,
-        environment=describe_environment(with_torch=True),
-        series=series,
-    )
     target.parent.mkdir(exist_ok=True)
     write_atomically(target, content.model_dump_json(indent=1) + "\n")

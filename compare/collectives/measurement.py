@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, get_args
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from compare.results import CollectiveFit, CollectivePoint, CollectiveSeries, Interval
 from records.record import Environment
@@ -46,6 +46,7 @@ class Measurement(_Strict):
     operations: list[Operation]
     sizes: list[int]
     seconds_per_point: float
+    is_elsewhere: bool = Field(description="whether the ranks are on other machines, so that rank 0 describes its own")
 
 
 class CollectivesFile(_Strict):
@@ -56,6 +57,11 @@ class CollectivesFile(_Strict):
     created_at: str
     command: str
     environment: Environment
+    network: str | None = Field(
+        default=None,
+        description="where ranks were on nodes: what each sends in a second at most, such as 1gbit, or unlimited, if "
+        "this machine made them; otherwise the name of the engine",
+    )
     series: list[CollectiveSeries]
 
 

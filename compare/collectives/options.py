@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from compare.collectives.measurement import ELEMENT_BYTES, OPERATIONS, Operation
 from compare.numbers import format_size
@@ -42,12 +42,29 @@ class CollectivesOptions(BaseModel):
     operations: CommaList[Operation] = Field(list(OPERATIONS), description="collectives")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the buffers are")
     start_method: str | None = Field(None, description="what starts the ranks (default: each backend's own launcher)")
-    threads_per_rank: ThreadCount | None = Field(None, description="CPU threads of a rank (default: cores / ranks)")
+    engine: str | None = Field(
+        None,
+        description="start the ranks on nodes: netns, slurm, mpi or ray, with its own options (default: all here)",
+    )
+    num_nodes: int | None = Field(
+        None,
+        ge=1,
+        description="with --engine, the number of nodes (default: one for each rank, or for each node's GPUs)",
+    )
+    threads_per_rank: ThreadCount | None = Field(
+        None, description="CPU threads of a rank (default: cores / ranks, and 1 on other machines)"
+    )
     timeout: float = Field(60.0, ge=1, le=10**6, description="seconds after which a collective that waits is an error")
     seconds_per_point: float = Field(
         0.3, ge=0, le=3600, description="how long to repeat each collective at each size, 5 to 100 times"
     )
     output: Path | None = Field(None, description="must not exist yet (default: runs/collectives-TIME.json)")
+
+    @model_validator(mode="after")
+    def _has_nodes(self) -> CollectivesOptions:
+        if self.num_nodes is not None and self.engine is None:
+            raise ValueError(f"--num-nodes {self.num_nodes}: only an engine starts nodes; add --engine")
+        return self
 
     @field_validator("sizes")
     @classmethod

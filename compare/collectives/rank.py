@@ -1,4 +1,7 @@
-"""What each rank of the benchmark of collectives runs: ``python -m compare.collectives.rank DIRECTORY RANK_VARIABLE``.
+"""What each rank of the benchmark of collectives runs.
+
+``python -m compare.collectives.rank MEASUREMENT DIRECTORY [RANK_VARIABLE]``, with the file that says what to measure,
+and the directory of the run.
 
 The adapter only joins the group and keeps ranks in step. What is measured are the calls of the
 library that it communicates through, on buffers that are there before the clock starts.
@@ -23,7 +26,8 @@ import torch
 from backends.collectives import Prepare, Prepared
 from backends.interface import Backend, BackendOptions
 from backends.registry import load_backend
-from compare.collectives.measurement import MEASUREMENT_NAME, Measurement, elements_per_rank, size_in_bytes
+from compare.collectives.measurement import Measurement, elements_per_rank, size_in_bytes
+from records.environment import describe_environment
 from records.news import LibraryFound, PointMeasured
 from records.progress import ProgressLog
 from training.world import prove_world
@@ -158,7 +162,9 @@ def measure(measurement: Measurement, directory: Path, rank: int) -> None:
     library = backend.collectives()
     operations = [operation for operation in measurement.operations if operation in library]
     transport = backend.effective_settings().get("transport", "unknown")
-    log.write(LibraryFound(transport=transport, operations=list(operations)))
+    is_described = measurement.is_elsewhere and backend.rank == 0
+    environment = describe_environment(with_torch=True) if is_described else None
+    log.write(LibraryFound(transport=transport, operations=list(operations), environment=environment))
 
     bench = Bench(
         backend,
@@ -174,12 +180,12 @@ def measure(measurement: Measurement, directory: Path, rank: int) -> None:
     backend.shutdown()
 
 
-def main(directory: Path, rank_variable: str) -> None:
+def main(measurement: str, run_directory: str, rank_variable: str | None = None) -> None:
     """Runs this rank to its end; on an error, exits with code 1 at once."""
+    directory = Path(run_directory)
     with reporting(directory, rank_variable) as rank:
-        measurement = Measurement.model_validate_json((directory / MEASUREMENT_NAME).read_bytes())
-        measure(measurement, directory, rank)
+        measure(Measurement.model_validate_json(Path(measurement).read_bytes()), directory, rank)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(*sys.argv[1:])

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from backends.registry import BACKENDS
+from compare.networks import network_options
 from compare.race.baseline import check_baseline, like_baseline
 from compare.race.directory import RaceDirectory
 from compare.race.entrants import make_plan, read_run_options, schedule_race
@@ -137,6 +138,10 @@ def _measure_collectives(plan: RacePlan, directory: RaceDirectory, terminal: Con
             continue
         terminal.print(f"measuring the collectives of {name}")
         done = own_command.run_command(
-            ["allreduce", f"--backends={name}", f"--num-processes={worlds}", f"--output={target}", *device]
+            [
+                *("allreduce", f"--backends={name}", f"--num-processes={worlds}", f"--output={target}", *device),
+                *network_options(plan.options.engine, plan.options.bandwidth),
+                *(() if plan.options.bandwidth is None else ("--sizes=1KiB..4MiB",)),  # larger ones would take minutes
+            ]
         )
         directory.note_collectives(name, None if done.returncode == 0 else done.stderr.strip()[-300:])

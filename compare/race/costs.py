@@ -40,7 +40,7 @@ _SECONDS_OF_A_BYTE = 1.5e-9
 # Ranks that compute at the same time share caches and memory.
 _SHARING_FACTOR = 1.08
 # Steps that warm a turn up, signals, and the entrants that are waited for.
-_TURN_FACTOR = 1.3
+_TURN_FACTOR = 1.35
 # What a starter and its command line hold, beside their ranks; and what of the free memory entrants may take together.
 _BYTES_OF_A_STARTER = 300 * 2**20
 _SHARE_OF_MEMORY = 0.8

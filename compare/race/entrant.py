@@ -9,19 +9,14 @@ from __future__ import annotations
 import sys
 
 from compare.race.peers.table import PEERS
-from engines.command import run as start_nodes
-from launch.cli import answer
-from launch.train_command import train
+from engines import other_ranks
 
 
 def main(rank_program: str, address: str, backend: str, *options: str) -> int:
     """Runs the entrant to its end; returns the exit code."""
-    sys.argv = [sys.argv[0], backend, *options]  # what the record calls its command
-    if any(option.startswith("--engine=") for option in options):
-        program = (sys.executable, "-m", "compare.race.entrant", rank_program, address)
-        return answer(lambda: start_nodes([backend, *options], program=program))
     row = PEERS[backend].row if backend in PEERS else None
-    return answer(lambda: train(backend, list(options), rank_program=(rank_program, address), row=row))
+    program = (rank_program, address)
+    return other_ranks.run(("compare.race.entrant", *program), program, backend, options, row)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from backends.capabilities import UnsupportedError
 from backends.devices import count_gpus
 from backends.registry import BACKENDS, INDEPENDENT, REFERENCE, find_backend
+from compare.networks import check_engine
 from compare.race.bare import add_loops
 from compare.race.costs import measure_costs
 from compare.race.options import RaceOptions
@@ -22,8 +23,6 @@ from compare.race.plan import Entrant, PlannedRun, RacePlan, Schedule
 from compare.race.schedule import make_schedule
 from compare.race.tuning import can_be_tuned, seconds_of_tuning
 from compare.results import Role
-from engines.interface import NodeJob
-from engines.registry import find_engine
 from launch.arguments import command_line
 from launch.errors import UsageError
 from launch.options import read_option_file, read_options
@@ -116,7 +115,7 @@ def make_plan(options: RaceOptions, of_runs: RunOptionsOfRace) -> tuple[RacePlan
     for name in options.peers or ():
         find_peer(name)
     if options.engine is not None:
-        _check_engine(options.engine, options)
+        check_engine(options.engine, options.bandwidth, max(options.num_processes))
     plan = RacePlan(
         schema_version=8,
         options=options,
@@ -138,15 +137,6 @@ def make_plan(options: RaceOptions, of_runs: RunOptionsOfRace) -> tuple[RacePlan
         if run.purpose == "diagnosis":
             _resolve(plan, run)
     return plan, configs
-
-
-def _check_engine(name: str, options: RaceOptions) -> None:
-    """Refuses an engine that cannot start the largest number of nodes here."""
-    kind, most = find_engine(name), max(options.num_processes)
-    job = NodeJob(REFERENCE, (), RunOptions.model_validate({}), num_nodes=most, num_processes=most, output_dir=Path())
-    engine = kind(job, kind.Settings.model_validate({"bandwidth": options.bandwidth}))
-    engine.check()
-    engine.check_here()
 
 
 def schedule_race(plan: RacePlan, configs: dict[Entrant, RunConfig]) -> None:

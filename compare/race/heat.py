@@ -1,8 +1,8 @@
 """A heat: one start of each entrant of a group of equal conditions; they stay alive and take turns.
 
-All take the same steps of the same plan, a fifth of a second at a time, in an order that is drawn anew for each round.
-So two entrants are timed on the same batches within seconds of each other, and neither what is in a batch nor what the
-machine does in the course of a minute is taken for a difference between them.
+All take the same steps of the same plan, a few at a time, in an order that is drawn anew for each round. So entrants
+are timed on the same batches within a fraction of a second of each other, and neither what is in a batch nor what the
+machine does in the course of a second is taken for a difference between them.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ from compare.report.runs import RaceFacts, TurnFacts
 from launch.starters.environment import command_environment
 from records.throughput import NUM_WARMUP_STEPS
 
-# Shorter turns make more pairs that are closer in time, but each begins with steps that are not timed.
-SECONDS_OF_A_TURN = 0.2
+# Shorter turns make more pairs that are closer in time, but each begins with steps that are not timed. On a processor
+# whose speed changed by a tenth within two tenths of a second, these left half of the error of turns of 0.2 s, and
+# still shorter ones left more (docs/results/README.md).
+SECONDS_OF_A_TURN = 0.07
 # After a rest, caches are cold and clocks are low: steps are timed from so many seconds on.
-_SECONDS_TO_WARM_UP = 0.04
+_SECONDS_TO_WARM_UP = 0.02
 _FEWEST_TIMED_STEPS = 3
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from backends.devices import count_gpus
+from compare.networks import EngineName, Limit, require_engine
 from compare.race.peers.table import PEERS
 from compare.results import MIN_PAIRS
 from launch.comma_lists import CommaList, Names, Numbers
-from launch.quantities import Bandwidth, Duration, Share, format_bandwidth
+from launch.quantities import Duration, Share
 from records.config import DEFAULT_CPU_PROCESSES, BatchSize, Precision, ProcessCount
 
 _MAX_RUNS = 10_000
@@ -60,12 +61,8 @@ class RaceOptions(BaseModel):
         "(default: 1 and one per GPU; without a GPU 1 and 2)",
     )
     precision: CommaList[Precision] = Field(["fp32"], description="precisions, separated by commas")
-    engine: Literal["netns"] | None = Field(
-        None, description="start each rank on a node of its own, made by this engine (default: all on this node)"
-    )
-    bandwidth: Bandwidth | None = Field(
-        None, description="with --engine, what a node sends in a second at most, such as 1gbit (default: no limit)"
-    )
+    engine: EngineName = None
+    bandwidth: Limit = None
     accumulation: Numbers[Annotated[int, Field(ge=1, le=1024)]] = Field(
         [1], description="gradient accumulation steps, separated by commas"
     )
@@ -106,10 +103,7 @@ class RaceOptions(BaseModel):
 
     @model_validator(mode="after")
     def _has_a_network(self) -> RaceOptions:
-        if self.bandwidth is not None and self.engine is None:
-            raise ValueError(
-                f"--bandwidth {format_bandwidth(self.bandwidth)}: only an engine can limit it; add --engine netns"
-            )
+        require_engine(self.engine, self.bandwidth)
         if self.engine is not None and (self.peers is not None or self.tune):
             option = "--tune" if self.tune else f"--peers {','.join(self.peers or ())}"
             raise ValueError(f"{option}: cannot race on --engine {self.engine}; leave one of the two out")

@@ -15,11 +15,11 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from backends.registry import REFERENCE
+from compare.networks import engine_options
 from compare.race.costs import Costs
 from compare.race.options import RaceOptions
 from compare.report.runs import Purpose
 from compare.results import RANKED, Role
-from launch.quantities import format_bandwidth
 
 
 class Entrant(BaseModel):
@@ -158,9 +158,13 @@ def draw_plan(
         drawn = _block(entrants, "timed", block, order)
         runs += [run for together in heats_of(drawn) for run in (_in_parts(together, costs) if costs else together)]
     if options.trains_to_the_end:
-        # For each entrant and number of ranks, only the first conditions that the user asked for.
+        # For each entrant and number of ranks, only the first conditions that the user asked for; beside peers, which
+        # have no lockstep to rely on, each precision.
         whole = [entrant for entrant in entrants if entrant.role in (*RANKED, "peer")]
-        firsts = {(entrant.name, entrant.num_processes): entrant for entrant in reversed(whole)}
+        firsts = {
+            (entrant.name, entrant.num_processes, entrant.precision if options.peers else None): entrant
+            for entrant in reversed(whole)
+        }
         runs += _block(list(reversed(firsts.values())), "whole", repeats + 1, order)
     return runs
 
@@ -240,8 +244,4 @@ class RacePlan(BaseModel):
 
     def _engine_of(self, who: Entrant) -> list[str]:
         """Returns what starts each rank of an entrant on a node of its own, if the race does so."""
-        options = self.options
-        if options.engine is None or who.num_processes == 1:
-            return []
-        limit = [] if options.bandwidth is None else [f"--bandwidth={format_bandwidth(options.bandwidth)}"]
-        return [f"--engine={options.engine}", f"--num-nodes={who.num_processes}", *limit]
+        return engine_options(self.options.engine, self.options.bandwidth, who.num_processes)

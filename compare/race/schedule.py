@@ -14,12 +14,13 @@ from launch.quantities import format_duration
 from records.throughput import NUM_WARMUP_STEPS
 
 _SECONDS_OF_COLLECTIVES = 40.0
+# A budget is spent on longer starts rather than on more of them.
 _MOST_STARTS = 10
 # In a start, turns take at least so many times as long as starting did.
-_TURNS_PER_START = 3.0
+_TURNS_PER_START = 2.0
 # A start has at least so many turns, however long they are, and measures at least as long as so many short ones take.
 _FEWEST_TURNS = 5
-_FEWEST_SHORT_TURNS = 15
+_FEWEST_SHORT_TURNS = 45
 
 
 def make_schedule(entrants: list[Entrant], options: RaceOptions, costs: Costs, *, seconds_of_tuning: float) -> Schedule:
@@ -61,7 +62,7 @@ def make_schedule(entrants: list[Entrant], options: RaceOptions, costs: Costs, *
     is_planned = options.repeats is None and options.timed_steps is None
     return Schedule(
         repeats=repeats,
-        most_repeats=max(repeats, _MOST_STARTS) if is_planned else repeats,
+        most_repeats=max(2 * repeats, _MOST_STARTS) if is_planned else repeats,
         timed_steps=steps,
         seconds=seconds,
     )

@@ -260,7 +260,8 @@ def scaling_figure(series: list[Scaling], styles: Styles) -> Figure:
 
 def collective_figure(series: list[CollectiveSeries], styles: Styles) -> Figure:
     """Returns bus bandwidth over size, for one operation and number of ranks."""
-    title = f"{series[0].operation}, {series[0].num_processes} ranks, {series[0].device}"
+    network = f", nodes with {series[0].network}" if series[0].network else ""
+    title = f"{series[0].operation}, {series[0].num_processes} ranks, {series[0].device}{network}"
     peaks = [(one, max(one.points, key=lambda point: point.busbw)) for one in series]
     said = "; ".join(
         f"{one.backend} over {one.transport} up to {number(peak.busbw / _GIB, 3)} GiB/s at {format_size(peak.bytes)}"

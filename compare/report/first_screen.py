@@ -60,10 +60,13 @@ def forest_figure(standing: Standing, styles: Styles) -> Figure | None:
     rivals = [one for one in standing.rivals if one.relative is not None]
     if len(rivals) < 2:
         return None
+    # A reader may have named another opponent than the fastest.
+    is_first = all(one.longer is None or one.longer.estimate >= 0 for one in rivals)
+    opponent = "the least time" if is_first else "compared with"
     items = [
         Item(
             one.name,
-            "the least time" if one.claim is None else longer(one.longer),
+            opponent if one.claim is None else longer(one.longer),
             styles[one.name] if one.claim in (None, "slower", "faster") else styles[one.name].hollow(),
             estimate=100 * one.longer.estimate if one.longer else 0.0,
             low=100 * one.longer.low if one.longer and one.longer.low is not None else None,

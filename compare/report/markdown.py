@@ -113,17 +113,24 @@ def headline_table(results: Results) -> str:
 
 def results_table(results: Results) -> str:
     """Returns a row for each entrant, group by group."""
-    against = {
-        (one.group, one.name): "is the opponent" if one.claim is None else longer(one.longer)
-        for standing in results.standings
-        for one in [*standing.placings, *standing.approximations]
-    }
+    against: dict[tuple[str, str], str] = {}
+    for standing in results.standings:
+        for one in [*standing.placings, *standing.approximations]:
+            seen = "is the opponent" if one.claim is None else longer(one.longer)
+            again = (one.group, one.name) in against  # one process, beside the ranks of several networks
+            against[one.group, one.name] = "differs by network" if again else seen
     each = [(group, entrant) for group in results.groups for entrant in group.entrants]
+    headings: tuple[str, ...] = _HEADINGS
     rows = [_row(*one, against.get((one[0].group.key, one[1].name), "not ranked")) for one in each]
-    if not any(group.group.machine for group, _ in each):
-        return _table(_HEADINGS, rows)
-    named = [[group.group.machine or "-", *row] for (group, _), row in zip(each, rows, strict=True)]
-    return _table(("machine", *_HEADINGS), named)
+    places = {
+        "network": [group.group.conditions.get("network") for group, _ in each],
+        "machine": [group.group.machine for group, _ in each],
+    }
+    for heading, named in places.items():
+        if any(named):
+            headings = (heading, *headings)
+            rows = [[place or "-", *row] for place, row in zip(named, rows, strict=True)]
+    return _table(headings, rows)
 
 
 def seed_table(results: Results) -> str:

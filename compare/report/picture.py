@@ -70,7 +70,7 @@ def _bounds(results: Results) -> _Bounds:
     """
     return {
         (one.group, one.name): (rate / (1 + one.longer.high), rate / (1 + one.longer.low))
-        for standing in results.standings
+        for standing in reversed(results.standings)  # where one process is in several, the first counts
         for rate in [standing.placings[0].samples_per_second.estimate]
         for one in standing.placings
         if one.longer is not None and one.longer.low is not None and one.longer.high is not None

@@ -91,7 +91,8 @@ def read_inputs(paths: Sequence[Path]) -> Inputs:
 def _series(path: Path) -> list[CollectiveSeries]:
     measured = read_collectives(path)
     machine = describe_machine(measured.environment, [])
-    return [series.model_copy(update={"machine": machine}) for series in measured.series]
+    where = {"machine": machine, "network": measured.network}
+    return [series.model_copy(update=where) for series in measured.series]
 
 
 def _refuse_repetitions(runs: Iterable[Run]) -> None:

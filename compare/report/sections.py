@@ -141,7 +141,8 @@ def _collectives(collectives: list[CollectiveSeries], styles: Styles) -> list[Se
         return [report_figures.collective_figure(series, styles), *([table] if table.rows else [])]
 
     def place(series: CollectiveSeries) -> str:
-        return f"; {series.machine.label}" if series.machine and several else ""
+        network = f"; nodes with {series.network}" if series.network else ""
+        return network + (f"; {series.machine.label}" if series.machine and several else "")
 
     drawn = [one for one in collectives if one.points]
     several = len({one.machine.label for one in drawn if one.machine}) > 1

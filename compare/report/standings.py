@@ -35,6 +35,11 @@ class _Candidate(NamedTuple):
         return self.entrant.role == "backend" and self.entrant.ranked
 
     @property
+    def communicates(self) -> bool:
+        """Whether its ranks communicate, so that a network matters."""
+        return self.group.num_processes > 1 and self.entrant.role != "limit"
+
+    @property
     def label(self) -> str:
         """The name with the number of ranks; what is possible here is called what it is."""
         number = self.group.num_processes
@@ -71,7 +76,9 @@ def standings_of(
                 conditions = unsplit(own.timed[0]), result.group.gradient_accumulation_steps
                 fields.setdefault(conditions, []).append(_Candidate(result, entrant, own))
     # A limit by itself is of no use.
-    complete = [field for field in fields.values() if any(one.is_rival for one in field)]
+    complete = [
+        field for together in fields.values() for field in _by_network(together) if any(one.is_rival for one in field)
+    ]
     complete.sort(key=lambda field: _place(field[0].group, order))
     names = {one.entrant.name for field in complete for one in field if one.is_rival}
     if opponent is not None and opponent not in names:
@@ -81,6 +88,16 @@ def standings_of(
         standings.append(_standing(field, opponent))
         opponent = opponent or standings[0].placings[0].name
     return standings
+
+
+def _by_network(field: Sequence[_Candidate]) -> list[list[_Candidate]]:
+    """Returns a field for each network, one node among them; what does not communicate is in all of them."""
+    networks = dict.fromkeys(_network(one.group) for one in field if one.communicates) or {None: None}
+    return [[one for one in field if not one.communicates or _network(one.group) == network] for network in networks]
+
+
+def _network(group: Group) -> str | None:
+    return group.conditions.get("network")
 
 
 def _place(group: Group, order: Sequence[tuple[str, int]]) -> int:
@@ -100,6 +117,7 @@ def _standing(field: Sequence[_Candidate], named: str | None) -> Standing:
     limits = [one for one in others if one.entrant.role != "backend"]
     return Standing(
         conditions=_conditions(opponent.group),
+        network=_network(opponent.group),
         opponent=opponent.label,
         num_starts=len(opponent.runs.timed),
         num_turns=sum(len(run.timed_steps) for run in opponent.runs.timed if run.race and run.race.turns),
@@ -139,7 +157,8 @@ def _within(opponent: _Candidate, other: _Candidate) -> Comparison | None:
 
 def _conditions(group: Group) -> str:
     parts = f" in {group.gradient_accumulation_steps} parts" if group.gradient_accumulation_steps > 1 else ""
-    return f"{group.precision}, {group.global_batch_size} samples a step{parts}{on_machine(group)}"
+    network = f" ({found})" if (found := _network(group)) is not None else ""
+    return f"{group.precision}, {group.global_batch_size} samples a step{parts}{network}{on_machine(group)}"
 
 
 def _placing(one: _Candidate, comparison: Comparison | None) -> Placing:

@@ -128,12 +128,18 @@ def _same_computation(groups: Sequence[GroupResult]) -> Ground:
 
 
 def _what_is_sent(groups: Sequence[GroupResult]) -> list[Ground]:
-    """Names who sends most, if that is several times what its gradients need."""
+    """Names all who send several times what their gradients need, in any group; who sends most comes first."""
     counted = [one for group in groups for one in group.entrants if one.role in RANKED]
-    most = max(counted, key=lambda one: one.excess or 0.0, default=None)
-    if most is None or (most.excess or 0.0) < _WASTEFUL:
+    times: dict[str, float] = {}
+    for one in sorted(counted, key=lambda one: one.excess or 0.0, reverse=True):
+        if one.excess is not None and one.excess >= _WASTEFUL:
+            times.setdefault(one.name, one.excess)
+    if not times:
         return []
-    return [Ground("Bytes sent", f"{most.name} sends {number(most.excess, 2)} times what its gradients need", "bad")]
+    (first, most), *others = times.items()
+    senders = [f"{first} sends {number(most, 2)}", *(f"{name} {number(excess, 2)}" for name, excess in others)]
+    whose = "their" if others else "its"
+    return [Ground("Bytes sent", f"{joined(senders)} times what {whose} gradients need", "bad")]
 
 
 def _overlooked(standing: Standing) -> Ground:
@@ -161,6 +167,8 @@ def _speed(standing: Standing, results: Results) -> str:
     name, where = opponent.name, f"On {ranks(opponent.num_processes)}"
     if len({place.machine for place in results.places}) == 1:
         where += " of this machine"
+    if standing.network is not None:
+        where += f" ({standing.network})"
     if not others:
         rate = number(opponent.samples_per_second.estimate, 3)
         return f"{where}, only {name} was timed: {rate} samples/s."

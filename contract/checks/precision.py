@@ -11,6 +11,7 @@ from contract.cases import (
     GROWTH,
     HALF,
     INFINITE_GRADIENT,
+    INFINITE_GRADIENT_FP16,
     INFINITE_LOSS,
     OVERFLOWS,
     UNSKIPPED,
@@ -85,7 +86,7 @@ def layers_compute_in_the_precision_asked_for(evidence: Evidence) -> None:
 
 @check(
     "C30",
-    [*OVERFLOWS, INFINITE_LOSS, INFINITE_GRADIENT, COMPRESSED_OVERFLOW],
+    [*OVERFLOWS, INFINITE_LOSS, INFINITE_GRADIENT, INFINITE_GRADIENT_FP16, COMPRESSED_OVERFLOW],
     traps="F2 F9 C8 H9 A13 F3 B2",
     promises=["Backend.step: If the averaged gradient is not finite"],
 )
@@ -94,8 +95,9 @@ def an_overflow_makes_all_ranks_skip(evidence: Evidence) -> None:
 
     The loss is made infinite in the first micro-batch of the last rank or in the last micro-batch of the first rank. If
     each rank decided on its own gradients, the others would step to NaN. In fp32, which has no loss scale, the option
-    `skip_nonfinite` asks for the same; there, one case has a finite loss and a gradient with one infinite element. In
-    another, gradients are finite where they are computed, and overflow when they are compressed to fp16.
+    `skip_nonfinite` asks for the same. In two cases, one of them under a loss scale, the loss is finite and a gradient
+    has one infinite element, which a single rank holds if gradients are cut into parts. In another, gradients are
+    finite where they are computed, and overflow when they are compressed to fp16.
     """
     overflow = evidence.case.trainings[0].overflow
     assert overflow is not None

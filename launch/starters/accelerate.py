@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from launch.nodes import own_address
 from launch.starters.interface import Ranks, Starter, launcher_module
-from launch.starters.torchrun import rendezvous
+from launch.starters.torchrun import static_rendezvous
 
 # So that no file in the user's home directory is read in its place.
 _CONFIG = Path(__file__).with_name("accelerate_config.yaml")
@@ -34,7 +34,8 @@ class AccelerateLaunch(Starter):
         command += ["--mixed_precision=no", "--dynamo_backend=no", f"--log_dir={ranks.log_directory / 'torchrun'}"]
         if ranks.nodes.num_nodes > 1:
             command += [f"--machine_rank={ranks.nodes.node_rank}", f"--main_process_ip={ranks.nodes.master_addr}"]
-            command += [f"--main_process_port={ranks.port}", "--rdzv_backend=c10d", f"--rdzv_conf={rendezvous(ranks)}"]
+            command += [f"--main_process_port={ranks.port}", "--rdzv_backend=static"]
+            command += [f"--rdzv_conf={static_rendezvous(ranks)}"]
         else:
             command += [f"--main_process_port={ranks.master_port or 0}"]
         return [*command, "--module", *self.program(ranks)]

@@ -23,8 +23,8 @@ from horovod.runner.common.util.hosts import SlotInfo
 from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
-# How long node 0 waits for the other nodes to leave; nothing depends on it any more.
-_SECONDS_TO_LINGER = 10.0
+# How long the server waits for the other nodes to leave; nothing depends on it any more.
+SECONDS_TO_LINGER = 10.0
 _LEFT = "left"
 
 
@@ -32,25 +32,29 @@ def main() -> int:
     """Starts the ranks and returns when all of this node have ended; fails as soon as one does."""
     options = _options()
     signal.signal(signal.SIGTERM, _leave)
-    num_local = options.num_processes // options.num_nodes
-    slots = [
-        SlotInfo(
-            hostname=f"node{rank // num_local}",
-            rank=rank,
-            local_rank=rank % num_local,
-            cross_rank=rank // num_local,
-            size=options.num_processes,
-            local_size=num_local,
-            cross_size=options.num_nodes,
-        )
-        for rank in range(options.num_processes)
-    ]
+    slots = slots_of(options.num_processes, options.num_processes // options.num_nodes)
     server = _meet(options, slots)
     own = [slot for slot in slots if slot.cross_rank == options.node_rank]
     code = _run(own, options)
     if code == 0:
         _take_leave(options, server)
     return code
+
+
+def slots_of(num_processes: int, num_local: int) -> list[SlotInfo]:
+    """Returns the places of all ranks, of which each node has `num_local`, in the order of the ranks."""
+    return [
+        SlotInfo(
+            hostname=f"node{rank // num_local}",
+            rank=rank,
+            local_rank=rank % num_local,
+            cross_rank=rank // num_local,
+            size=num_processes,
+            local_size=num_local,
+            cross_size=num_processes // num_local,
+        )
+        for rank in range(num_processes)
+    ]
 
 
 def _options() -> argparse.Namespace:
@@ -72,7 +76,7 @@ def _meet(options: argparse.Namespace, slots: list[SlotInfo]) -> RendezvousHTTPS
     """Opens the server on node 0; on other nodes, waits for it."""
     where = options.master_addr, options.master_port
     if options.node_rank > 0:
-        _wait_for(where, options.timeout)
+        wait_for(where, options.timeout)
         return None
     server = RendezvousHTTPServer(where, RendezvousHandler, False)
     options.master_port = server.server_address[1]  # port 0 means any free one
@@ -88,12 +92,13 @@ def _take_leave(options: argparse.Namespace, server: RendezvousHTTPServer | None
         with contextlib.suppress(OSError):  # node 0 may have waited long enough
             urlopen(Request(address, data=b"1", method="PUT"), timeout=1).close()
         return
-    deadline = time.monotonic() + _SECONDS_TO_LINGER
+    deadline = time.monotonic() + SECONDS_TO_LINGER
     while len(server.cache.get(_LEFT, {})) < options.num_nodes - 1 and time.monotonic() < deadline:
         time.sleep(0.1)
 
 
-def _wait_for(where: tuple[str, int], seconds: float) -> None:
+def wait_for(where: tuple[str, int], seconds: float) -> None:
+    """Waits until somebody listens at an address and port; exits with a message if nobody does in so many seconds."""
     deadline = time.monotonic() + seconds
     while True:
         try:

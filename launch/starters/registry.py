@@ -8,6 +8,7 @@ from launch.errors import UsageError
 from launch.nodes import ALONE, Nodes
 from launch.starters.accelerate import AccelerateLaunch
 from launch.starters.horovod_node import HorovodNode
+from launch.starters.horovod_torchrun import HorovodTorchrun
 from launch.starters.horovodrun import Horovodrun
 from launch.starters.interface import Starter
 from launch.starters.mpirun import Mpirun
@@ -17,7 +18,10 @@ from launch.starters.torchrun import Torchrun
 
 STARTERS: dict[str, Starter] = {
     starter.name: starter
-    for starter in (Python(), Torchrun(), Fork(), Spawn(), AccelerateLaunch(), Horovodrun(), HorovodNode(), Mpirun())
+    for starter in (
+        *(Python(), Torchrun(), Fork(), Spawn(), AccelerateLaunch()),
+        *(Horovodrun(), HorovodNode(), HorovodTorchrun(), Mpirun()),
+    )
 }
 
 

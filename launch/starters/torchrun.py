@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from typing_extensions import override
 
 from launch.nodes import own_address
@@ -18,7 +20,7 @@ class Torchrun(Starter):
     name = "torchrun"
     launcher = "torchrun"
     rank_variable = "RANK"
-    variables = (
+    variables: ClassVar[tuple[str, ...]] = (
         *("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
         *("TORCHELASTIC_", "PET_"),
     )
@@ -34,7 +36,6 @@ class Torchrun(Starter):
             f"--log-dir={ranks.log_directory / 'torchrun'}",
         ]
         if ranks.nodes.num_nodes > 1:
-            command += ["--rdzv-backend=c10d", f"--rdzv-endpoint={ranks.nodes.master_addr}:{ranks.port}"]
             command += _elastic(ranks) if ranks.nodes.may_leave else _fixed(ranks)
         elif ranks.master_port is None:
             command += ["--standalone"]
@@ -54,19 +55,30 @@ class Torchrun(Starter):
 
 
 def _fixed(ranks: Ranks) -> list[str]:
-    return [f"--nnodes={ranks.nodes.num_nodes}", f"--rdzv-conf={rendezvous(ranks)}"]
-
-
-def _elastic(ranks: Ranks) -> list[str]:
+    """Nodes that stay meet in torchrun's static rendezvous, which numbers their ranks in the order of the nodes."""
     nodes = ranks.nodes
     return [
-        f"--nnodes={nodes.min_nodes}:{nodes.num_nodes}",
-        f"--max-restarts={ranks.max_restarts}",
-        f"--rdzv-conf={rendezvous(ranks)},{_LEAVING}",
+        *(f"--nnodes={nodes.num_nodes}", f"--node-rank={nodes.node_rank}"),
+        *(f"--master-addr={nodes.master_addr}", f"--master-port={ranks.port}"),
+        f"--rdzv-conf={static_rendezvous(ranks)}",
     ]
 
 
-def rendezvous(ranks: Ranks) -> str:
-    """Configures the rendezvous of several nodes: node 0 is the host, and all wait as long as a collective may."""
-    seconds = max(1, round(ranks.timeout_seconds))
-    return f"is_host={int(ranks.nodes.node_rank == 0)},join_timeout={seconds},read_timeout={seconds}"
+def _elastic(ranks: Ranks) -> list[str]:
+    """Nodes that may leave meet in torchrun's c10d rendezvous, which orders them by their addresses, as text."""
+    nodes, seconds = ranks.nodes, _seconds(ranks)
+    waiting = f"is_host={int(nodes.node_rank == 0)},join_timeout={seconds},read_timeout={seconds}"
+    return [
+        *("--rdzv-backend=c10d", f"--rdzv-endpoint={nodes.master_addr}:{ranks.port}"),
+        *(f"--nnodes={nodes.min_nodes}:{nodes.num_nodes}", f"--max-restarts={ranks.max_restarts}"),
+        f"--rdzv-conf={waiting},{_LEAVING}",
+    ]
+
+
+def static_rendezvous(ranks: Ranks) -> str:
+    """Configures the rendezvous of nodes that stay: all wait as long as a collective may."""
+    return f"timeout={_seconds(ranks)}"
+
+
+def _seconds(ranks: Ranks) -> int:
+    return max(1, round(ranks.timeout_seconds))

@@ -160,6 +160,9 @@ def _check_readable(model: str, directory: Path) -> None:
             raise TaskInputError(f"--model {model}: {name} is not JSON ({error}); {remedy}") from error
         if not isinstance(content, dict):
             raise TaskInputError(f"--model {model}: {name} is not a JSON object; {remedy}")
+        kind = content.get("model_type")
+        if kind is not None and not isinstance(kind, str):
+            raise TaskInputError(f"--model {model}: {name} has the model_type {kind!r:.50}, which is no name; {remedy}")
         _require_room(model, content)
     for file in sorted(directory.glob("model*.safetensors")):
         try:

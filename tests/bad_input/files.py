@@ -139,6 +139,7 @@ MODELS: dict[str, dict[str, str | None]] = {
     "model-without-vocabulary": {"tokenizer.json": None},
     "model-with-broken-config": {"config.json": "{broken"},
     "model-with-list-as-config": {"config.json": "[]"},
+    "model-with-list-as-type": {"config.json": '{"model_type": []}'},
     "model-with-broken-tokenizer": {"tokenizer.json": "{broken"},
 }
 

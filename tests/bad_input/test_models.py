@@ -44,6 +44,11 @@ MODEL_CASES: dict[str, tuple[str, ...]] = {
         "config.json is not JSON",
         "download the model",
     ),
+    "model-with-list-as-type": (
+        fine_tune("model-with-list-as-type"),
+        "config.json has the model_type []",
+        "download the model",
+    ),
     "model-with-list-as-config": (
         fine_tune("model-with-list-as-config"),
         "config.json is not a JSON object",

@@ -24,7 +24,7 @@ PACKAGE_CASES = {
         "horovod",
         "horovod --start-method torchrun",
         "torchrun",
-        "horovodrun, mpirun or horovod-node",
+        "horovodrun, mpirun, horovod-node or horovod-torchrun",
     ),
     "accelerate-missing": ("no-accelerate", "accelerate", "accelerate is not installed", "pip install 'accelerate"),
     "accelerate-fp16-on-cpu": ("accelerate", "accelerate --precision fp16", "--precision fp16", "choose fp32 or bf16"),

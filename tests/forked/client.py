@@ -82,6 +82,7 @@ class ForkedJob:
         environment: dict[str, str],
         directory: Path | None,
         forked_ranks: bool = True,
+        module: Sequence[str] = own_command.PROGRAM,
     ) -> None:
         self.args = arguments
         self.returncode: int | None = None
@@ -93,7 +94,7 @@ class ForkedJob:
             "what": "module",
             "environment": environment,
             "directory": str(directory or Path.cwd()),
-            "arguments": ["launch", *arguments],
+            "arguments": [*module, *arguments],
             "forked_ranks": forked_ranks,
             "socket": path,
         }
@@ -174,11 +175,11 @@ def _run_forked(
     *,
     module: Sequence[str] = own_command.PROGRAM,
 ) -> subprocess.CompletedProcess[str]:
-    if tuple(module) != own_command.PROGRAM:  # a peer, whose library no process has loaded
+    if module[0] == "compare.race.entrant":  # it may be a peer, whose library no process has loaded
         return _run_apart(arguments, variables, module=module)
     environment = {**os.environ, **variables}
     environment.pop("LOCKSTEP_STARTED_AT", None)
-    job = ForkedJob(arguments, environment=environment, directory=None)
+    job = ForkedJob(arguments, environment=environment, directory=None, module=module)
     try:
         output, errors = job.communicate()
     except Interrupted:

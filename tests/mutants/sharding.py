@@ -9,6 +9,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from contract import cases
 from tests.mutants.changes import replaced
@@ -55,6 +56,21 @@ def sums_of_one_layer_are_not_divided(backend: Any) -> Iterator[None]:
 @mutant("C19", cases.PLAIN[0], words="norm", of=SHARDED)
 def norm_of_the_own_part(backend: Any) -> Iterator[None]:
     with mock.patch.object(dist, "all_reduce"):
+        yield
+
+
+# The ranks that step have their gradients gathered for the check, and wait for those that skip.
+@mutant("C30", cases.INFINITE_GRADIENT_FP16, stops={"*": "Timed out waiting"}, of=SHARDED)
+def overflow_of_a_part_is_kept_from_the_others(backend: Any) -> Iterator[None]:
+    """Each rank looks at its own part of the gradients alone."""
+
+    def own_part(operation: Any, args: Any, kwargs: Any) -> None:
+        gradients, *found_and_scale = args
+        operation([gradient.to_local() for gradient in gradients], *found_and_scale)
+
+    # What torch has a scaler call for gradients that are parts.
+    unscale = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
+    with mock.patch.dict(DTensor._op_dispatcher._custom_op_handlers, {unscale: own_part}):
         yield
 
 
