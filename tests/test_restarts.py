@@ -39,11 +39,15 @@ def test_restarts_come_to_an_end(tmp_path: Path) -> None:
     done = lockstep("ddp", *options, "--max-restarts", "2", "--output-dir", run)
     assert done.returncode == 1
     lines = [line for line in done.stderr.splitlines() if line.startswith("lockstep: ")]
-    first, second = (line for line in lines if "restart" in line)
-    # It fails in its fifth batch. The last two checkpoints may not have been on the disk yet, but the one before them
-    # was: a checkpoint is written before the next but one begins.
-    assert re.fullmatch("lockstep: restart 1 of 2, from step [234]", first)
-    assert re.fullmatch("lockstep: restart 2 of 2, from step [4-8]", second)
+    pattern = re.compile("lockstep: restart ([12]) of 2, from step ([0-9]+)")
+    restarts = [tuple(map(int, found.groups())) for found in map(pattern.fullmatch, lines) if found is not None]
+    assert [number for number, _ in restarts] == [1, 2]
+    (_, first), (_, second) = restarts
+    # Each start fails in its fifth batch: the first one after four steps, the second one after three, since a start
+    # from a checkpoint rehearses with one batch. A checkpoint is written before the next but one begins, so that those
+    # of the last two steps may not have been on the disk.
+    assert 2 <= first <= 4
+    assert first + 1 <= second <= first + 3
     assert sum("ArithmeticError: the planted error" in line for line in lines) == 3
     record = json.loads((run / "record.json").read_text())
     assert (record["status"], record["restarts"]) == ("failed", 2)
