@@ -31,6 +31,7 @@ from backends.ddp_settings import DDPSettings
 from backends.deepspeed_settings import DeepSpeedSettings, deepspeed_capabilities, deepspeed_missing
 from backends.devices import count_gpus
 from backends.fsdp2_settings import FSDP2Settings
+from backends.horovod_settings import HorovodSettings
 from backends.interface import Backend, BackendOptions
 
 
@@ -284,16 +285,18 @@ BACKENDS = {
         "Horovod, ring all-reduce",
         _horovod,
         _horovod_missing,
+        settings=HorovodSettings,
         packages=("horovod",),
         # Milliseconds between two looks at what is to be reduced (1), and bytes that are reduced at once (128 MiB):
         # https://horovod.readthedocs.io/en/stable/tensor-fusion_include.html.
         knobs=(
             tuple(f"HOROVOD_CYCLE_TIME={milliseconds}" for milliseconds in (0.1, 5, 20)),
             tuple(f"HOROVOD_FUSION_THRESHOLD={mebibytes * 2**20}" for mebibytes in (1, 8)),
+            ("--wait=sleep",),
         ),
         variables=("HOROVOD_", "OMPI_MCA_"),
         signs=Signs(
-            ("horovod",),
+            ("horovod", "backends/horovod_waiting.py"),
             # The last two are of gloo, which it communicates through.
             ("Horovod has been shut down", "HorovodInternalError", "connectFullMesh failed", "remote process exited"),
         ),
