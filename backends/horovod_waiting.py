@@ -10,7 +10,7 @@ import time
 
 from horovod.torch import mpi_ops
 
-# A reduction takes about a millisecond at least: Horovod looks for something to reduce that often.
+# By default, Horovod looks for something to reduce every millisecond, so that a tenth of that adds little.
 _SECONDS_BETWEEN_LOOKS = 1e-4
 
 _spin = mpi_ops.mpi_lib.horovod_torch_wait_and_clear

@@ -1,4 +1,4 @@
-"""What continuous integration leaves out, so that it ends within half an hour: `tests/run.sh --all` runs it, too."""
+"""What continuous integration leaves out to save time; `tests/run.sh --all` runs it, too."""
 
 from __future__ import annotations
 

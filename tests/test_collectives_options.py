@@ -98,7 +98,7 @@ REFUSED = {
     "--engine slurm --bandwidth 1gbit": ("unrecognized arguments: --bandwidth 1gbit", "--help"),
     "--engine slurm --time 1": ("--time 1", "give at least 3 minutes"),
     "--engine slurm --num-nodes 3 --num-processes 4": ("--num-processes 4", "--num-nodes 3"),
-    "--engine netns --num-nodes 1": ("--num-nodes 1", "two nodes or more"),
+    "--engine netns --num-nodes 1": ("--engine netns", "ask for two or more"),
     "--engine mpi": ("--hosts is missing", "a:4,b:4"),
     "--engine mpi --hosts 127.0.0.1:2,127.0.0.2:2 --num-processes 2": (
         "--num-processes 2",

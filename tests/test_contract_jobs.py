@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -26,14 +27,18 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Suite]:
 _FORKED = ("rank-raises", "rank-exits", "rank-hangs")
 
 
-# The rest is started in the same ways; tests/test_failures.py has a rank of each of them hang.
-PARAMETERS = [
-    *instances(JOB_CHECKS, ("single", *OF_EACH_STARTER)),
-    *instances(JOB_CHECKS, [BY_HAND], pytest.mark.exhaustive),  # by the starter of ddp
-]
+def _jobs() -> Iterator[Any]:
+    """Those of one adapter for each starter, and of the example, which is started as ddp is."""
+    yield from instances(JOB_CHECKS, ["single", "ddp"])
+    for parameter in instances(JOB_CHECKS, [name for name in OF_EACH_STARTER if name != "ddp"]):
+        # tests/test_watchdog.py has a rank of each of them hang, too.
+        hangs = parameter.values[1].case.name == "rank-hangs"
+        marks = [*parameter.marks, *([pytest.mark.exhaustive] if hangs else [])]
+        yield pytest.param(*parameter.values, id=parameter.id, marks=marks)
+    yield from instances(JOB_CHECKS, [BY_HAND], pytest.mark.exhaustive)
 
 
-@pytest.mark.parametrize(("adapter", "instance"), PARAMETERS)
+@pytest.mark.parametrize(("adapter", "instance"), _jobs())
 def test_clause(
     suite: Callable[[str], Suite], monkeypatch: pytest.MonkeyPatch, adapter: str, instance: Instance
 ) -> None:

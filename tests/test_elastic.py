@@ -69,13 +69,14 @@ def test_a_node_leaves_and_returns(tmp_path: Path, backend: str) -> None:
         wait_until(lambda: trains(tmp_path / "node1"), "a rank of the second node in training")
         _kill(second, tmp_path / "node1")
         news = tmp_path / "node0" / "progress.jsonl"
-        wait_until(lambda: _worlds(news) == [2, 1] or None, "the first node alone")
+        wait_until(lambda: _worlds(news)[-2:] == [2, 1] or None, "the first node alone")
         with ending(start(1)) as again:
             outputs = [job.communicate(timeout=300) for job in (first, again)]
     assert [first.returncode, again.returncode] == [0, 0], outputs
     (path,) = tmp_path.glob("node*/record.json")
     record = json.loads(path.read_text())
-    assert [world["num_processes"] for world in record["worlds"]] == [2, 1, 2]
+    # Where the second node takes long to come, the first one begins alone.
+    assert [world["num_processes"] for world in record["worlds"]][-3:] == [2, 1, 2]
     assert [step["step"] for step in record["steps"]] == [*range(1, 15)]
     assert len(record["ranks"]) == record["config"]["num_processes"] == 2
     assert_equal_to_rounding(path.parent, tmp_path / "undisturbed", rel=1e-11)

@@ -1,9 +1,9 @@
-"""A rank that sleeps while it waits for Horovod: the same bits, little processor time, hangs are named as before."""
+"""A rank that sleeps while it waits for Horovod: the same bits, and hangs are named as before."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,25 +18,37 @@ def horovod() -> None:
     require_backend("horovod")
 
 
-def _waiting(run: Path, *options: str) -> dict[str, Any]:
-    """The record of a training in which rank 0 waits half a second in each step for rank 1."""
-    slow = ("--task", "tests.faulty:SlowTask", "--slow-rank", "1", "--seconds", "0.5")
-    return train("horovod", run, *slow, "--num-processes", "2", "--max-steps", "4", "--no-evaluate", *options)
+def test_it_sleeps_until_the_reduction_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    from horovod.torch import mpi_ops
+
+    from backends import horovod_waiting
+
+    done, seen = iter([False, False, True]), []
+    monkeypatch.setattr(mpi_ops, "poll", lambda handle: next(done))
+    monkeypatch.setattr(time, "sleep", seen.append)
+    monkeypatch.setattr(horovod_waiting, "_spin", lambda handle: seen.append(handle))
+    monkeypatch.setattr(mpi_ops.mpi_lib, "horovod_torch_wait_and_clear", None)
+    horovod_waiting.set_waiting(sleeps=True)
+    mpi_ops.mpi_lib.horovod_torch_wait_and_clear(7)
+    assert len(seen) == 3
+    assert seen[0] == seen[1] <= 1e-3
+    assert seen[2] == 7  # Horovod's own wait, which takes the result
+    horovod_waiting.set_waiting(sleeps=False)
+    assert mpi_ops.mpi_lib.horovod_torch_wait_and_clear is horovod_waiting._spin
 
 
-def test_a_rank_that_waits_leaves_its_core_to_others(tmp_path: Path) -> None:
-    spinning, sleeping = _waiting(tmp_path / "spin"), _waiting(tmp_path / "sleep", *ASLEEP)
-    seconds = [sum(record["ranks"][0]["step_cpu_seconds"]) for record in (spinning, sleeping)]
-    assert seconds[1] < seconds[0] / 2
-    assert [record["ranks"][0]["effective_settings"]["wait"] for record in (spinning, sleeping)] == ["spin", "sleep"]
-    weights = {rank["weights_sha256"] for record in (spinning, sleeping) for rank in record["ranks"]}
-    assert len(weights) == 1
+def test_it_computes_the_same_bits(tmp_path: Path) -> None:
+    options = ("--task", "token-tagging", "--num-processes", "2", "--max-steps", "4", "--no-evaluate")
+    records = [train("horovod", tmp_path / "spin", *options), train("horovod", tmp_path / "sleep", *options, *ASLEEP)]
+    assert [record["ranks"][0]["effective_settings"]["wait"] for record in records] == ["spin", "sleep"]
+    assert len({rank["weights_sha256"] for record in records for rank in record["ranks"]}) == 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["loops", "waits-alone"])
 def test_a_rank_that_hangs_is_named(tmp_path: Path, fault: str) -> None:
     assert hang_one("horovod", fault, tmp_path / "run", "--hang-timeout", "5", *ASLEEP).problems == []
+    assert "horovod_waiting.py" in (tmp_path / "run" / "logs" / "rank0.stacks").read_text()
 
 
 @pytest.mark.slow

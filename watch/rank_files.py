@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 from records.files import write_atomically
 from records.names import LOGS_NAME
@@ -177,19 +178,25 @@ def reporting(run_directory: Path, rank_variable: str | None) -> Iterator[int]:
         # The work is done, and cleanup of torch and gloo at the end of the interpreter sometimes aborts it.
         os._exit(0)
     except BaseException as error:
+        _report_and_exit(files, error)
+
+
+def _report_and_exit(files: RankFiles, error: BaseException) -> NoReturn:
+    """Ends this process; the name of this function tells the watchdog that it does."""
+    try:
         # The starter ends this rank as soon as another one has ended, which must not cost the checkpoint that is being
-        # written; it will have ended within seconds.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        try:
-            with contextlib.suppress(OSError):  # the log may lie on a full disk
-                traceback.print_exc()
-            files.report_error(error)
-            _wait_for_writers()
-            sys.stdout.flush()
-            sys.stderr.flush()
-        finally:
-            # Not a normal exit: once other ranks are gone, destroying a process group may never return.
-            os._exit(1)
+        # written. The launcher kills it some seconds later.
+        with contextlib.suppress(ValueError):  # only a main thread decides about signals
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        with contextlib.suppress(OSError):  # the log may lie on a full disk
+            traceback.print_exception(error)
+        files.report_error(error)
+        _wait_for_writers()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        # Not a normal exit: once other ranks are gone, destroying a process group may never return.
+        os._exit(1)
 
 
 def _wait_for_writers() -> None:

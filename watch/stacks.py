@@ -72,7 +72,8 @@ def is_in_backward(text: str) -> bool:
 
 def reports_an_error(text: str) -> bool:
     """Returns whether the main thread is on its way from an error to the end of its process."""
-    return any(path.endswith("/watch/rank_files.py") and name == "reporting" for path, _, name in _main_frames(text))
+    frames = _main_frames(text)
+    return any(path.endswith("/watch/rank_files.py") and name == "_report_and_exit" for path, _, name in frames)
 
 
 def _main_frames(text: str) -> list[tuple[str, str, str]]:

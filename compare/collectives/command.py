@@ -136,9 +136,8 @@ def _plan(options: CollectivesOptions, cluster: Cluster | None) -> list[Measurem
         raise UsageError("--device cuda: no GPU is visible here; use --device cpu or check the driver")
     world_sizes = options.num_processes or [max(2, count_gpus()) if cluster is None else cluster.num_processes]
     if world_sizes == [1]:
-        raise UsageError(
-            "--num-nodes 1: a single rank has no other rank to communicate with; ask for two nodes or more"
-        )
+        where = "" if cluster is None else f"--engine {cluster.engine}: "
+        raise UsageError(f"{where}these options ask for a single rank, which has no other; ask for two or more")
     sizes = parse_sizes(options.sizes)
     least = world_sizes[-1] * ELEMENT_BYTES
     if sizes[0] < least:

@@ -24,21 +24,31 @@ def main(module: list[str]) -> None:
     rank, num_processes, num_local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if rank == 0:
-        subprocess.Popen(
-            [
-                *(sys.executable, "-m", "launch.starters.horovod_server"),
-                *map(str, (address, port, num_processes, num_local, os.getpid())),
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,  # whoever reads what the ranks print need not wait for its end
-            stderr=subprocess.DEVNULL,
-        )
-    wait_for((address, port), float(os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"]))
+        _serve(address, port, num_processes, num_local)
+    else:
+        wait_for((address, port), float(os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"]), who="rank 0")
     shared = create_run_env_vars(address, [os.environ["GLOO_SOCKET_IFNAME"]], port)
     own = create_slot_env_vars(slots_of(num_processes, num_local)[rank])
     os.environ |= {name: str(value) for name, value in (shared | own).items()}
     sys.argv = list(module)
     runpy.run_module(module[0], run_name="__main__", alter_sys=True)
+
+
+def _serve(address: str, port: int, num_processes: int, num_local: int) -> None:
+    """Starts the server and returns once it listens; exits with a message if it cannot."""
+    server = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "launch.starters.horovod_server"),
+            *map(str, (address, port, num_processes, num_local, os.getpid())),
+        ],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,  # whoever reads what the ranks print need not wait for its end
+    )
+    assert server.stdout is not None
+    with server.stdout as printed:
+        if not printed.readline():
+            sys.exit(f"Horovod's rendezvous server cannot listen on {address}:{port}")
 
 
 if __name__ == "__main__":

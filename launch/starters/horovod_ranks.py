@@ -76,7 +76,7 @@ def _meet(options: argparse.Namespace, slots: list[SlotInfo]) -> RendezvousHTTPS
     """Opens the server on node 0; on other nodes, waits for it."""
     where = options.master_addr, options.master_port
     if options.node_rank > 0:
-        wait_for(where, options.timeout)
+        wait_for(where, options.timeout, who="node 0")
         return None
     server = RendezvousHTTPServer(where, RendezvousHandler, False)
     options.master_port = server.server_address[1]  # port 0 means any free one
@@ -97,8 +97,8 @@ def _take_leave(options: argparse.Namespace, server: RendezvousHTTPServer | None
         time.sleep(0.1)
 
 
-def wait_for(where: tuple[str, int], seconds: float) -> None:
-    """Waits until somebody listens at an address and port; exits with a message if nobody does in so many seconds."""
+def wait_for(where: tuple[str, int], seconds: float, *, who: str) -> None:
+    """Waits until `who` listens at an address and port; exits with a message if it does not in so many seconds."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -106,7 +106,7 @@ def wait_for(where: tuple[str, int], seconds: float) -> None:
         except OSError as error:
             if time.monotonic() > deadline:
                 sys.exit(
-                    f"node 0 did not open {where[0]}:{where[1]} within {seconds:g} s ({error}); is its command running?"
+                    f"{who} did not open {where[0]}:{where[1]} within {seconds:g} s ({error}); is its command running?"
                 )
             time.sleep(0.2)
         else:

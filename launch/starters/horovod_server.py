@@ -17,10 +17,14 @@ from launch.starters.horovod_ranks import SECONDS_TO_LINGER, slots_of
 
 
 def main(address: str, port: int, num_processes: int, num_local: int, pid: int) -> None:
-    """Serves while the process lives, and a little longer, since other ranks may leave after it."""
+    """Serves while the process lives, and a little longer, since other ranks may leave after it.
+
+    Prints a line as soon as it listens.
+    """
     server = RendezvousHTTPServer((address, port), RendezvousHandler, False)
     server.init(slots_of(num_processes, num_local))
     threading.Thread(target=server.serve_forever, daemon=True).start()
+    print("listening", flush=True)
     while os.getppid() == pid:
         time.sleep(0.1)
     time.sleep(SECONDS_TO_LINGER)
