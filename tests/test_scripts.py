@@ -83,7 +83,7 @@ def test_no_arguments_are_an_error_that_shows_the_overview(place: Path) -> None:
     ("command", "file"),
     [
         *(("compare", "compare"), ("allreduce", "allreduce"), ("report", "report"), ("contract horovod", "contract")),
-        *(("horovod", "BACKEND"), ("apex --docker", "apex"), ("doctor", "doctor"), ("mine:Adapter", "BACKEND")),
+        *(("single", "BACKEND"), ("apex --docker", "apex"), ("doctor", "doctor"), ("mine:Adapter", "BACKEND")),
     ],
 )
 def test_help_needs_no_set_up(place: Path, command: str, file: str) -> None:

@@ -10,8 +10,9 @@ from launch.nodes import own_address
 from launch.starters.interface import Ranks, Starter, launcher_module
 
 # How long nodes that are enough wait for more of them, and when a node that is silent counts as having left; in
-# seconds. The defaults are 30 and 15, in which the others would stand still.
-_LEAVING = "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=5"
+# seconds. The defaults are 30 and 15, in which the others would stand still. A node that is alive
+# and counts as having left trains on alone, so that a machine which is busy for some seconds must not make it silent.
+_LEAVING = "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=10"
 
 
 class Torchrun(Starter):
