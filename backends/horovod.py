@@ -27,7 +27,7 @@ from typing_extensions import override
 from backends.capabilities import UnsupportedError
 from backends.collectives import Prepare, Prepared
 from backends.horovod_settings import HorovodSettings
-from backends.horovod_waiting import set_waiting
+from backends.horovod_waiting import set_waiting, waiting
 from backends.interface import BackendOptions, StepResult
 from backends.memory_layout import make_contiguous
 from backends.registry import BACKENDS
@@ -60,7 +60,8 @@ class HorovodBackend(TorchAmpBackend):
             # Without it, start_timeline is refused. From now on a thread of rank 0 spins, waiting for events.
             os.environ["HOROVOD_TIMELINE"] = "DYNAMIC"
         hvd.init()
-        set_waiting(sleeps=self._wait == "sleep")
+        settings = options.settings
+        set_waiting(sleeps=isinstance(settings, HorovodSettings) and settings.wait == "sleep")
         self.rank, self.local_rank, self.world_size = hvd.rank(), hvd.local_rank(), hvd.size()
         self.device = torch.device(options.device)
         if options.device == "cuda":
@@ -117,11 +118,6 @@ class HorovodBackend(TorchAmpBackend):
             skipped = self.update(grad_norm)
         self.optimizer.zero_grad()
         return StepResult(grad_norm, skipped)
-
-    @property
-    def _wait(self) -> str:
-        settings = self.options.settings
-        return settings.wait if isinstance(settings, HorovodSettings) else "spin"
 
     def _compression_in_force(self) -> dict[str, str]:
         if self.options.grad_compression == "none":
@@ -195,7 +191,7 @@ class HorovodBackend(TorchAmpBackend):
             # Horovod has no function that returns these: it reads the variables and has these defaults.
             "fusion_threshold_bytes": int(os.environ.get("HOROVOD_FUSION_THRESHOLD", str(128 * 1024 * 1024))),
             "cycle_time_ms": float(os.environ.get("HOROVOD_CYCLE_TIME", "1.0")),
-            "wait": self._wait,
+            "wait": waiting(),
             "find_unused_parameters": self.options.find_unused_parameters,
             **self._compression_in_force(),
         }

@@ -21,6 +21,11 @@ def set_waiting(*, sleeps: bool) -> None:
     mpi_ops.mpi_lib.horovod_torch_wait_and_clear = _sleep if sleeps else _spin
 
 
+def waiting() -> str:
+    """Returns how this process waits for Horovod: "spin" or "sleep"."""
+    return "sleep" if mpi_ops.mpi_lib.horovod_torch_wait_and_clear is _sleep else "spin"
+
+
 def _sleep(handle: int) -> None:
     while not mpi_ops.poll(handle):
         time.sleep(_SECONDS_BETWEEN_LOOKS)
