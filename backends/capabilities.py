@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
@@ -33,11 +33,18 @@ class BackendSettings(BaseModel):
     """The options of one backend alone: each field is a command-line option of the same name. Most have none."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    of_collectives: ClassVar[frozenset[str]] = frozenset()
+    """The names of those options that change how the collectives of the library run, outside a training, too."""
 
     @property
     def implied_precision(self) -> str | None:
         """The precision that these options imply when the user does not choose one, or None."""
         return None
+
+    @property
+    def keeps_core_busy(self) -> bool:
+        """Whether a rank polls while it waits for others, so that its core is not free for them."""
+        return False
 
     def check(self, *, precision: str, optimizer: str, grad_compression: str, place: Place) -> None:
         """Refuses options that contradict those that all backends share.

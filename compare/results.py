@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from compare.steps import Breakdown, HeldMemory, Wire
+from compare.strict import OfBackend
 from compare.strict import Strict as _Strict
 from parity.verdict import Parity
 
@@ -294,10 +295,9 @@ class CollectiveFit(_Strict):
     bytes_per_second: Interval
 
 
-class CollectiveSeries(_Strict):
+class CollectiveSeries(OfBackend):
     """One library's path for one operation in one world."""
 
-    backend: str
     transport: str
     operation: str
     num_processes: int

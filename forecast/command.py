@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from backends.registry import BACKENDS
 from compare.collectives.measurement import read_collectives
+from compare.collectives.selection import changing_collectives
 from compare.networks import limit_in
 from compare.report.pages import require_packages
 from forecast import profile_command
@@ -100,12 +101,14 @@ def _measured(profile: Profile, asked: _Asked) -> list[Collective]:
         UsageError: Nothing was.
     """
     row = BACKENDS.get(profile.backend)
-    for name in (profile.backend, row.communicates_like if row is not None else None):
+    changing = changing_collectives(profile.backend, profile.own_options)
+    wanted = " ".join((profile.backend, *changing))
+    for name in (wanted, row.communicates_like if row is not None and not changing else None):
         if name is not None and name in asked.measured:
             return asked.measured[name]
     raise UsageError(
-        f"--network {asked.text}: has all-reduces of {', '.join(asked.measured)}, but none of {profile.backend}; "
-        f"measure them (launch/run.sh allreduce --backends {profile.backend})"
+        f"--network {asked.text}: has all-reduces of {', '.join(asked.measured)}, but none of {wanted}; "
+        f"measure them (launch/run.sh allreduce --backends {wanted})"
     )
 
 

@@ -43,9 +43,9 @@ def train_what_was_forecast(
     # Networks and backends take turns, so that a drift of the machine meets all of them.
     by_size = sorted(((row, one) for one in forecasts.forecasts for row in one.rows), key=lambda pair: pair[0].ranks)
     for row, one in by_size:
-        place = directory / f"{one.backend}-{row.ranks}-{one.network.partition(',')[0]}"
+        place = directory / f"{one.name.replace(' ', '')}-{row.ranks}-{one.network.partition(',')[0]}"
         if not _is_complete(place):
-            say(f"{one.backend}, {row.ranks} ranks, {one.network}")
+            say(f"{one.name}, {row.ranks} ranks, {one.network}")
             _train(one, row, place, options)
         found.append((one.network, own_command.directory_of_record(place) / RECORD_NAME))
     return found
@@ -61,7 +61,7 @@ def _is_complete(place: Path) -> bool:
 
 def _train(one: Forecast, row: Row, place: Path, options: list[str]) -> None:
     arguments = [
-        *(one.backend, "--engine=netns", f"--bandwidth={one.network.partition(',')[0]}"),
+        *(one.backend, *one.own_options, "--engine=netns", f"--bandwidth={one.network.partition(',')[0]}"),
         *(f"--num-nodes={row.ranks}", f"--num-processes={row.ranks}"),
         *(f"--global-batch-size={row.ranks * one.samples_per_rank}", *_NO_OTHER_WORK),
         *(*options, f"--output-dir={place}", "--overwrite"),
@@ -69,4 +69,4 @@ def _train(one: Forecast, row: Row, place: Path, options: list[str]) -> None:
     done = own_command.run_command(arguments)
     why = own_command.why_it_failed(done, place)
     if why is not None:
-        raise RunFailed(f"{one.backend} with {row.ranks} ranks on {one.network} did not complete: {why}")
+        raise RunFailed(f"{one.name} with {row.ranks} ranks on {one.network} did not complete: {why}")

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from compare.results import Interval
-from compare.strict import Strict
+from compare.strict import OfBackend, Strict
 from forecast.model import Work
 from forecast.sending import Gradient, Sending
 from records.files import write_atomically
@@ -53,7 +53,7 @@ class Collective(Strict):
     times: list[AllReduceTime] = Field(default=[], description="in the order of size")
 
 
-class Profile(Strict):
+class Profile(OfBackend):
     """What a forecast needs to know of a training."""
 
     schema_version: Literal[1, 2] = Field(default=2, description="1: without `together` and the times of all-reduces")
@@ -61,7 +61,6 @@ class Profile(Strict):
     created_at: str
     command: str
     environment: Environment
-    backend: str
     transport: str
     compressions: list[str] = Field(description="--grad-compression that the backend has, in forecasts of this model")
     sending: Sending

@@ -9,6 +9,7 @@ from backends.registry import BACKENDS
 from forecast.measuring import NO_POWERSGD, halving_compressions, interval_of_median, quartile_spread, sent_share
 from forecast.profile import Computing, GradientTime, Profile
 from forecast.sending import sending_of
+from launch.options import own_options
 from records.record import DiagnosisRecord, RunRecord
 from records.throughput import NUM_WARMUP_STEPS
 
@@ -44,6 +45,7 @@ def profile_of_record(record: RunRecord) -> Profile:
         command=config.launch_command,
         environment=record.environment,
         backend=config.backend,
+        own_options=own_options(config.backend, config.backend_settings),
         transport=str(settings.get("transport", "unknown")),
         compressions=halving_compressions(config.backend) if config.grad_compression == "none" else [],
         sending=sending_of(settings, config.backend_settings),

@@ -32,7 +32,7 @@ def render(content: ForecastFile) -> str:
         tables=[_table(one) for one in content.forecasts],
     )
     command = Section("command", "The command", [Commands({"this forecast": content.command})])
-    return render_page(Page(f"Forecast for {first.backend}", content.created_at, screen, sections, [command]))
+    return render_page(Page(f"Forecast for {first.name}", content.created_at, screen, sections, [command]))
 
 
 def _verdict(forecast: Forecast) -> str:
@@ -77,11 +77,11 @@ def _figures(forecasts: Sequence[Forecast]) -> list[Figure]:
 
 def _name(forecast: Forecast, forecasts: Sequence[Forecast]) -> str:
     """Returns the shortest name that tells a forecast from the others."""
-    if len({one.backend for one in forecasts}) == 1:
+    if len({one.name for one in forecasts}) == 1:
         return forecast.place
     if len({one.place for one in forecasts}) == 1:
-        return forecast.backend
-    return f"{forecast.backend}, {forecast.place}"
+        return forecast.name
+    return f"{forecast.name}, {forecast.place}"
 
 
 def _percent(share: float | None) -> float | None:

@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import Field
 
 from compare.results import Interval
-from compare.strict import Strict
+from compare.strict import OfBackend, Strict
 from forecast.advice import advice
 from forecast.algorithms import ALGORITHMS, Algorithm
 from forecast.scenario import End, Scenario, Variant
@@ -37,10 +37,9 @@ class Row(Strict):
     by_sending: dict[str, float] = Field(description="efficiency if gradients were sent so")
 
 
-class Forecast(Strict):
+class Forecast(OfBackend):
     """One training on one network."""
 
-    backend: str
     network: str
     network_measured: bool = Field(default=False, description="whether its all-reduces were measured, not only stated")
     algorithm: Algorithm
@@ -89,6 +88,7 @@ def forecast(scenario: Scenario, variant: Variant, ranks: list[int], cost_per_ho
     profile = scenario.profile
     return Forecast(
         backend=profile.backend,
+        own_options=profile.own_options,
         network=scenario.network.text,
         network_measured=bool(scenario.measured),
         algorithm=variant.algorithm,

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from backends.registry import INDEPENDENT, REFERENCE
 from compare.collectives.measurement import CollectivesFile, read_collectives
+from compare.collectives.selection import changing_collectives
 from compare.results import Interval
 from forecast.measuring import (
     gradients_of,
@@ -25,6 +26,7 @@ from forecast.profile import AllReduceTime, Collective, Computing, Profile
 from forecast.sending import sending_of
 from forecast.times import RankTimes, times_path
 from launch import own_command
+from launch.options import own_options
 from records.config import RunConfig
 from records.environment import describe_environment
 from records.names import RECORD_NAME
@@ -129,6 +131,7 @@ def _profile(
         command=request.command,
         environment=describe_environment(with_torch=True),
         backend=config.backend,
+        own_options=own_options(config.backend, config.backend_settings),
         transport=str(settings.get("transport", "unknown")),
         compressions=[] if config.grad_compression != "none" else halving_compressions(config.backend),
         sending=sending_of(settings, config.backend_settings),
@@ -195,9 +198,11 @@ def _run(request: Request, backend: str, num_processes: int, place: Path) -> _Me
 def _measure_collectives(request: Request, numbers: list[int], target: Path) -> list[Collective]:
     """Returns the lines through what all-reduces take on this machine, without those that no line fits."""
     config = request.config
+    changing = changing_collectives(config.backend, own_options(config.backend, config.backend_settings))
     done = own_command.run_command(
         [
-            *("allreduce", f"--backends={config.backend}", f"--num-processes={','.join(map(str, numbers))}"),
+            *("allreduce", f"--backends={config.backend}", *changing),
+            f"--num-processes={','.join(map(str, numbers))}",
             *("--operations=all_reduce", f"--sizes={_SIZES}", f"--seconds-per-point={_SECONDS_PER_POINT}"),
             *(f"--device={config.device}", f"--threads-per-rank={config.threads_per_rank}", f"--output={target}"),
         ]
@@ -205,11 +210,11 @@ def _measure_collectives(request: Request, numbers: list[int], target: Path) -> 
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1].removeprefix("lockstep: ")
         raise ProfileFailed(f"the measurement of all-reduces did not complete: {last}")
-    return fits_of(read_collectives(target)).get(config.backend, [])
+    return fits_of(read_collectives(target)).get(" ".join((config.backend, *changing)), [])
 
 
 def fits_of(collectives: CollectivesFile) -> dict[str, list[Collective]]:
-    """Returns, by backend, the lines through all-reduces, from the fewest ranks to the most."""
+    """Returns, by the name of each series, the lines through all-reduces, from the fewest ranks to the most."""
     found: dict[str, list[Collective]] = {}
     for one in sorted(collectives.series, key=lambda one: one.num_processes):
         if one.operation == "all_reduce" and one.fit is not None:
@@ -223,5 +228,5 @@ def fits_of(collectives: CollectivesFile) -> dict[str, list[Collective]]:
                     for point in sorted(one.points, key=lambda point: point.bytes)
                 ],
             )
-            found.setdefault(one.backend, []).append(fit)
+            found.setdefault(one.name, []).append(fit)
     return found

@@ -33,7 +33,7 @@ def describe(forecast: Forecast) -> str:
     """Returns what a forecast is about, in a line."""
     of_node = f", {forecast.ranks_per_node} ranks a node" if forecast.ranks_per_node > 1 else ""
     how = f"{forecast.algorithm}, gradients sent in the way '{forecast.sending}'"
-    return f"{forecast.backend} on {forecast.place}{of_node}: {how}"
+    return f"{forecast.name} on {forecast.place}{of_node}: {how}"
 
 
 def clock(seconds: float) -> str:

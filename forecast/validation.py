@@ -19,23 +19,23 @@ from rich.table import Table
 
 from compare.numbers import number
 from compare.results import Interval
-from compare.strict import Strict
+from compare.strict import OfBackend, Strict
 from forecast.measured_runs import RunFailed, train_what_was_forecast
 from forecast.network import Link, Network, parse_network
 from forecast.result import ForecastFile
 from launch.cli import answer
 from launch.display import console
 from launch.errors import UsageError, tell
+from launch.options import own_options
 from launch.signals import Interrupted, signals_raised
 from records.names import RECORD_NAME
 from records.record import RunRecord, read_record
 from records.throughput import NUM_WARMUP_STEPS
 
 
-class MeasuredSteps(Strict):
+class MeasuredSteps(OfBackend):
     """The steps of one run."""
 
-    backend: str
     network: str = Field(description="what limited it, as forecasts write it")
     ranks: int = Field(ge=1)
     started_at: datetime
@@ -56,7 +56,7 @@ _File = TypeVar("_File", ForecastFile, MeasuredFile)
 class Comparison(NamedTuple):
     """A forecast beside what was measured, in seconds."""
 
-    backend: str
+    name: str
     network: str
     ranks: int
     forecast: float
@@ -84,6 +84,7 @@ def measured_steps(network: str, record: RunRecord) -> MeasuredSteps:
         raise UsageError(f"the run has no step after the {NUM_WARMUP_STEPS} of its warm-up; train longer")
     return MeasuredSteps(
         backend=record.config.backend,
+        own_options=own_options(record.config.backend, record.config.backend_settings),
         network=parse_network(network).text,
         ranks=record.config.num_processes,
         started_at=datetime.fromtimestamp(record.config.started_at, timezone.utc),
@@ -101,20 +102,20 @@ def compare(forecasts: ForecastFile, measured: MeasuredFile) -> list[Comparison]
     rows: dict[tuple[str, str, int], Interval] = {}
     for one in forecasts.forecasts:
         for row in one.rows:
-            if (key := (one.backend, one.network, row.ranks)) in rows:
-                raise UsageError(f"{one.backend} has two forecasts on {one.network}; make a forecast with one of them")
+            if (key := (one.name, one.network, row.ranks)) in rows:
+                raise UsageError(f"{one.name} has two forecasts on {one.network}; make a forecast with one of them")
             rows[key] = row.step_seconds
     found = []
     for run in measured.runs:
-        what = f"{run.backend} with {run.ranks} ranks on {run.network}"
+        what = f"{run.name} with {run.ranks} ranks on {run.network}"
         if run.started_at <= made_at:
             raise UsageError(f"{what}: was measured before the forecast of {forecasts.created_at}; forecast first")
-        if (step := rows.get((run.backend, run.network, run.ranks))) is None:
+        if (step := rows.get((run.name, run.network, run.ranks))) is None:
             raise UsageError(f"{what}: has no forecast; leave the run out, or make the forecast with this network")
         seconds = median(run.step_seconds)
         low, high = (step.estimate if end is None else end for end in (step.low, step.high))
         found.append(
-            Comparison(run.backend, run.network, run.ranks, step.estimate, seconds, is_inside=low <= seconds <= high)
+            Comparison(run.name, run.network, run.ranks, step.estimate, seconds, is_inside=low <= seconds <= high)
         )
     return found
 
@@ -207,7 +208,7 @@ def _table(comparisons: Sequence[Comparison]) -> Table:
     for one in comparisons:
         seconds = [number(1e3 * value, 4) for value in (one.forecast, one.measured)]
         inside = "yes" if one.is_inside else "no"
-        table.add_row(one.backend, one.network, str(one.ranks), *seconds, f"{100 * one.error:+.1f}", inside)
+        table.add_row(one.name, one.network, str(one.ranks), *seconds, f"{100 * one.error:+.1f}", inside)
     return table
 
 

@@ -18,8 +18,9 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from backends.capabilities import BackendSettings, Place
+from backends.capabilities import BackendSettings, Place, UnsupportedError
 from backends.devices import count_gpus
+from backends.registry import find_backend
 from launch.arguments import Once, Parser, from_home, is_writable_text, named_path
 from launch.errors import UsageError
 from launch.resume import LATEST, Start, check_same_trajectory, find_start, inherited_options
@@ -215,6 +216,41 @@ def add_options(parser: argparse.ArgumentParser, models: Mapping[str, type[BaseM
                 group.add_argument(_option(name), action=argparse.BooleanOptionalAction, help=field.description)
             else:
                 group.add_argument(_option(name), help=_help(field), **_form(field))
+
+
+def option_words(values: Mapping[str, Any]) -> list[str]:
+    """Writes options as the command line has them, each as one word, from their values by name."""
+    words = []
+    for name, value in values.items():
+        option = _option(name)
+        if isinstance(value, bool):
+            words.append(option if value else option.replace("--", "--no-", 1))
+        else:
+            words += [f"{option}={one}" for one in (value if isinstance(value, list) else [value])]
+    return words
+
+
+def settings_in(settings: type[BackendSettings], words: Sequence[str]) -> BackendSettings:
+    """Returns the options of a backend alone that are among these words of a command line."""
+    parser = Parser("", argument_default=argparse.SUPPRESS, add_help=False)
+    add_options(parser, {"": settings})
+    known, _ = parser.parse_known_args(list(words))
+    found: BackendSettings = validated(settings, vars(known))
+    return found
+
+
+def own_options(backend: str, values: Mapping[str, Any]) -> list[str]:
+    """Returns the options of a backend alone that differ from its defaults, as the command line has them.
+
+    Args:
+        backend: The backend, which may be an adapter that is not on this machine; then it has no defaults.
+        values: Its options by name.
+    """
+    try:
+        defaults = find_backend(backend).settings().model_dump(mode="json")
+    except UnsupportedError:
+        defaults = {}
+    return option_words({name: value for name, value in values.items() if value not in (None, defaults.get(name))})
 
 
 def _form(field: FieldInfo) -> dict[str, Any]:

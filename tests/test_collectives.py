@@ -10,14 +10,18 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
+from typing import ClassVar
 
 import psutil
 import pytest
 import torch
 import torch.distributed as dist
 
+from backends.capabilities import BackendSettings
+from backends.collectives import Prepare
 from backends.ddp import DDPBackend
 from backends.interface import Backend, BackendOptions
 from compare.collectives.measurement import OPERATIONS, CollectivesFile, bus_factor, read_collectives
@@ -144,6 +148,38 @@ def test_an_adapter_of_ones_own_library_is_measured_through_the_adapter(tmp_path
         "lockstep: --operations gather,broadcast: none of the chosen backends implements these"
     )
     assert not (tmp_path / "none.json").exists()
+
+
+class ChoosySettings(BackendSettings):
+    """One option that changes collectives, and one that does not."""
+
+    of_collectives: ClassVar[frozenset[str]] = frozenset({"chosen"})
+    chosen: int = 1
+    other: int = 1
+
+
+class ChoosyBackend(DDPBackend):
+    """Communicates only if it is told to."""
+
+    name = "choosy"
+    Settings = ChoosySettings
+
+    def collectives(self) -> Mapping[str, Prepare]:
+        assert isinstance(self.options.settings, ChoosySettings)
+        return super().collectives() if self.options.settings.chosen == 2 else {}
+
+
+@pytest.mark.slow
+def test_a_backend_that_is_named_alone_may_have_options_of_its_own(tmp_path: Path) -> None:
+    adapter = "tests.test_collectives:ChoosyBackend"
+    choosy = ("--backends", adapter, "--operations", "broadcast")
+    content, shown = _run(tmp_path / "out.json", *choosy, "--chosen", "2")
+    (series,) = content.series
+    assert (series.backend, series.own_options) == (adapter, ["--chosen=2"])
+    assert "ChoosyBackend --chosen=2" in shown
+    # The option that changes no collective does not exist here.
+    done = lockstep("allreduce", *choosy, "--other", "2")
+    assert (done.returncode, "unrecognized arguments: --other 2" in done.stderr) == (2, True)
 
 
 class FaultyBackend(DDPBackend):

@@ -40,6 +40,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     of_ddp = {2: (0.001, 1e9), 4: (0.004, 0.5e9)}
     (tmp_path / "measured.json").write_text(measured_network("10gbit", ddp=of_ddp).model_dump_json())
     (tmp_path / "horovod.json").write_text(measured_network(None, horovod={2: (0.001, 1e9)}).model_dump_json())
+    asleep = tmp_path / "asleep"
+    asleep.mkdir()
+    write_profile(made_profile(backend="horovod", own_options=["--wait=sleep"]), asleep)
     (tmp_path / "none.json").write_text(measured_network(None).model_dump_json())
     (tmp_path / "broken.json").write_text("{")
     (tmp_path / "record.json").write_text('{"schema_version": 3}')
@@ -63,6 +66,10 @@ REFUSED = {
     f"{P} --network gone.json": ("--network gone.json", "cannot be read"),
     f"{P} --network other.json": ("--network other.json", "launch/run.sh allreduce"),
     f"{P} --network horovod.json": ("has all-reduces of horovod, but none of ddp", "allreduce --backends ddp"),
+    "--profile asleep --network horovod.json": (
+        "has all-reduces of horovod, but none of horovod --wait=sleep",
+        "allreduce --backends horovod --wait=sleep",
+    ),
     f"{P} --network none.json": ("has no line through all-reduces", "three sizes"),
     f"{P} {N} --ranks 0": ("--ranks 0", "greater than or equal to 1"),
     f"{P} {N} --ranks many": ("--ranks many", "valid integer"),
@@ -145,6 +152,20 @@ def test_a_backend_that_communicates_as_another_has_its_network(place: Path) -> 
     assert command.run(shlex.split("--profile empty --network measured.json --ranks 2 --output f.json")) == 0
     (found,) = ForecastFile.model_validate_json((place / "f.json").read_bytes()).forecasts
     assert found.backend == "accelerate"
+
+
+def test_options_of_a_backend_are_told_apart(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those that change its all-reduces must be those of the network; others need not."""
+    network = measured_network(None, horovod={2: (0.001, 1e9)})
+    asleep = [one.model_copy(update={"own_options": ["--wait=sleep"]}) for one in network.series]
+    (place / "asleep.json").write_text(network.model_copy(update={"series": asleep}).model_dump_json())
+    assert command.run(shlex.split("--profile asleep --network asleep.json --ranks 2 --output f.json")) == 0
+    (found,) = ForecastFile.model_validate_json((place / "f.json").read_bytes()).forecasts
+    assert found.name == "horovod --wait=sleep"
+    assert "horovod --wait=sleep on " in capsys.readouterr().out
+
+    write_profile(made_profile(own_options=["--bucket-cap-mb=1"]), place / "empty")
+    assert command.run(shlex.split("--profile empty --network measured.json --ranks 2")) == 0
 
 
 def test_a_grid_is_one_command_with_a_date(place: Path) -> None:

@@ -20,8 +20,8 @@ from tests.launching import needs_namespaces
 STEPS = ("--task", "token-tagging", "--dtype", "float32", "--max-steps", "12", "--threads-per-rank", "1")
 
 
-def _write_forecast(place: Path, network: str) -> Path:
-    profile = made_profile(samples_per_rank=8)
+def _write_forecast(place: Path, network: str, *own_options: str) -> Path:
+    profile = made_profile(samples_per_rank=8, own_options=own_options)
     scenario = Scenario(profile, parse_network(network))
     path = place / "forecast.json"
     path.write_text(
@@ -34,21 +34,21 @@ def _write_forecast(place: Path, network: str) -> Path:
 @pytest.mark.slow
 @pytest.mark.processes
 def test_each_forecast_gets_its_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, runs = _write_forecast(tmp_path, "1gbit"), tmp_path / "runs"
+    path, runs = _write_forecast(tmp_path, "1gbit", "--bucket-cap-mb=2"), tmp_path / "runs"
     words = ["run", str(path), str(runs), *STEPS]
     assert validation.run(words) == 0
     (measured,) = MeasuredFile.model_validate_json(capsys.readouterr().out).runs
-    assert (measured.backend, measured.network, measured.ranks) == ("ddp", "1gbit,latency=0us", 2)
+    assert (measured.name, measured.network, measured.ranks) == ("ddp --bucket-cap-mb=2", "1gbit,latency=0us", 2)
     assert len(measured.step_seconds) == 12 - NUM_WARMUP_STEPS
 
     # The same command leaves what is there alone.
-    shutil.rmtree(runs / "ddp-2-1gbit" / "node1")
+    shutil.rmtree(runs / "ddp--bucket-cap-mb=2-2-1gbit" / "node1")
     assert validation.run(words) == 0
     assert MeasuredFile.model_validate_json(capsys.readouterr().out).runs == [measured]
 
     # A run that fails ends the series with its reason.
     assert validation.run([*words[:2], str(tmp_path / "others"), *STEPS, "--model", "bert-tiny"]) == 1
-    assert "ddp with 2 ranks on 1gbit,latency=0us did not complete: " in capsys.readouterr().err
+    assert "ddp --bucket-cap-mb=2 with 2 ranks on 1gbit,latency=0us did not complete: " in capsys.readouterr().err
 
 
 def test_a_damaged_record_is_refused(tmp_path: Path) -> None:

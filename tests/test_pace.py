@@ -122,3 +122,14 @@ def test_an_interrupted_race_has_its_share_of_the_time(clock: Clock) -> None:
     seconds = 8 * COSTS.heat(plan.runs()[:2], plan.options, 100)
     blocks = {heat[0].block for heat in Pace(plan, left, seconds * 1.001).to_come()}
     assert blocks == {5, 6, 7, 8}
+
+
+@pytest.mark.parametrize(("num_processes", "longer"), [(2, False), (4, True)])
+def test_ranks_that_poll_on_too_few_cores_are_expected_to_be_slow(num_processes: int, longer: bool) -> None:
+    spinning = Entrant(
+        backend="horovod", num_processes=num_processes, precision="fp32", accumulation=1, global_batch_size=32
+    )
+    asleep = spinning.model_copy(update={"variant": "asleep", "options": ("--wait=sleep",)})
+    ddp = spinning.model_copy(update={"backend": "ddp"})
+    assert COSTS.step(asleep) == COSTS.step(ddp)
+    assert (COSTS.step(spinning) > 2 * COSTS.step(asleep)) is longer

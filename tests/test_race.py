@@ -100,6 +100,9 @@ def test_what_was_in_force_is_read_from_the_processes(results: Results) -> None:
     assert entrants["horovod"].settings["cycle_time_ms"] == "1.0"
     assert entrants["horovod (patient)"].settings["cycle_time_ms"] == "3.0"
     assert entrants["horovod (patient)"].ranked
+    commands = results.commands
+    assert commands["a timed run of horovod (patient)"].startswith("HOROVOD_CYCLE_TIME=3 launch/run.sh horovod ")
+    assert commands["a timed run of horovod"].startswith("launch/run.sh horovod ")
     for name in ("ddp", "horovod", "accelerate"):
         settings = entrants[name].settings
         assert settings["threads per rank"] == "1"

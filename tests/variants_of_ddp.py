@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import torch
@@ -12,7 +13,8 @@ from backends.ddp import DDPBackend
 from backends.ddp_settings import DDPSettings
 from backends.interface import StepResult
 
-_LONGEST_STEP = 1.0
+# How many times as long as the shortest step one may be; what is longer holds a rest between two turns.
+_LONGEST_STEP = 3.0
 
 
 class SameDDP(DDPBackend):
@@ -36,14 +38,16 @@ class SlowedDDP(DDPBackend):
     name = "ddp slowed"
     Settings = Slowdown
     _ended: float | None = None
+    _shortest = math.inf
 
     def step(self, max_grad_norm: float) -> StepResult:
         result = super().step(max_grad_norm)
         if self._ended is not None:
             assert isinstance(self.options.settings, Slowdown)
-            # Before a step that is longer, the rank has rested.
-            took = min(time.perf_counter() - self._ended, _LONGEST_STEP)
-            end = time.perf_counter() + self.options.settings.planted_slowdown * took
+            now = time.perf_counter()
+            self._shortest = min(self._shortest, now - self._ended)
+            took = min(now - self._ended, _LONGEST_STEP * self._shortest)
+            end = now + self.options.settings.planted_slowdown * took
             while time.perf_counter() < end:
                 pass
         self._ended = time.perf_counter()

@@ -9,13 +9,14 @@ from typing import Any
 
 from backends.devices import count_gpus
 from compare.collectives.measurement import Measurement
+from compare.collectives.selection import who_has
 from compare.networks import UNLIMITED
 from engines.command import planned
 from engines.interface import Engine, EngineSettings
 from engines.registry import ENGINES, find_engine
 from launch.arguments import Parser
 from launch.errors import UsageError
-from launch.options import add_options, validated
+from launch.options import add_options, option_words, validated
 from launch.quantities import format_bandwidth
 
 # Its nodes are processes of this machine, whose cores and GPUs they share.
@@ -126,6 +127,11 @@ def parse(parser: Parser, arguments: Sequence[str], settings: type[EngineSetting
     engines = [engine for engine in ENGINES if name in find_engine(engine).Settings.model_fields] if unknown else []
     if settings is None and engines:
         raise UsageError(f"{' '.join(unknown)}: only for nodes; add --engine {' or '.join(engines)}")
+    if backends := who_has(name):
+        raise UsageError(
+            f"{' '.join(unknown)}: only {' or '.join(backends)} has this option, and only if it is named alone; "
+            f"add --backends {backends[0]}"
+        )
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     return vars(namespace)
@@ -148,13 +154,4 @@ def cluster_of(
     if engine is None or settings is None:
         return None
     given = {name: value for name, value in asked.items() if name in settings.model_fields}
-    words = [word for name, value in given.items() for word in _words(name, value)]
-    return Cluster(engine, validated(settings, given), tuple(words), num_nodes)
-
-
-def _words(name: str, value: Any) -> list[str]:
-    """Writes an option as the command line has it."""
-    option = name.replace("_", "-")
-    if isinstance(value, bool):
-        return [f"--{option}" if value else f"--no-{option}"]
-    return [f"--{option}={one}" for one in (value if isinstance(value, list) else [value])]
+    return Cluster(engine, validated(settings, given), tuple(option_words(given)), num_nodes)

@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
+from backends.capabilities import BackendSettings
 from backends.devices import count_gpus
 from backends.registry import BackendRow
 from compare.collectives.cluster import Cluster, add_engine_options, cluster_of, parse
 from compare.collectives.job import MeasuringJob, ranks_of
 from compare.collectives.measurement import ELEMENT_BYTES, CollectivesFile, Measurement
 from compare.collectives.options import CollectivesOptions, parse_sizes
-from compare.collectives.selection import measured_backends, say_what_is_left_out
+from compare.collectives.selection import add_own_options, measured_backends, say_what_is_left_out
 from compare.collectives.table import show
 from compare.numbers import format_size
 from compare.results import CollectiveSeries
@@ -29,7 +30,7 @@ from launch.arguments import Parser, command_line
 from launch.display import console
 from launch.errors import UsageError
 from launch.nodes import ALONE, Nodes
-from launch.options import add_options, validated
+from launch.options import add_options, own_options, validated
 from launch.signals import Interrupted, signals_raised
 from launch.starters.registry import find_starter, settle_starter
 from records.environment import describe_environment, num_cpus
@@ -48,16 +49,19 @@ def run(arguments: list[str]) -> int:
         argument_default=argparse.SUPPRESS,
         description="Times the collectives of each library, and prints time, algbw and busbw as nccl-tests defines "
         "them, with a latency and a bandwidth fitted through the sizes.",
-        epilog="Backends that communicate as another one does are measured only if you name them. A size counts the "
-        "float32 values in the buffer of one rank or, for all_gather and gather, in the whole result.",
+        epilog="Backends that communicate as another one does are measured only if you name them. One that is named "
+        "alone may have options of its own (--backends horovod --wait sleep). A size counts the float32 values in the "
+        "buffer of one rank or, for all_gather and gather, in the whole result.",
     )
     add_options(parser, {"collectives": CollectivesOptions})
     settings = add_engine_options(parser, arguments)
+    own_settings = add_own_options(parser, arguments)
     asked = parse(parser, arguments, settings)
     options: CollectivesOptions = validated(CollectivesOptions, asked)
+    own = None if own_settings is None else validated(own_settings, asked)
     cluster = cluster_of(options.engine, options.num_nodes, settings, asked)
     target = _target(options.output)
-    measurements = _plan(options, cluster)
+    measurements = _plan(options, own, cluster)
     terminal = console()
     if options.backends is None:
         say_what_is_left_out(terminal)
@@ -114,7 +118,7 @@ def _measure(measurements: list[Measurement], cluster: Cluster | None, directory
         job = MeasuringJob(measurement, directory / str(number), terminal, cluster)
         failure = job.run()
         if failure is not None:
-            raise _RanksFailed(f"{measurement.backend} with {measurement.num_processes} ranks failed: {failure}")
+            raise _RanksFailed(f"{measurement.name} with {measurement.num_processes} ranks failed: {failure}")
         series += job.series
         environment = environment or job.environment
     return _Found(series, environment)
@@ -130,7 +134,7 @@ def _directory(target: Path, cluster: Cluster | None) -> Path:
     return Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
 
 
-def _plan(options: CollectivesOptions, cluster: Cluster | None) -> list[Measurement]:
+def _plan(options: CollectivesOptions, own: BackendSettings | None, cluster: Cluster | None) -> list[Measurement]:
     """Settles what each group of ranks measures; the groups are in the order in which they run."""
     if options.device == "cuda" and cluster is None and count_gpus() == 0:
         raise UsageError("--device cuda: no GPU is visible here; use --device cpu or check the driver")
@@ -150,6 +154,7 @@ def _plan(options: CollectivesOptions, cluster: Cluster | None) -> list[Measurem
         "sizes": sizes,
         "timeout": options.timeout,
         "seconds_per_point": options.seconds_per_point,
+        "settings": {} if own is None else own.model_dump(mode="json"),
     }
     rows = measured_backends(options.backends)
     measurements = [
@@ -190,6 +195,7 @@ def _settle(
     is_elsewhere = cluster is not None and cluster.is_elsewhere
     measurement = Measurement(
         backend=backend,
+        own_options=own_options(backend, shared["settings"]),
         start_method=starter.name,
         device=device,
         num_processes=num_processes,

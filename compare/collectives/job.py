@@ -119,6 +119,7 @@ class MeasuringJob:
             series.append(
                 CollectiveSeries(
                     backend=self._measurement.backend,
+                    own_options=self._measurement.own_options,
                     transport=self._transport,
                     operation=operation,
                     num_processes=self._measurement.num_processes,
@@ -132,7 +133,7 @@ class MeasuringJob:
     @property
     def _title(self) -> str:
         measurement = self._measurement
-        return f"{measurement.backend}, {measurement.num_processes} x {measurement.device}"
+        return f"{measurement.name}, {measurement.num_processes} x {measurement.device}"
 
     @contextmanager
     def _progress(self) -> Iterator[Callable[[], None]]:

@@ -12,11 +12,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from compare.results import CollectiveFit, CollectivePoint, CollectiveSeries, Interval
+from compare.strict import OfBackend, Strict
 from records.record import Environment
 
 MEASUREMENT_NAME = "measurement.json"
@@ -30,14 +31,10 @@ _CONFIDENCE = 0.95
 _MIN_SIZES = 3
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
-
-
-class Measurement(_Strict):
+class Measurement(OfBackend):
     """What one group of ranks is to measure: one backend with one number of ranks."""
 
-    backend: str
+    settings: dict[str, Any] = Field(description="its own options, by name")
     start_method: str
     device: Literal["cpu", "cuda"]
     num_processes: int
@@ -49,7 +46,7 @@ class Measurement(_Strict):
     is_elsewhere: bool = Field(description="whether the ranks are on other machines, so that rank 0 describes its own")
 
 
-class CollectivesFile(_Strict):
+class CollectivesFile(Strict):
     """What ``launch/run.sh allreduce`` writes."""
 
     schema_version: Literal[1] = 1

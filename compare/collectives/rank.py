@@ -152,7 +152,11 @@ def measure(measurement: Measurement, directory: Path, rank: int) -> None:
     torch.set_num_threads(measurement.threads_per_rank)
     adapter = load_backend(measurement.backend)
     backend = adapter(
-        BackendOptions(device=measurement.device, timeout_seconds=measurement.timeout, settings=adapter.Settings())
+        BackendOptions(
+            device=measurement.device,
+            timeout_seconds=measurement.timeout,
+            settings=adapter.Settings.model_validate(measurement.settings),
+        )
     )
     prove_world(backend, world_size=measurement.num_processes)
     # An adapter can tell of its library, and leave it, once it has been set up for some model.

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel, create_model
 from rich.console import Console
 
-from backends.capabilities import UnsupportedError
+from backends.capabilities import BackendSettings, UnsupportedError
 from backends.registry import BACKENDS, BackendRow, find_backend
+from launch.arguments import Parser
+from launch.options import add_options
 
 
 def measured_backends(names: list[str] | None) -> dict[str, BackendRow]:
@@ -27,6 +33,45 @@ def measured_backends(names: list[str] | None) -> dict[str, BackendRow]:
         if reason is not None:
             raise UnsupportedError(f"--backends {name}: cannot run here: {reason}")
     return rows
+
+
+def add_own_options(parser: Parser, arguments: Sequence[str]) -> type[BackendSettings] | None:
+    """Adds the options of a backend that is named alone, as far as they change how its collectives run.
+
+    Returns:
+        All options of the backend; None if no backend is named alone.
+
+    Raises:
+        UsageError, UnsupportedError: There is no such backend.
+    """
+    first_look = Parser("allreduce", add_help=False)
+    first_look.add_argument("--backends", default="")
+    name = first_look.parse_known_args(list(arguments))[0].backends
+    if not name or "," in name:
+        return None
+    settings = find_backend(name).settings
+    fields: dict[str, Any] = {
+        option: (field.annotation, field)
+        for option, field in settings.model_fields.items()
+        if option in settings.of_collectives
+    }
+    changing: type[BaseModel] = create_model("Changing", **fields)
+    add_options(parser, {f"backend {name}": changing})
+    return settings
+
+
+def changing_collectives(backend: str, words: Sequence[str]) -> list[str]:
+    """Returns those of a backend's own options, written as `--name=value`, that change how its collectives run."""
+    try:
+        changing = find_backend(backend).settings.of_collectives
+    except UnsupportedError:  # an adapter that is not on this machine
+        return []
+    return [word for word in words if word.removeprefix("--").partition("=")[0].replace("-", "_") in changing]
+
+
+def who_has(option: str) -> list[str]:
+    """Returns the backends with this option of their own, if it changes how their collectives run."""
+    return [name for name, row in BACKENDS.items() if option in row.settings.of_collectives]
 
 
 def say_what_is_left_out(terminal: Console) -> None:

@@ -26,7 +26,7 @@ def show(series: list[CollectiveSeries], terminal: Console) -> None:
         table.width = Width.get(terminal, terminal.options.update(width=_ANY_WIDTH), table).maximum
         terminal.print(table, crop=False)
         for one in shown:
-            terminal.print(f"{one.backend} ({one.transport} on {one.device}): {_describe_fit(one)}")
+            terminal.print(f"{one.name} ({one.transport} on {one.device}): {_describe_fit(one)}")
 
 
 def _table(shown: list[CollectiveSeries]) -> Table:
@@ -44,7 +44,8 @@ def _table(shown: list[CollectiveSeries]) -> Table:
 
 
 def _headings(series: CollectiveSeries) -> list[tuple[str, str]]:
-    return [(series.backend.rpartition(":")[2], "time"), ("", "algbw"), ("", "busbw")]
+    short = " ".join((series.backend.rpartition(":")[2], *series.own_options))
+    return [(short, "time"), ("", "algbw"), ("", "busbw")]
 
 
 def _bandwidth(bytes_per_second: float) -> str:

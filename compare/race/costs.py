@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 from backends.capabilities import BackendSettings
-from backends.registry import REFERENCE
+from backends.registry import REFERENCE, find_backend
+from launch.options import settings_in
 from launch.starters.interface import PROJECT_DIRECTORY
 from records.config import RunConfig
 from records.environment import num_cpus
@@ -37,6 +38,8 @@ _DIAGNOSIS_FACTOR = 4.0
 # What ranks of one machine take for a step beside computing: for each call, and for each byte of the gradients.
 _SECONDS_TO_COMMUNICATE = 0.006
 _SECONDS_OF_A_BYTE = 1.5e-9
+# What ranks that poll while they wait make of a step where there are fewer cores than ranks.
+_POLLING_FACTOR = 3.5  # docs/results/race-horovod-waits-2026-11-26: samples a second of DDP, over those of Horovod
 # Ranks that compute at the same time share caches and memory.
 _SHARING_FACTOR = 1.08
 # Steps that warm a turn up, signals, and the entrants that are waited for.
@@ -56,7 +59,8 @@ class Costs(BaseModel):
         import_seconds: The time in which a rank imports its modules.
         steps_of_whole: The number of steps of a run that trains to the end.
         gradient_bytes: The bytes of the gradients of all parameters.
-        bandwidth: What a rank sends in a second at most, in bits; None if all are on this node.
+        bandwidth: What a rank sends in a second at most, in bits; None if nothing limits it.
+        has_nodes: Whether each rank is on a node of its own, with a command line and a starter of its own.
         num_cpus: The number of cores.
         rank_bytes: The memory of a rank.
         available_bytes: The memory that was free.
@@ -70,6 +74,7 @@ class Costs(BaseModel):
     steps_of_whole: int
     gradient_bytes: int
     bandwidth: float | None
+    has_nodes: bool = False
     num_cpus: int
     rank_bytes: int
     available_bytes: int
@@ -82,9 +87,13 @@ class Costs(BaseModel):
         cores = self.num_cpus if who.role == "alternative" else min(who.num_processes, self.num_cpus)
         seconds = alone if cores == 1 else _SHARING_FACTOR * alone / cores
         if who.num_processes > 1:
-            seconds += _SECONDS_TO_COMMUNICATE + self.gradient_bytes * _SECONDS_OF_A_BYTE
+            # Where there are fewer cores than ranks, each has to wait until all others have had their turn.
+            others = who.num_processes - 1 if who.num_processes > self.num_cpus else 1
+            seconds += others * _SECONDS_TO_COMMUNICATE + self.gradient_bytes * _SECONDS_OF_A_BYTE
         if who.num_processes > 1 and self.bandwidth is not None:  # a ring, as in compare/report/traffic.py
             seconds += 2 * (1 - 1 / who.num_processes) * 8 * self.gradient_bytes / self.bandwidth
+        if who.num_processes > self.num_cpus and _keeps_core_busy(who):
+            seconds *= _POLLING_FACTOR
         return seconds * (_PEER_FACTOR if who.role == "peer" else 1.0)
 
     def start(self, entrants: Iterable[Entrant]) -> float:
@@ -148,15 +157,23 @@ class Costs(BaseModel):
     def _imports(self, who: Entrant) -> float:
         starter = 0.0 if who.backend == REFERENCE else _IMPORTS_OF_A_STARTER
         ranks = who.num_processes * (_IMPORTS_OF_A_PEER if who.role == "peer" else 1.0)
-        return ranks + starter + _IMPORTS_OF_A_COMMAND_LINE
+        num_nodes = who.num_processes if self.has_nodes else 1
+        return ranks + num_nodes * (starter + _IMPORTS_OF_A_COMMAND_LINE)
 
 
-def measure_costs(configs: dict[Entrant, RunConfig], bandwidth: float | None = None) -> Costs:
+def _keeps_core_busy(who: Entrant) -> bool:
+    if who.role == "peer":  # a program of its own
+        return False
+    return settings_in(find_backend(who.backend).settings, who.options).keeps_core_busy
+
+
+def measure_costs(configs: dict[Entrant, RunConfig], bandwidth: float | None, *, has_nodes: bool) -> Costs:
     """Takes a few steps of the reference under the conditions of each entrant, and starts one process.
 
     Args:
         configs: The configuration of a timed run of each entrant.
-        bandwidth: What a rank sends in a second at most, in bits; None if all are on this node.
+        bandwidth: What a rank sends in a second at most, in bits; None if nothing limits it.
+        has_nodes: Whether each rank is on a node of its own.
     """
     import psutil
 
@@ -174,6 +191,7 @@ def measure_costs(configs: dict[Entrant, RunConfig], bandwidth: float | None = N
         steps_of_whole=seen.steps_of_whole,
         gradient_bytes=seen.gradient_bytes,
         bandwidth=bandwidth,
+        has_nodes=has_nodes,
         num_cpus=num_cpus(),
         rank_bytes=peak_resident_bytes(),  # this process is as large as a rank
         available_bytes=psutil.virtual_memory().available,

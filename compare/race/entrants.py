@@ -145,7 +145,8 @@ def schedule_race(plan: RacePlan, configs: dict[Entrant, RunConfig]) -> None:
     Raises:
         UsageError: The budget is too small.
     """
-    costs, tuning, entrants = measure_costs(configs, plan.options.bandwidth), 0.0, plan.entrants
+    costs = measure_costs(configs, plan.options.bandwidth, has_nodes=plan.options.engine is not None)
+    tuning, entrants = 0.0, plan.entrants
     if plan.options.tune:
         # Each of these will have a tuned one beside it, if one is found.
         entrants = [*entrants, *(one.model_copy(update={"variant": "tuned"}) for one in can_be_tuned(entrants))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -133,11 +134,12 @@ def name_of(path: Path) -> str:
 
 
 def _commands(plan: RacePlan) -> dict[str, str]:
-    """Returns the command of the race, and one command for each purpose and backend."""
+    """Returns the command of the race, and one command for each purpose and entrant, whatever its conditions."""
     commands = {"the race, and with it every figure": plan.command}
     for run in plan.runs():
         if run.entrant.role == "peer":  # which has no command of its own
             continue
-        what = f"a {run.purpose} run of {run.entrant.backend}"
-        commands.setdefault(what, command_line(plan.arguments(run), without="--output-dir"))
+        what = f"a {run.purpose} run of {run.entrant.name}"
+        variables = "".join(f"{name}={shlex.quote(value)} " for name, value in run.entrant.variables)
+        commands.setdefault(what, variables + command_line(plan.arguments(run), without="--output-dir"))
     return commands

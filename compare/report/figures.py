@@ -264,12 +264,12 @@ def collective_figure(series: list[CollectiveSeries], styles: Styles) -> Figure:
     title = f"{series[0].operation}, {series[0].num_processes} ranks, {series[0].device}{network}"
     peaks = [(one, max(one.points, key=lambda point: point.busbw)) for one in series]
     said = "; ".join(
-        f"{one.backend} over {one.transport} up to {number(peak.busbw / _GIB, 3)} GiB/s at {format_size(peak.bytes)}"
+        f"{one.name} over {one.transport} up to {number(peak.busbw / _GIB, 3)} GiB/s at {format_size(peak.bytes)}"
         for one, peak in peaks
     )
     drawn = [
         Line(
-            f"{one.backend}, {one.transport}",
+            f"{one.name}, {one.transport}",
             _style(series, i, styles),
             [point.bytes for point in one.points],
             [point.busbw / _GIB for point in one.points],
@@ -283,7 +283,7 @@ def collective_figure(series: list[CollectiveSeries], styles: Styles) -> Figure:
     rows = [
         Row(
             [
-                Cell(one.backend),
+                Cell(one.name),
                 Cell(one.transport),
                 Cell(format_size(point.bytes), point.bytes),
                 measured(point.median_seconds, 1e6),

@@ -239,7 +239,7 @@ def fit_table(series: list[CollectiveSeries], what: str) -> Table:
     rows = [
         Row(
             [
-                Cell(one.backend),
+                Cell(one.name),
                 Cell(one.transport),
                 interval_cell(one.fit.latency_seconds, 1e6),
                 interval_cell(one.fit.bytes_per_second, 1 / 2**30),
