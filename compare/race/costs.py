@@ -90,10 +90,10 @@ class Costs(BaseModel):
             # Where there are fewer cores than ranks, each has to wait until all others have had their turn.
             others = who.num_processes - 1 if who.num_processes > self.num_cpus else 1
             seconds += others * _SECONDS_TO_COMMUNICATE + self.gradient_bytes * _SECONDS_OF_A_BYTE
-        if who.num_processes > 1 and self.bandwidth is not None:  # a ring, as in compare/report/traffic.py
-            seconds += 2 * (1 - 1 / who.num_processes) * 8 * self.gradient_bytes / self.bandwidth
         if who.num_processes > self.num_cpus and _keeps_core_busy(who):
             seconds *= _POLLING_FACTOR
+        if who.num_processes > 1 and self.bandwidth is not None:  # a ring, as in compare/report/traffic.py
+            seconds += 2 * (1 - 1 / who.num_processes) * 8 * self.gradient_bytes / self.bandwidth
         return seconds * (_PEER_FACTOR if who.role == "peer" else 1.0)
 
     def start(self, entrants: Iterable[Entrant]) -> float:
