@@ -183,6 +183,13 @@ def test_a_small_difference_is_seen_beside_one_that_is_off_the_scale() -> None:
     ticks = [int(tick) for tick in re.findall(r'class="tick"[^>]*>(-?\d+)<', drawing)]
     assert max(ticks) < 50
     assert HOSTILE in unescape(forest.plots[0].label)
+    edge = "What takes more than twice as long is at the right edge, outside of the scale."
+    assert edge in forest.caption
+    for placing in results.standings[0].placings:
+        if placing.longer is not None and placing.longer.estimate > 1:
+            placing.longer = Interval(estimate=0.5, low=0.4, high=0.6)
+    forest, _ = first_screen(results, look_of(results)).figures
+    assert edge not in forest.caption
 
 
 def test_an_interval_of_few_starts_does_not_hide_the_rest() -> None:

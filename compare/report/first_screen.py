@@ -14,6 +14,8 @@ from compare.report.plots import Item, Line
 from compare.report.verdict import Ground, grounds_of, speed_of, warnings_of
 from compare.results import Placing, Results, Standing
 
+_EDGE = " What takes more than twice as long is at the right edge, outside of the scale."
+
 
 @dataclass(frozen=True)
 class FirstScreen:
@@ -74,12 +76,13 @@ def forest_figure(standing: Standing, styles: Styles) -> Figure | None:
         )
         for one in rivals
     ]
+    is_far = any(item.estimate > plots.OFF_THE_SCALE for item in items if item.estimate is not None)
     said = "; ".join(f"{one.name} {longer(one.longer)}" for one in rivals[1:])
     title = f"Time of a step against {standing.opponent}, {standing.conditions}"
     return Figure(
         "Who is fastest",
         f"By how much a step takes longer than under {rivals[0].name}, with 95 % intervals. A hollow mark: perhaps "
-        "as fast. Within the grey zone, nothing is ever claimed.",
+        f"as fast. Within the grey zone, nothing is ever claimed.{_EDGE if is_far else ''}",
         [Plot(f"{title}: {said}", plots.forest(items, Axis(f"% longer than {rivals[0].name}")))],
     )
 

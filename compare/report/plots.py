@@ -24,7 +24,7 @@ _HATCHINGS = {1: "rising", 3: "falling", 5: "rising"}
 _MAX_LETTERS = 34
 # Of a forest plot: the least and the greatest height of a row, the percents that it shows at most, what is near an end.
 _FOREST_ROWS = (44, 92)
-_OFF_THE_SCALE = 100
+OFF_THE_SCALE = 100
 _NEAR_AN_END = (0.3, 0.7)
 _HEIGHT = 280
 
@@ -110,9 +110,9 @@ def forest(items: Sequence[Item], axis: Axis) -> Markup:
     """
     row = min(_FOREST_ROWS[1], max(_FOREST_ROWS[0], _HEIGHT // len(items)))
     margin, drawing = 100 * SMALLEST_CLAIM, Drawing(row * len(items))
-    shown = [item for item in items if item.estimate is not None and item.estimate <= _OFF_THE_SCALE]
+    shown = [item for item in items if item.estimate is not None and item.estimate <= OFF_THE_SCALE]
     ends = [value for item in shown for value in (item.estimate, item.low, item.high) if value is not None]
-    scale = Scale(axis, [*(min(value, _OFF_THE_SCALE) for value in ends), -margin, margin])
+    scale = Scale(axis, [*(min(value, OFF_THE_SCALE) for value in ends), -margin, margin])
     drawing.rectangle(scale.share(-margin), scale.share(margin), 0, drawing.height, "zone")
     drawing.x_axis(axis, scale)
     drawing.rule(scale.share(0), 0, drawing.height, "frame")
@@ -122,7 +122,7 @@ def forest(items: Sequence[Item], axis: Axis) -> Markup:
         assert item.estimate is not None
         share, kind = (scale.share(item.estimate) if item in shown else 1.0), f"bar c{item.style.colour}"
         if item in shown and item.low is not None and item.high is not None:
-            drawing.line(scale.share(item.low), scale.share(min(item.high, _OFF_THE_SCALE)), y, kind)
+            drawing.line(scale.share(item.low), scale.share(min(item.high, OFF_THE_SCALE)), y, kind)
         elif item not in shown:
             drawing.line(0.9, 1, y, f"{kind} d{item.style.dash}")
         drawing.mark(share, y, item.style, f"{item.label}: {item.note}")
