@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
@@ -35,6 +35,16 @@ class BackendSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
     of_collectives: ClassVar[frozenset[str]] = frozenset()
     """The names of those options that change how the collectives of the library run, outside a training, too."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """Refuses names of options that do not exist.
+
+        Raises:
+            TypeError: One does not.
+        """
+        if unknown := cls.of_collectives - set(cls.model_fields):
+            raise TypeError(f"{cls.__name__}.of_collectives: there is no option {', '.join(sorted(unknown))}")
 
     @property
     def implied_precision(self) -> str | None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
+from backends.registry import find_backend
 from forecast.result import Forecast, ForecastFile, Row
 from launch import own_command
 from launch.errors import UsageError
+from launch.options import settings_in
 from records.names import RECORD_NAME
 from records.record import read_record
 
@@ -37,13 +40,19 @@ def train_what_was_forecast(
 
     Raises:
         RunFailed: A run did not complete.
-        UsageError: A file that is there already is no record.
+        UsageError: A file that is there already is no record, or the options are among those that a forecast holds.
+        UnsupportedError: A backend is not on this machine.
     """
+    for backend in dict.fromkeys(one.backend for one in forecasts.forecasts):
+        if given := settings_in(find_backend(backend).settings, options).model_fields_set:
+            names = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(given))
+            raise UsageError(f"{names}: the forecast holds the options of {backend} alone; leave it out")
     found = []
     # Networks and backends take turns, so that a drift of the machine meets all of them.
     by_size = sorted(((row, one) for one in forecasts.forecasts for row in one.rows), key=lambda pair: pair[0].ranks)
     for row, one in by_size:
-        place = directory / f"{one.name.replace(' ', '')}-{row.ranks}-{one.network.partition(',')[0]}"
+        name = re.sub(r"[^A-Za-z0-9.]+", "-", one.name)
+        place = directory / f"{name}-{row.ranks}-{one.network.partition(',')[0]}"
         if not _is_complete(place):
             say(f"{one.name}, {row.ranks} ranks, {one.network}")
             _train(one, row, place, options)

@@ -167,7 +167,7 @@ def _summary(profile: Profile) -> list[str]:
         lines.append(f"backward pass while two ranks send: {profile.overlap_slow_down.estimate:.3g} times as long")
     for ranks in profile.together:
         lines.append(
-            f"{ranks.num_processes} ranks of {profile.backend} on this machine: "
+            f"{ranks.num_processes} ranks of {profile.name} on this machine: "
             f"{1e3 * ranks.step_seconds.estimate:.4g} ms a step"
         )
     for found in profile.collectives:

@@ -147,7 +147,7 @@ class Scenario:
             told = [f"{1e3 * error:+.3g} ms for {number}" for number, error in errors.items() if error is not None]
             if told:
                 found.append(
-                    f"the remainder is added: what ranks of {profile.backend} took on the profiled machine itself "
+                    f"the remainder is added: what ranks of {profile.name} took on the profiled machine itself "
                     f"beyond the model ({', '.join(told)}), however they send"
                 )
         spread = self._spread(2)

@@ -111,7 +111,8 @@ def compare(forecasts: ForecastFile, measured: MeasuredFile) -> list[Comparison]
         if run.started_at <= made_at:
             raise UsageError(f"{what}: was measured before the forecast of {forecasts.created_at}; forecast first")
         if (step := rows.get((run.name, run.network, run.ranks))) is None:
-            raise UsageError(f"{what}: has no forecast; leave the run out, or make the forecast with this network")
+            there = ", ".join(f"{name} with {ranks} ranks on {network}" for name, network, ranks in rows)
+            raise UsageError(f"{what}: has no forecast; leave the run out, or forecast it, too (there are {there})")
         seconds = median(run.step_seconds)
         low, high = (step.estimate if end is None else end for end in (step.low, step.high))
         found.append(

@@ -141,7 +141,8 @@ def test_what_a_loop_cannot_do_is_said_in_a_line(
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_every_backend_has_a_loop(name: str, tmp_path: Path) -> None:
-    simple = {"backend": name, "optimizer": "adamw", "lr_scheduler": "linear"}
+    defaults = BACKENDS[name].settings().model_dump(mode="json")
+    simple = {"backend": name, "backend_settings": defaults, "optimizer": "adamw", "lr_scheduler": "linear"}
     assert why_no_loop(run_config("ddp", 1, tmp_path, micro_batch_size=8).model_copy(update=simple)) is None
 
 
@@ -169,5 +170,6 @@ def test_a_race_says_what_an_adapter_costs(tmp_path: Path) -> None:
     assert cost.time.low is not None
     assert cost.cpu_seconds is not None
     assert any(f"no loop was written by hand for {own}" in line for line in results.problems)
+    assert not any("by hand" in what for what in results.commands)  # it has no command of its own
     for page in ("report.md", "report.html"):
         assert "What the adapters cost" in (tmp_path / "race" / page).read_text()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
-from backends.capabilities import Capabilities
+from backends.capabilities import BackendSettings, Capabilities
 from backends.ddp import DDPBackend
 from backends.registry import find_backend
 from compare.collectives.options import parse_sizes
@@ -55,6 +56,46 @@ def test_sizes_that_are_refused(text: str, named: str, remedy: str) -> None:
         parse_sizes(text)
     assert named in str(caught.value)
     assert remedy in str(caught.value)
+
+
+class ClashingSettings(BackendSettings):
+    """An option that `allreduce` has, too, and that changes collectives."""
+
+    of_collectives: ClassVar[frozenset[str]] = frozenset({"sizes"})
+    sizes: int = 1
+
+
+class ClashingBackend(DDPBackend):
+    """Cannot be measured with options of its own."""
+
+    name = "clashing"
+    Settings = ClashingSettings
+
+
+class NamesakeSettings(BackendSettings):
+    """An option that `allreduce` has, too, but that changes no collective."""
+
+    sizes: int = 1
+
+
+class NamesakeBackend(DDPBackend):
+    """Can be measured without its own options."""
+
+    name = "namesake"
+    Settings = NamesakeSettings
+
+
+def test_an_option_of_the_same_name_is_not_taken_for_ones_own(tmp_path: Path) -> None:
+    """The size is read as that of `allreduce`: it is the file that is refused."""
+    (tmp_path / "there.json").write_text("mine")
+    name = f"{__name__}:NamesakeBackend"
+    done = lockstep("allreduce", "--backends", name, "--sizes", "1KiB", "--output", tmp_path / "there.json")
+    assert (done.returncode, "exists already" in done.stderr) == (2, True)
+
+
+def test_options_that_do_not_exist_cannot_change_collectives() -> None:
+    with pytest.raises(TypeError, match=r"Wrong\.of_collectives: there is no option gone"):
+        type("Wrong", (BackendSettings,), {"of_collectives": frozenset({"gone"})})
 
 
 class PlacelessBackend(DDPBackend):
@@ -115,9 +156,10 @@ REFUSED = {
     "--output there.json": ("--output there.json: exists already", "choose another file"),
     "--output nowhere/out.json": ("there is no directory nowhere", "create it first"),
     f"--output {'x' * 300}": ("File name too long", "choose another file"),
-    "--backends ddp,horovod --wait sleep": ("--wait sleep: only horovod has this option", "add --backends horovod"),
+    "--backends ddp,horovod --wait sleep": ("--wait sleep: this option belongs to horovod", "name that backend alone"),
     "--backends horovod --wait snooze": ("--wait snooze", "'spin' or 'sleep'"),
     "--backends ddp --transport shared-memory": ("unrecognized arguments: --transport shared-memory", "--help"),
+    f"--backends {__name__}:ClashingBackend": ("its own options cannot be told from others", "--sizes"),
     "--size 1KB": ("unrecognized arguments: --size", "--help"),
     "everything": ("unrecognized arguments: everything", "--help"),
     "--sizes": ("--sizes", "--help"),

@@ -42,7 +42,7 @@ def test_each_forecast_gets_its_run(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert len(measured.step_seconds) == 12 - NUM_WARMUP_STEPS
 
     # The same command leaves what is there alone.
-    shutil.rmtree(runs / "ddp--bucket-cap-mb=2-2-1gbit" / "node1")
+    shutil.rmtree(runs / "ddp-bucket-cap-mb-2-2-1gbit" / "node1")
     assert validation.run(words) == 0
     assert MeasuredFile.model_validate_json(capsys.readouterr().out).runs == [measured]
 
@@ -57,6 +57,13 @@ def test_a_damaged_record_is_refused(tmp_path: Path) -> None:
     (place / "record.json").write_text("{")
     with pytest.raises(UsageError, match="ddp-2-1gbit: holds a damaged record; remove it"):
         validation.run(["run", str(_write_forecast(tmp_path, "1gbit")), str(tmp_path / "runs")])
+
+
+def test_options_of_a_backend_alone_are_refused(tmp_path: Path) -> None:
+    path = _write_forecast(tmp_path, "1gbit")
+    with pytest.raises(UsageError, match="--bucket-cap-mb: the forecast holds the options of ddp alone; leave it out"):
+        validation.run(["run", str(path), str(tmp_path / "runs"), "--max-steps", "12", "--bucket-cap-mb", "3"])
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_latency_is_refused(tmp_path: Path) -> None:

@@ -130,6 +130,13 @@ def test_ranks_that_poll_on_too_few_cores_are_expected_to_be_slow(num_processes:
         backend="horovod", num_processes=num_processes, precision="fp32", accumulation=1, global_batch_size=32
     )
     asleep = spinning.model_copy(update={"variant": "asleep", "options": ("--wait=sleep",)})
-    ddp = spinning.model_copy(update={"backend": "ddp"})
-    assert COSTS.step(asleep) == COSTS.step(ddp)
     assert (COSTS.step(spinning) > 2 * COSTS.step(asleep)) is longer
+
+
+def test_starts_on_nodes_are_expected_to_take_longer() -> None:
+    """Each node has a command line and a starter of its own."""
+    ranks = Entrant(backend="ddp", num_processes=4, precision="fp32", accumulation=1, global_batch_size=32)
+    on_nodes = COSTS.model_copy(update={"has_nodes": True})
+    assert on_nodes.start([ranks]) > COSTS.start([ranks])
+    one = ranks.model_copy(update={"num_processes": 1})
+    assert on_nodes.start([one]) == COSTS.start([one])

@@ -129,8 +129,8 @@ def parse(parser: Parser, arguments: Sequence[str], settings: type[EngineSetting
         raise UsageError(f"{' '.join(unknown)}: only for nodes; add --engine {' or '.join(engines)}")
     if backends := who_has(name):
         raise UsageError(
-            f"{' '.join(unknown)}: only {' or '.join(backends)} has this option, and only if it is named alone; "
-            f"add --backends {backends[0]}"
+            f"{' '.join(unknown)}: this option belongs to {' or '.join(backends)}; name that backend alone "
+            f"(--backends {backends[0]})"
         )
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")

@@ -58,7 +58,7 @@ def run(arguments: list[str]) -> int:
     own_settings = add_own_options(parser, arguments)
     asked = parse(parser, arguments, settings)
     options: CollectivesOptions = validated(CollectivesOptions, asked)
-    own = None if own_settings is None else validated(own_settings, asked)
+    own = None if own_settings is None else validated(own_settings, _own(own_settings, asked))
     cluster = cluster_of(options.engine, options.num_nodes, settings, asked)
     target = _target(options.output)
     measurements = _plan(options, own, cluster)
@@ -93,6 +93,11 @@ def run(arguments: list[str]) -> int:
     _write(content, target)
     terminal.print(f"results in {target}")
     return 0
+
+
+def _own(settings: type[BackendSettings], asked: dict[str, Any]) -> dict[str, Any]:
+    """Returns the options of the backend; other fields of its settings may have the names of other options."""
+    return {name: value for name, value in asked.items() if name in settings.of_collectives}
 
 
 class _RanksFailed(Exception):

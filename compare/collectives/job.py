@@ -78,7 +78,7 @@ class MeasuringJob:
             self._terminal.print(f"{self._title}: {len(self._points)} points over {self._transport} in {seconds:.0f} s")
             for operation in measurement.operations:
                 if operation not in self._operations:
-                    self._terminal.print(f"{measurement.backend} has no {operation}: left out")
+                    self._terminal.print(f"{measurement.name} has no {operation}: left out")
         return failure
 
     def _run_here(self) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentError
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from rich.console import Console
 from backends.capabilities import BackendSettings, UnsupportedError
 from backends.registry import BACKENDS, BackendRow, find_backend
 from launch.arguments import Parser
+from launch.errors import UsageError
 from launch.options import add_options
 
 
@@ -42,7 +44,8 @@ def add_own_options(parser: Parser, arguments: Sequence[str]) -> type[BackendSet
         All options of the backend; None if no backend is named alone.
 
     Raises:
-        UsageError, UnsupportedError: There is no such backend.
+        UnsupportedError: There is no such backend.
+        UsageError: Its options have names that others have already.
     """
     first_look = Parser("allreduce", add_help=False)
     first_look.add_argument("--backends", default="")
@@ -56,7 +59,10 @@ def add_own_options(parser: Parser, arguments: Sequence[str]) -> type[BackendSet
         if option in settings.of_collectives
     }
     changing: type[BaseModel] = create_model("Changing", **fields)
-    add_options(parser, {f"backend {name}": changing})
+    try:
+        add_options(parser, {f"backend {name}": changing})
+    except ArgumentError as error:
+        raise UsageError(f"--backends {name}: its own options cannot be told from others ({error})") from error
     return settings
 
 
@@ -64,8 +70,8 @@ def changing_collectives(backend: str, words: Sequence[str]) -> list[str]:
     """Returns those of a backend's own options, written as `--name=value`, that change how its collectives run."""
     try:
         changing = find_backend(backend).settings.of_collectives
-    except UnsupportedError:  # an adapter that is not on this machine
-        return []
+    except UnsupportedError:  # an adapter that is not on this machine: any of them may
+        return list(words)
     return [word for word in words if word.removeprefix("--").partition("=")[0].replace("-", "_") in changing]
 
 

@@ -8,6 +8,7 @@ from backends.devices import count_gpus
 from backends.registry import BACKENDS
 from compare.race.plan import Entrant
 from launch.errors import UsageError
+from launch.options import own_options
 from records.config import RunConfig
 
 _VARIANT = "by hand"
@@ -53,7 +54,7 @@ def why_no_loop(config: RunConfig) -> str | None:
         "--grad-compression none": config.grad_compression == "none",
         "--no-find-unused-parameters": not config.find_unused_parameters,
         "one rank on each GPU": config.device == "cpu" or config.num_processes <= count_gpus(),
-        "the library's own defaults": not any(config.backend_settings.values()),
+        "the library's own defaults": not own_options(backend, config.backend_settings),
     }
     missing = [name for name, is_met in wanted.items() if not is_met]
     return f"its loop supports only {', '.join(missing)}" if missing else None

@@ -137,7 +137,7 @@ def _commands(plan: RacePlan) -> dict[str, str]:
     """Returns the command of the race, and one command for each purpose and entrant, whatever its conditions."""
     commands = {"the race, and with it every figure": plan.command}
     for run in plan.runs():
-        if run.entrant.role == "peer":  # which has no command of its own
+        if run.entrant.role in ("peer", "bare"):  # which have no command of their own
             continue
         what = f"a {run.purpose} run of {run.entrant.name}"
         variables = "".join(f"{name}={shlex.quote(value)} " for name, value in run.entrant.variables)
