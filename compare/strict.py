@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pydantic import BaseModel, ConfigDict, Field
 
 
@@ -9,6 +11,11 @@ class Strict(BaseModel):
     """A part of results: it has no other fields than its own, and finite numbers only."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+def named(backend: str, own_options: Sequence[str]) -> str:
+    """Returns what a backend with options of its own is called."""
+    return " ".join((backend, *own_options))
 
 
 class OfBackend(Strict):
@@ -22,4 +29,4 @@ class OfBackend(Strict):
     @property
     def name(self) -> str:
         """The backend with its own options."""
-        return " ".join((self.backend, *self.own_options))
+        return named(self.backend, self.own_options)

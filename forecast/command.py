@@ -13,6 +13,7 @@ from compare.collectives.measurement import read_collectives
 from compare.collectives.selection import changing_collectives
 from compare.networks import limit_in
 from compare.report.pages import require_packages
+from compare.strict import named
 from forecast import profile_command
 from forecast.network import Network, parse_network
 from forecast.options import ForecastOptions, is_file
@@ -102,7 +103,7 @@ def _measured(profile: Profile, asked: _Asked) -> list[Collective]:
     """
     row = BACKENDS.get(profile.backend)
     changing = changing_collectives(profile.backend, profile.own_options)
-    wanted = " ".join((profile.backend, *changing))
+    wanted = named(profile.backend, changing)
     for name in (wanted, row.communicates_like if row is not None and not changing else None):
         if name is not None and name in asked.measured:
             return asked.measured[name]

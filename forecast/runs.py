@@ -12,6 +12,7 @@ from backends.registry import INDEPENDENT, REFERENCE
 from compare.collectives.measurement import CollectivesFile, read_collectives
 from compare.collectives.selection import changing_collectives
 from compare.results import Interval
+from compare.strict import named
 from forecast.measuring import (
     gradients_of,
     halving_compressions,
@@ -210,7 +211,7 @@ def _measure_collectives(request: Request, numbers: list[int], target: Path) -> 
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1].removeprefix("lockstep: ")
         raise ProfileFailed(f"the measurement of all-reduces did not complete: {last}")
-    return fits_of(read_collectives(target)).get(" ".join((config.backend, *changing)), [])
+    return fits_of(read_collectives(target)).get(named(config.backend, changing), [])
 
 
 def fits_of(collectives: CollectivesFile) -> dict[str, list[Collective]]:

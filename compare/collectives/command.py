@@ -159,9 +159,11 @@ def _plan(options: CollectivesOptions, own: BackendSettings | None, cluster: Clu
         "sizes": sizes,
         "timeout": options.timeout,
         "seconds_per_point": options.seconds_per_point,
-        "settings": {} if own is None else own.model_dump(mode="json"),
     }
     rows = measured_backends(options.backends)
+    if own is not None:
+        (name,) = rows
+        shared["own_options"] = own_options(name, own.model_dump(mode="json"))
     measurements = [
         _settle(backend, row, num_processes, options, cluster, shared)
         for num_processes in world_sizes
@@ -200,7 +202,6 @@ def _settle(
     is_elsewhere = cluster is not None and cluster.is_elsewhere
     measurement = Measurement(
         backend=backend,
-        own_options=own_options(backend, shared["settings"]),
         start_method=starter.name,
         device=device,
         num_processes=num_processes,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from pydantic import Field
 
@@ -34,7 +34,6 @@ _MIN_SIZES = 3
 class Measurement(OfBackend):
     """What one group of ranks is to measure: one backend with one number of ranks."""
 
-    settings: dict[str, Any] = Field(description="its own options, by name")
     start_method: str
     device: Literal["cpu", "cuda"]
     num_processes: int

@@ -27,6 +27,7 @@ from backends.collectives import Prepare, Prepared
 from backends.interface import Backend, BackendOptions
 from backends.registry import load_backend
 from compare.collectives.measurement import Measurement, elements_per_rank, size_in_bytes
+from launch.options import settings_in
 from records.environment import describe_environment
 from records.news import LibraryFound, PointMeasured
 from records.progress import ProgressLog
@@ -155,7 +156,7 @@ def measure(measurement: Measurement, directory: Path, rank: int) -> None:
         BackendOptions(
             device=measurement.device,
             timeout_seconds=measurement.timeout,
-            settings=adapter.Settings.model_validate(measurement.settings),
+            settings=settings_in(adapter.Settings, measurement.own_options),
         )
     )
     prove_world(backend, world_size=measurement.num_processes)

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from compare.numbers import format_seconds, format_size
 from compare.results import CollectiveSeries, Interval
+from compare.strict import named
 
 _ANY_WIDTH = 1000
 _GIB = 2**30
@@ -44,7 +45,7 @@ def _table(shown: list[CollectiveSeries]) -> Table:
 
 
 def _headings(series: CollectiveSeries) -> list[tuple[str, str]]:
-    short = " ".join((series.backend.rpartition(":")[2], *series.own_options))
+    short = named(series.backend.rpartition(":")[2], series.own_options)
     return [(short, "time"), ("", "algbw"), ("", "busbw")]
 
 
