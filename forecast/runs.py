@@ -37,7 +37,7 @@ from records.throughput import NUM_WARMUP_STEPS
 _NUM_RANKS = 2
 # Options of the training on which its times depend, besides those that say how it is divided among ranks.
 _OF_THE_WORK = {
-    *("task", "device", "threads_per_rank", "allocator", "bind_ranks", "timeout", "hang_timeout"),
+    *("task", "device", "threads_per_rank", "allocator", "bind_ranks", "scheduling", "timeout", "hang_timeout"),
     *("precision", "batching", "max_grad_norm", "init_loss_scale", "find_unused_parameters", "torch_compile"),
     *("optimizer", "momentum", "learning_rate", "weight_decay", "on_nan", "dataloader_num_workers", "seed"),
 }

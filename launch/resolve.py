@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from backends.capabilities import UnsupportedError
+from backends.capabilities import BackendSettings, UnsupportedError
 from backends.devices import count_gpus
 from backends.registry import BackendRow
 from launch.allocator import ALLOCATOR_OF_C, Allocator, settle_allocator
@@ -23,7 +23,7 @@ from launch.run_directory import settle_output_dir
 from launch.starters.interface import Ranks, Starter
 from launch.world import check_world
 from records.config import DEFAULT_CPU_PROCESSES, MOST_ON_A_NODE, Batching, RunConfig, RunOptions
-from records.environment import num_cpus
+from records.environment import num_cpus, num_ranks_here
 from records.names import LOGS_NAME
 from tasks.interface import PackedData, Task
 
@@ -131,6 +131,7 @@ def settle(
         "start_method": world.starter.name,
         "threads_per_rank": ranks.num_threads,
         "allocator": allocator.name,
+        "scheduling": options.scheduling or _default_scheduling(world, backend_settings),
         "micro_batch_size": micro_batch_size,
         "batching": settle_batching(options, task, cuts_batches=row.capabilities.cuts_batches),
         "learning_rate": options.learning_rate or task.default_learning_rate,
@@ -241,6 +242,16 @@ def _check_gpus(backend: str, row: BackendRow, world: _World) -> None:
             f"--num-processes {world.num_processes}: {backend} needs a GPU for each rank of a node, and this node has "
             f"{count_gpus()}; use fewer ranks"
         )
+
+
+def _default_scheduling(world: _World, settings: BackendSettings) -> Literal["batch", "normal"]:
+    """Returns what makes steps shorter on CPUs (docs/speed.md).
+
+    A thread that polls should be interrupted where it is in the way of another. On GPUs it has not been measured.
+    """
+    is_crowded = num_ranks_here(world.num_processes, world.nodes.num_nodes) > num_cpus()
+    polls = settings.keeps_core_busy and (is_crowded or world.starter.name == "mpirun")
+    return "normal" if polls or world.device != "cpu" else "batch"
 
 
 def _check_cores(options: RunOptions, num_ranks: int, num_threads: int) -> None:

@@ -24,7 +24,7 @@ from training.plan import Plan
 
 # Options of a run that its reference does not have: how many ranks there are, and what starts them where.
 _OF_THE_RANKS = {
-    *("num_processes", "micro_batch_size", "start_method", "threads_per_rank", "bind_ranks"),
+    *("num_processes", "micro_batch_size", "start_method", "threads_per_rank", "bind_ranks", "scheduling"),
     "grad_compression",
     "sync_batchnorm",
     *("num_nodes", "min_nodes", "node_rank", "master_addr", "master_port"),

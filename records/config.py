@@ -97,6 +97,11 @@ class RunOptions(BaseModel):
         "auto", description="what ranks take memory with; auto: tcmalloc or jemalloc, if one of them is installed"
     )
     bind_ranks: bool = Field(False, description="bind each rank to as many cores of its own as it has threads")
+    scheduling: Literal["batch", "normal"] | None = Field(
+        None,
+        description="how Linux schedules the threads of a rank; batch: one that wakes up does not interrupt another "
+        "(default: batch on CPUs, unless a rank that polls would be in the way of another)",
+    )
 
     precision: Precision = Field("fp32", description="autocast precision")
     global_batch_size: BatchSize = Field(32, description="samples of one optimizer step on all ranks together")

@@ -51,6 +51,7 @@ def describe_environment(*, with_torch: bool) -> Environment:
         packages=dict(_package_versions()),
         variables=variables,
         allocator=_allocator(),
+        scheduling=_scheduling(),
         boot_id=_boot_id(),
         network=os.environ.get(NETWORK_VARIABLE) or None,
     )
@@ -84,6 +85,14 @@ def _allocator() -> str | None:
     return next((name for name in ("tcmalloc", "jemalloc") if f"/lib{name}" in maps), "glibc")
 
 
+def _scheduling() -> str | None:
+    """Returns the policy by which this thread is scheduled, from sched(7); None where there are no policies."""
+    if not hasattr(os, "sched_getscheduler"):
+        return None
+    names = {os.SCHED_OTHER: "normal", os.SCHED_BATCH: "batch"}
+    return names.get(os.sched_getscheduler(0), "other")
+
+
 def _boot_id() -> str | None:
     # random(4)
     try:
@@ -102,6 +111,11 @@ def _git_state(directory: Path) -> tuple[str | None, bool | None]:
     except (OSError, subprocess.SubprocessError):
         # In an image, which has no repository, the commit it was built from.
         return os.environ.get("LOCKSTEP_REVISION") or None, None
+
+
+def num_ranks_here(num_processes: int, num_nodes: int) -> int:
+    """Returns how many ranks of a job share this machine: nodes in network namespaces do, others do not."""
+    return num_processes if NETWORK_VARIABLE in os.environ else num_processes // num_nodes
 
 
 @functools.cache

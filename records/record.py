@@ -222,6 +222,7 @@ class Environment(_Strict):
     allocator: str | None = Field(
         default=None, description="what memory is taken with: a library in LD_PRELOAD, or glibc"
     )
+    scheduling: str | None = Field(default=None, description="the scheduling policy of Linux that is in force")
     boot_id: str | None = Field(
         default=None, description="random, new at each start of the machine, and the same in all of its containers"
     )

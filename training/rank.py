@@ -14,8 +14,8 @@ from typing import NamedTuple, Protocol
 
 from records.config import RunConfig
 from records.names import CONFIG_NAME
-from training.binding import bind_to_cores
 from training.clock import ProcessorClock
+from training.scheduling import bind_to_cores, schedule_as_batch
 from watch.heartbeat import Heartbeat
 from watch.rank_files import RankFiles, reporting
 
@@ -82,6 +82,8 @@ def run_rank(run_directory: str, rank_variable: str | None, make_work: Callable[
         config = _config(directory)
         if config.bind_ranks:
             bind_to_cores(rank, config)
+        if config.scheduling == "batch":
+            schedule_as_batch()
         # Collecting garbage among the objects that large imports create would take half a second of them.
         gc.disable()
         make_work(RankStart(config, directory, rank, heartbeat, clock)).run()

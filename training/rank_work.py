@@ -277,8 +277,8 @@ def _join(config: RunConfig) -> tuple[Task, Backend]:
     if config.num_nodes > 1:
         # Nodes may differ in how they are reached, how many cores and which allocator they have and where their
         # results go, and only the node of rank 0 needs to have the checkpoint.
-        of_one_node = {"node_rank", "master_addr", "threads_per_rank", "allocator", "output_dir", "overwrite"}
-        of_one_node |= {"launch_command", "started_at", "resume", "resume_from", "num_restarts"}
+        of_one_node = {"node_rank", "master_addr", "threads_per_rank", "allocator", "scheduling", "output_dir"}
+        of_one_node |= {"overwrite", "launch_command", "started_at", "resume", "resume_from", "num_restarts"}
         prove_same_job(backend, {**config.model_dump(mode="json", exclude=of_one_node), "data": task.describe()})
     return task, backend
 

@@ -31,6 +31,7 @@ from launch.options import settings_in
 from records.environment import describe_environment
 from records.news import LibraryFound, PointMeasured
 from records.progress import ProgressLog
+from training.scheduling import schedule_as_batch
 from training.world import prove_world
 from watch.rank_files import RankFiles, reporting
 
@@ -189,7 +190,10 @@ def main(measurement: str, run_directory: str, rank_variable: str | None = None)
     """Runs this rank to its end; on an error, exits with code 1 at once."""
     directory = Path(run_directory)
     with reporting(directory, rank_variable) as rank:
-        measure(Measurement.model_validate_json(Path(measurement).read_bytes()), directory, rank)
+        asked = Measurement.model_validate_json(Path(measurement).read_bytes())
+        if asked.device == "cpu":
+            schedule_as_batch()  # as training does
+        measure(asked, directory, rank)
 
 
 if __name__ == "__main__":

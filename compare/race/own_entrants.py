@@ -13,7 +13,7 @@ from records.environment import VARIABLES
 # A backend is a name of the table, or "package.module:Class".
 _FORM = re.compile(r"(?:(?P<name>[^=:]*)=)?(?P<backend>[\w.]+\.\w+:\w+|[^:]*)(?::(?P<options>.*))?", re.DOTALL)
 # Options of any run in which entrants may differ: they change no more than rounding, or are marked as an approximation.
-_COMMON = ("--batching", "--allocator", "--start-method", "--grad-compression")
+_COMMON = ("--batching", "--allocator", "--scheduling", "--start-method", "--grad-compression")
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
 

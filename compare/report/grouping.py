@@ -24,7 +24,8 @@ _OF_A_START = {
     *("diagnose", "num_nodes", "min_nodes", "master_port", "master_addr", "node_rank", "timeout", "hang_timeout"),
     "max_restarts",
     *("num_restarts", "keep", "on_save_error", "resume", "resume_from", "evaluate"),
-    *("batching", "allocator", "grad_compression"),  # entrants may differ in them, which changes rounding or more
+    # Entrants may differ in them, which changes rounding or more.
+    *("batching", "allocator", "scheduling", "grad_compression"),
 }
 _OF_A_SPLIT = {"num_processes", "micro_batch_size", "threads_per_rank", "network"}
 _OF_A_BACKEND = {"backend", "backend_settings", "start_method", "grad_compression"}

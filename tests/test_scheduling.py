@@ -1,4 +1,7 @@
-"""Ranks that are bound to cores: in a run that asks for it, and in a race, which asks unless it is told otherwise."""
+"""How ranks are scheduled: as batch jobs, where that pays, and bound to cores, in a run that asks for it and in a race.
+
+A race binds ranks unless it is told otherwise.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from backends.registry import find_backend
 from compare.race.entrants import make_plan, read_run_options
 from compare.race.options import RaceOptions
 from compare.race.placement import variables_of
+from launch.options import read_options
+from launch.resolve import settle
 from launch.starters.interface import PROJECT_DIRECTORY
 from records.environment import num_cpus
 from records.record import read_record
@@ -34,9 +40,12 @@ def test_each_rank_has_a_core_of_its_own(tmp_path: Path, backend: str) -> None:
         wait_for_steps(run)
         ranks = [int((run / "logs" / f"rank{rank}.pid").read_text().split()[0]) for rank in range(2)]
         bound = [psutil.Process(pid).cpu_affinity() for pid in ranks]
+        policies = {os.sched_getscheduler(thread.id) for pid in ranks for thread in psutil.Process(pid).threads()}
     finally:
         assert job.wait() == 0
     assert bound == [[core] for core in sorted(os.sched_getaffinity(0))[:2]]
+    assert policies == {os.SCHED_BATCH}
+    assert read_record(run / "record.json").environment.scheduling == "batch"
     # What the record says of the machine is not what is left to rank 0.
     assert read_record(run / "record.json").environment.num_cpus == num_cpus()
 
@@ -51,6 +60,33 @@ def test_ranks_that_need_more_cores_than_there_are_cannot_be_bound(tmp_path: Pat
     )
     assert done.stderr.startswith(expected)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("ddp",), "batch"),
+        (("ddp", "--num-processes", "4"), "batch"),
+        (("horovod",), "batch"),
+        (("horovod", "--start-method", "mpirun"), "normal"),
+        (("horovod", "--num-processes", "4"), "normal"),
+        (("horovod", "--num-processes", "4", "--wait", "sleep"), "batch"),
+        (("horovod", "--start-method", "mpirun", "--scheduling", "batch"), "batch"),
+        (("ddp", "--scheduling", "normal"), "normal"),
+        (("ddp", "--device", "cuda"), "normal"),
+    ],
+)
+def test_a_rank_that_polls_may_be_interrupted(
+    monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], expected: str
+) -> None:
+    """Where there are more ranks than cores, and where Open MPI polls, too."""
+    monkeypatch.setattr("launch.resolve.num_cpus", lambda: 2)
+    backend, *options = arguments
+    row = find_backend(backend)
+    common = ("--num-processes", "2", "--device", "cpu", "--task", "token-tagging")
+    asked = read_options(backend, row.settings, [*common, *options])
+    config, _, _ = settle(backend, row, asked, started_at=0.0, noted=[])
+    assert config.scheduling == expected
 
 
 @pytest.mark.parametrize(
