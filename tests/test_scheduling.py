@@ -73,7 +73,6 @@ def test_ranks_that_need_more_cores_than_there_are_cannot_be_bound(tmp_path: Pat
         (("horovod", "--num-processes", "4", "--wait", "sleep"), "batch"),
         (("horovod", "--start-method", "mpirun", "--scheduling", "batch"), "batch"),
         (("ddp", "--scheduling", "normal"), "normal"),
-        (("ddp", "--device", "cuda"), "normal"),
     ],
 )
 def test_a_rank_that_polls_may_be_interrupted(
