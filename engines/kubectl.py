@@ -7,11 +7,12 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 import yaml
 from typing_extensions import Self
@@ -149,17 +150,19 @@ class Kubectl:
         options = (f"--selector={selector}", "--sort-by=.metadata.creationTimestamp", "--output=json")
         return [_pod(item) for item in json.loads(self._ask("get", "pods", *options))["items"]]
 
-    def start_logs(self, pod: str, path: Path) -> subprocess.Popen[bytes]:
+    def start_logs(self, pod: str, path: Path) -> Copying:
         """Starts to copy all that a pod prints into a file, until the pod has ended."""
+        errors = tempfile.TemporaryFile()  # noqa: SIM115 (`Copying` closes it)
         with path.open("wb") as file:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 [*self._command, "logs", "--follow", pod],
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
-                stderr=subprocess.DEVNULL,
+                stderr=errors,
                 start_new_session=True,
             )
+        return Copying(process, errors)
 
     def _ask(self, *words: str, manifests: Sequence[Mapping[str, Any]] | None = None) -> str:
         done = subprocess.run(
@@ -172,9 +175,34 @@ class Kubectl:
             start_new_session=True,  # Ctrl-C is for us to pass on
         )
         if done.returncode:
-            said = " ".join(line.strip() for line in done.stderr.splitlines() if _LOG_LINE.match(line) is None)
-            raise Unanswered(said or f"kubectl ended with exit code {done.returncode}")
+            raise Unanswered(_reason(done.stderr, done.returncode))
         return done.stdout
+
+
+def _reason(errors: str, code: int) -> str:
+    """Returns what kubectl says of a failure, on one line and without what it logs about itself."""
+    said = " ".join(line.strip() for line in errors.splitlines() if _LOG_LINE.match(line) is None)
+    return said or f"kubectl ended with exit code {code}"
+
+
+class Copying(NamedTuple):
+    """A kubectl that copies what a pod prints, and the file of what it says itself."""
+
+    process: subprocess.Popen[bytes]
+    errors: IO[bytes]
+
+    def trouble(self) -> str | None:
+        """Returns why it could not copy; None if it has not failed."""
+        if not self.process.poll():
+            return None
+        self.errors.seek(0)
+        return _reason(self.errors.read().decode(errors="replace"), self.process.returncode)
+
+    def end(self) -> None:
+        """Ends it, if it has not ended."""
+        self.process.kill()
+        self.process.wait()
+        self.errors.close()
 
 
 class Logs:
@@ -189,7 +217,7 @@ class Logs:
         """
         self._kubectl = kubectl
         self._paths = paths
-        self._copying: dict[str, subprocess.Popen[bytes]] = {}
+        self._copying: dict[str, Copying] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -197,28 +225,36 @@ class Logs:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for process in self._copying.values():
-            process.kill()
-            process.wait()
+        for copying in self._copying.values():
+            copying.end()
 
-    def follow(self, pod: Pod) -> None:
+    def follow(self, pod: Pod) -> str | None:
         """Copies what a pod prints, again from its beginning if that has ended before the pod.
 
         kubectl ends with an error where a connection is lost, and without one where the other side has closed it.
+
+        Returns:
+            Why copying has failed, if it has just done so.
         """
         copying = self._copying.get(pod.name)
-        if copying is not None and (copying.poll() is None or (copying.returncode == 0 and pod.code is not None)):
-            return
+        trouble = None
+        if copying is not None:
+            code = copying.process.poll()
+            if code is None or (code == 0 and pod.code is not None):
+                return None
+            trouble = copying.trouble()
+            copying.end()
         if pod.has_started and pod.index is not None:
             self._copying[pod.name] = self._kubectl.start_logs(pod.name, self._paths[pod.index])
+        return trouble
 
     def finish(self) -> None:
         """Waits for the rest of what has been printed."""
-        for process in self._copying.values():
+        for copying in self._copying.values():
             try:
-                process.wait(_MOST_SECONDS_OF_LOGS)
+                copying.process.wait(_MOST_SECONDS_OF_LOGS)
             except subprocess.TimeoutExpired:
-                process.kill()
+                copying.process.kill()
 
 
 def as_yaml(manifests: Sequence[Mapping[str, Any]]) -> str:

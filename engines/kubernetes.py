@@ -22,6 +22,8 @@ from launch.guardian import guarded
 from launch.signals import Interrupted, signals_raised
 
 _SECONDS_BETWEEN_LOOKS = 1.0
+# The exit code of a node that refuses its options.
+_REFUSED = 2
 # The objects of each kind of job, and the starter that a backend must have for it.
 _RESOURCES = {
     "indexed-job": "jobs.batch",
@@ -124,12 +126,15 @@ class Kubernetes(Engine[KubernetesSettings]):
                         is_ending = True
                     is_over = kubectl.has_ended(self._resource, self._name)  # asked first: its pods end before it
                     for pod in kubectl.pods(self._selector):
-                        logs.follow(pod)
+                        unread = logs.follow(pod)
+                        if unread is not None and pod.code is None:
+                            self._say_once(said, pod.name, f"what it prints cannot be read: {unread}")
                         if pod.index is not None and pod.code is not None:
                             codes.setdefault(pod.index, pod.code)
                         self._say_once(said, pod.name, pod.trouble)
                     # A runtime that starts failed pods again would find their directories taken.
-                    has_ended = is_over or len(codes) == self._num_followed
+                    # Others would wait in vain for a node that refuses its options.
+                    has_ended = is_over or len(codes) == self._num_followed or _REFUSED in codes.values()
                 except Unanswered as error:
                     self._say_once(said, "the cluster", str(error))
                 followed.show()

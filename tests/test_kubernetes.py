@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from engines.kubectl import Kubectl, Logs, Pod, _pod
+from engines.kubectl import Copying, Kubectl, Logs, Pod, _pod
 from tests.launching import lockstep, start_lockstep, train, trains, wait_until
 from tests.standin_kubectl import expanded
 
@@ -329,11 +330,11 @@ def test_a_log_that_ends_before_its_pod_is_copied_again(tmp_path: Path) -> None:
     begun: list[str] = []
 
     class Ending(Kubectl):
-        def start_logs(self, pod: str, path: Path) -> subprocess.Popen[bytes]:
+        def start_logs(self, pod: str, path: Path) -> Copying:
             begun.append(pod)
             process = subprocess.Popen(["true"])
             process.wait()
-            return process
+            return Copying(process, io.BytesIO())
 
     pod = Pod("a", 0, has_started=True, code=None, trouble=None)
     with Logs(Ending(None), [tmp_path / "log"]) as logs:
@@ -342,3 +343,14 @@ def test_a_log_that_ends_before_its_pod_is_copied_again(tmp_path: Path) -> None:
         assert begun == ["a", "a"]
         logs.follow(replace(pod, code=0))
         assert begun == ["a", "a"]
+
+
+def test_what_keeps_a_log_from_being_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text("#!/bin/sh\necho 'E1124 19:20:40.032131 of its own' >&2\necho 'no such host' >&2\nexit 1\n")
+    kubectl.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    pod = Pod("a", 0, has_started=True, code=None, trouble=None)
+    with Logs(Kubectl(None), [tmp_path / "log"]) as logs:
+        assert logs.follow(pod) is None
+        assert wait_until(lambda: logs.follow(pod), "an answer of kubectl") == "no such host"
