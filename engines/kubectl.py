@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +29,8 @@ _GONE = "NotFound"
 _LOG_LINE = re.compile(r"[EWI]\d{4} ")
 # For an answer, and for the rest of what a pod has printed.
 _MOST_SECONDS = "20s"
-_MOST_SECONDS_OF_LOGS = 30
+_MOST_SECONDS_OF_LOGS = 30.0
+_SECONDS_OF_RUNNING_PODS = 3.0
 
 
 class Unanswered(RuntimeError):
@@ -218,6 +221,7 @@ class Logs:
         self._kubectl = kubectl
         self._paths = paths
         self._copying: dict[str, Copying] = {}
+        self._ended: set[str] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -236,6 +240,8 @@ class Logs:
         Returns:
             Why copying has failed, if it has just done so.
         """
+        if pod.code is not None:
+            self._ended.add(pod.name)
         copying = self._copying.get(pod.name)
         trouble = None
         if copying is not None:
@@ -243,18 +249,24 @@ class Logs:
             if code is None or (code == 0 and pod.code is not None):
                 return None
             trouble = copying.trouble()
-            copying.end()
+            self._copying.pop(pod.name).end()
         if pod.has_started and pod.index is not None:
             self._copying[pod.name] = self._kubectl.start_logs(pod.name, self._paths[pod.index])
         return trouble
 
-    def finish(self) -> None:
-        """Waits for the rest of what has been printed."""
-        for copying in self._copying.values():
-            try:
-                copying.process.wait(_MOST_SECONDS_OF_LOGS)
-            except subprocess.TimeoutExpired:
-                copying.process.kill()
+    def finish(self) -> dict[str, str]:
+        """Waits for the rest of what pods that have ended have printed, and shortly for that of the others.
+
+        Returns:
+            For each pod whose output could not be copied, why.
+        """
+        now = time.monotonic()
+        for name, copying in self._copying.items():
+            seconds = _MOST_SECONDS_OF_LOGS if name in self._ended else _SECONDS_OF_RUNNING_PODS
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                copying.process.wait(max(0.0, now + seconds - time.monotonic()))
+        troubles = {name: copying.trouble() for name, copying in self._copying.items()}
+        return {name: trouble for name, trouble in troubles.items() if trouble is not None}
 
 
 def as_yaml(manifests: Sequence[Mapping[str, Any]]) -> str:

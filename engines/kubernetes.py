@@ -17,13 +17,12 @@ from engines.interface import Engine, NodeJob
 from engines.kubectl import Kubectl, Logs, Unanswered, as_yaml
 from engines.kubernetes_manifests import INSTANCE_LABEL, Manifest, compose, slug
 from engines.kubernetes_settings import KubernetesSettings
+from engines.on_host import REFUSED
 from launch.errors import UsageError, one_line, tell
 from launch.guardian import guarded
 from launch.signals import Interrupted, signals_raised
 
 _SECONDS_BETWEEN_LOOKS = 1.0
-# The exit code of a node that refuses its options.
-_REFUSED = 2
 # The objects of each kind of job, and the starter that a backend must have for it.
 _RESOURCES = {
     "indexed-job": "jobs.batch",
@@ -126,23 +125,26 @@ class Kubernetes(Engine[KubernetesSettings]):
                         is_ending = True
                     is_over = kubectl.has_ended(self._resource, self._name)  # asked first: its pods end before it
                     for pod in kubectl.pods(self._selector):
-                        unread = logs.follow(pod)
-                        if unread is not None and pod.code is None:
-                            self._say_once(said, pod.name, f"what it prints cannot be read: {unread}")
+                        self._say_unread(said, pod.name, logs.follow(pod))
                         if pod.index is not None and pod.code is not None:
                             codes.setdefault(pod.index, pod.code)
                         self._say_once(said, pod.name, pod.trouble)
                     # A runtime that starts failed pods again would find their directories taken.
                     # Others would wait in vain for a node that refuses its options.
-                    has_ended = is_over or len(codes) == self._num_followed or _REFUSED in codes.values()
+                    has_ended = is_over or len(codes) == self._num_followed or REFUSED in codes.values()
                 except Unanswered as error:
                     self._say_once(said, "the cluster", str(error))
                 followed.show()
                 if not has_ended:
                     time.sleep(_SECONDS_BETWEEN_LOOKS)
-            logs.finish()
+            for name, why in logs.finish().items():
+                self._say_unread(said, name, why)
             followed.show()
         return codes
+
+    def _say_unread(self, said: set[tuple[str, str]], pod: str, why: str | None) -> None:
+        if why is not None:
+            self._say_once(said, pod, f"what it prints cannot be read: {why}")
 
     def _say_once(self, said: set[tuple[str, str]], who: str, what: str | None) -> None:
         """Tells what a pod waits for or suffers from; the same reason may come with other numbers again and again."""

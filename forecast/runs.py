@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from backends.registry import INDEPENDENT, REFERENCE
+from backends.registry import INDEPENDENT, REFERENCE, find_backend
 from compare.collectives.measurement import CollectivesFile, read_collectives
 from compare.collectives.selection import changing_collectives
 from compare.results import Interval
@@ -28,8 +28,9 @@ from forecast.sending import sending_of
 from forecast.times import RankTimes, times_path
 from launch import own_command
 from launch.options import own_options
+from launch.scheduling import default_scheduling
 from records.config import RunConfig
-from records.environment import describe_environment
+from records.environment import describe_environment, num_ranks_here
 from records.names import RECORD_NAME
 from records.record import RunRecord, read_record
 from records.throughput import NUM_WARMUP_STEPS
@@ -37,7 +38,7 @@ from records.throughput import NUM_WARMUP_STEPS
 _NUM_RANKS = 2
 # Options of the training on which its times depend, besides those that say how it is divided among ranks.
 _OF_THE_WORK = {
-    *("task", "device", "threads_per_rank", "allocator", "bind_ranks", "scheduling", "timeout", "hang_timeout"),
+    *("task", "device", "threads_per_rank", "allocator", "bind_ranks", "timeout", "hang_timeout"),
     *("precision", "batching", "max_grad_norm", "init_loss_scale", "find_unused_parameters", "torch_compile"),
     *("optimizer", "momentum", "learning_rate", "weight_decay", "on_nan", "dataloader_num_workers", "seed"),
 }
@@ -168,6 +169,15 @@ def _together(number: int, measured: _Measured) -> Computing:
     return Computing(num_processes=number, step_seconds=interval_of_median(slowest), spread_seconds=spread)
 
 
+def _default_scheduling(config: RunConfig) -> str:
+    return default_scheduling(
+        find_backend(config.backend).settings.model_validate(config.backend_settings),
+        device=config.device,
+        start_method=config.start_method,
+        num_ranks_here=num_ranks_here(config.num_processes, config.num_nodes),
+    )
+
+
 def _run(request: Request, backend: str, num_processes: int, place: Path) -> _Measured:
     """Trains with so many ranks, each with the work of one, and returns what they measured."""
     config, is_own = request.config, backend == request.config.backend
@@ -182,6 +192,8 @@ def _run(request: Request, backend: str, num_processes: int, place: Path) -> _Me
         "max_steps": NUM_WARMUP_STEPS + request.num_steps,
         "save_every": "never",
         "evaluate": False,
+        # Other numbers of ranks have another default.
+        "scheduling": config.scheduling if config.scheduling != _default_scheduling(config) else None,
     }
     file = place.with_suffix(".options.json")
     file.write_text(json.dumps({name: value for name, value in options.items() if value is not None}))

@@ -20,6 +20,7 @@ from launch.job import Job, compose_job
 from launch.nodes import Nodes, check_nodes, check_port, settle_nodes
 from launch.options import Options
 from launch.run_directory import settle_output_dir
+from launch.scheduling import default_scheduling
 from launch.starters.interface import Ranks, Starter
 from launch.world import check_world
 from records.config import DEFAULT_CPU_PROCESSES, MOST_ON_A_NODE, Batching, RunConfig, RunOptions
@@ -131,7 +132,7 @@ def settle(
         "start_method": world.starter.name,
         "threads_per_rank": ranks.num_threads,
         "allocator": allocator.name,
-        "scheduling": options.scheduling or _default_scheduling(world, backend_settings),
+        "scheduling": options.scheduling or _scheduling_of(world, backend_settings),
         "micro_batch_size": micro_batch_size,
         "batching": settle_batching(options, task, cuts_batches=row.capabilities.cuts_batches),
         "learning_rate": options.learning_rate or task.default_learning_rate,
@@ -141,6 +142,11 @@ def settle(
         "resume_from": start.path if start else None,
     }
     return Settled(RunConfig.model_validate(options.model_dump() | settled), task, job)
+
+
+def _scheduling_of(world: _World, settings: BackendSettings) -> Literal["batch", "normal"]:
+    here = num_ranks_here(world.num_processes, world.nodes.num_nodes)
+    return default_scheduling(settings, device=world.device, start_method=world.starter.name, num_ranks_here=here)
 
 
 def _ranks(
@@ -244,18 +250,10 @@ def _check_gpus(backend: str, row: BackendRow, world: _World) -> None:
         )
 
 
-def _default_scheduling(world: _World, settings: BackendSettings) -> Literal["batch", "normal"]:
-    """Returns what makes steps shorter on CPUs (docs/speed.md).
-
-    A thread that polls should be interrupted where it is in the way of another. On GPUs it has not been measured.
-    """
-    is_crowded = num_ranks_here(world.num_processes, world.nodes.num_nodes) > num_cpus()
-    polls = settings.keeps_core_busy and (is_crowded or world.starter.name == "mpirun")
-    return "normal" if polls or world.device != "cpu" else "batch"
-
-
 def _check_cores(options: RunOptions, num_ranks: int, num_threads: int) -> None:
-    """Refuses to bind ranks to cores that are not there."""
+    """Refuses to bind ranks to cores that are not there, and a way of scheduling that this system does not have."""
+    if options.scheduling == "batch" and not hasattr(os, "SCHED_BATCH"):
+        raise UsageError("--scheduling batch: this system has no such policy; leave the option out")
     if not options.bind_ranks:
         return
     if not hasattr(os, "sched_setaffinity"):

@@ -99,8 +99,9 @@ class RunOptions(BaseModel):
     bind_ranks: bool = Field(False, description="bind each rank to as many cores of its own as it has threads")
     scheduling: Literal["batch", "normal"] | None = Field(
         None,
-        description="how Linux schedules the threads of a rank; batch: one that wakes up does not interrupt another "
-        "(default: batch on CPUs, unless a rank that polls would be in the way of another)",
+        description="how Linux schedules the threads of a rank; batch: one that wakes up does not interrupt another; "
+        "normal: as it schedules this command (default: batch on CPUs; normal for Horovod over mpirun, or with more "
+        "ranks than cores)",
     )
 
     precision: Precision = Field("fp32", description="autocast precision")

@@ -51,7 +51,6 @@ def describe_environment(*, with_torch: bool) -> Environment:
         packages=dict(_package_versions()),
         variables=variables,
         allocator=_allocator(),
-        scheduling=_scheduling(),
         boot_id=_boot_id(),
         network=os.environ.get(NETWORK_VARIABLE) or None,
     )
@@ -83,14 +82,6 @@ def _allocator() -> str | None:
     except OSError:
         return None
     return next((name for name in ("tcmalloc", "jemalloc") if f"/lib{name}" in maps), "glibc")
-
-
-def _scheduling() -> str | None:
-    """Returns the policy by which this thread is scheduled, from sched(7); None where there are no policies."""
-    if not hasattr(os, "sched_getscheduler"):
-        return None
-    names = {os.SCHED_OTHER: "normal", os.SCHED_BATCH: "batch"}
-    return names.get(os.sched_getscheduler(0), "other")
 
 
 def _boot_id() -> str | None:

@@ -160,6 +160,9 @@ class RankRecord(_Strict):
     hostname: str
     device: str
     num_threads: int
+    scheduling: str | None = Field(
+        default=None, description="the policy by which Linux scheduled its threads; null in older records"
+    )
     step_seconds: list[Seconds] = Field(
         description="wall time since the previous step's end, data included; a GPU may lag behind until the loss "
         "is read, every logging_steps"
@@ -222,7 +225,6 @@ class Environment(_Strict):
     allocator: str | None = Field(
         default=None, description="what memory is taken with: a library in LD_PRELOAD, or glibc"
     )
-    scheduling: str | None = Field(default=None, description="the scheduling policy of Linux that is in force")
     boot_id: str | None = Field(
         default=None, description="random, new at each start of the machine, and the same in all of its containers"
     )

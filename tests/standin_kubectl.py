@@ -1,6 +1,6 @@
 """A stand-in for kubectl and the cluster behind it: ``python standin_kubectl.py STATE ARGUMENTS OF KUBECTL``.
 
-Neither an API server nor a kubelet of a version with Indexed Jobs can be had where the tests run. So this stores the
+A real cluster is seldom there where the tests run (tests/kubernetes/cluster.sh starts one). So this stores the
 objects that it is given, and runs the container of each pod as a process of this machine, from the manifest alone:
 its command after the kubelet's replacement of $(NAME) and $$, its variables and no others, and its volume as a
 directory of STATE. All pods share the network of this machine, so their names become 127.0.0.1. What it prints and the

@@ -220,6 +220,16 @@ def test_other_data_or_steps_are_refused_unless_allowed(name: str, value: Any, w
     assert _judged(now, then, allowed=True).differences == [words]
 
 
+def test_ranks_that_are_scheduled_otherwise_are_refused_unless_allowed() -> None:
+    """A baseline from before there was a choice was scheduled as usual."""
+    then, now = _results({"ddp": 1000.0}), _results({"ddp": 1200.0})
+    ((_, entrant),) = entrants_of(now).values()
+    entrant.settings["scheduling"] = "batch"
+    (difference,) = differences_between(_baseline(then), now)
+    assert difference == "its ranks have the scheduling normal, not batch"
+    assert differences_between(_baseline(now), now) == []
+
+
 def test_a_race_is_checked_before_it_begins() -> None:
     results = _results({"single": 600})
     environment = describe_environment(with_torch=True)

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -262,6 +263,20 @@ def test_a_pod_that_fails_gives_its_exit_code(tmp_path: Path, cluster: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.processes
+def test_a_node_that_refuses_its_options_ends_the_job(tmp_path: Path, cluster: Path) -> None:
+    """With the stand-in for kubectl: node 0 finds a run in its directory, for which node 1 would wait five minutes."""
+    (cluster / "volume" / "mine" / "node0").mkdir(parents=True)
+    (cluster / "volume" / "mine" / "node0" / "record.json").write_text("{}")
+    began = time.monotonic()
+    done = lockstep(*_job(), "--output-dir", tmp_path / "mine")
+    assert done.returncode == 2, done.stderr
+    assert "lockstep: --output-dir " in done.stderr
+    assert (cluster / "deleted").exists()
+    assert time.monotonic() - began < 150
+
+
+@pytest.mark.slow
+@pytest.mark.processes
 def test_a_signal_lets_the_pods_save_and_deletes_them(tmp_path: Path, cluster: Path) -> None:
     """With the stand-in for kubectl."""
     job = start_lockstep(*_job(steps=5000), "--output-dir", tmp_path / "mine")
@@ -354,3 +369,9 @@ def test_what_keeps_a_log_from_being_read_is_said(tmp_path: Path, monkeypatch: p
     with Logs(Kubectl(None), [tmp_path / "log"]) as logs:
         assert logs.follow(pod) is None
         assert wait_until(lambda: logs.follow(pod), "an answer of kubectl") == "no such host"
+        ended = replace(pod, code=1)
+        wait_until(lambda: logs.follow(ended), "another answer")
+        assert logs.finish() == {"a": "no such host"}
+        gone = replace(pod, has_started=False)
+        for _ in range(3):
+            logs.follow(gone)

@@ -16,7 +16,7 @@ from launch.cli import COMMANDS
 from launch.starters.interface import PROJECT_DIRECTORY
 from tests.faults import table
 
-RACE = PROJECT_DIRECTORY / "docs" / "results" / "race-2026-11-23"
+RACE = PROJECT_DIRECTORY / "docs" / "results" / "race-2026-11-26"
 
 
 def _block(page: str) -> str:

@@ -16,12 +16,15 @@ from backends.registry import find_backend
 from compare.race.entrants import make_plan, read_run_options
 from compare.race.options import RaceOptions
 from compare.race.placement import variables_of
+from launch.errors import UsageError
 from launch.options import read_options
-from launch.resolve import settle
+from launch.resolve import resolve, settle
 from launch.starters.interface import PROJECT_DIRECTORY
-from records.environment import num_cpus
+from records.config import NETWORK_VARIABLE
+from records.environment import num_cpus, num_ranks_here
 from records.record import read_record
 from tests.launching import LOCKSTEP, lockstep, require_backend, wait_for_steps
+from training.scheduling import policy_in_force, schedule_as_batch
 
 
 @pytest.mark.launchers
@@ -45,7 +48,7 @@ def test_each_rank_has_a_core_of_its_own(tmp_path: Path, backend: str) -> None:
         assert job.wait() == 0
     assert bound == [[core] for core in sorted(os.sched_getaffinity(0))[:2]]
     assert policies == {os.SCHED_BATCH}
-    assert read_record(run / "record.json").environment.scheduling == "batch"
+    assert {rank.scheduling for rank in read_record(run / "record.json").ranks} == {"batch"}
     # What the record says of the machine is not what is left to rank 0.
     assert read_record(run / "record.json").environment.num_cpus == num_cpus()
 
@@ -79,13 +82,43 @@ def test_a_rank_that_polls_may_be_interrupted(
     monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], expected: str
 ) -> None:
     """Where there are more ranks than cores, and where Open MPI polls, too."""
-    monkeypatch.setattr("launch.resolve.num_cpus", lambda: 2)
+    monkeypatch.setattr("launch.scheduling.num_cpus", lambda: 2)
     backend, *options = arguments
     row = find_backend(backend)
     common = ("--num-processes", "2", "--device", "cpu", "--task", "token-tagging")
     asked = read_options(backend, row.settings, [*common, *options])
     config, _, _ = settle(backend, row, asked, started_at=0.0, noted=[])
     assert config.scheduling == expected
+
+
+@pytest.mark.parametrize("policy", ["chosen", "forbidden"])
+def test_what_the_user_or_a_sandbox_has_decided_stays(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def set_policy(*_: object) -> None:
+        if policy == "forbidden":
+            raise PermissionError
+        raise AssertionError("another policy was set")
+
+    monkeypatch.setattr(os, "sched_setscheduler", set_policy)
+    monkeypatch.setattr(os, "sched_getscheduler", lambda _: os.SCHED_IDLE if policy == "chosen" else os.SCHED_OTHER)
+    schedule_as_batch()
+    assert policy_in_force() == ("other" if policy == "chosen" else "normal")
+
+
+def test_a_system_without_the_policy_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "SCHED_BATCH")
+    schedule_as_batch()
+    asked = read_options(
+        "ddp", find_backend("ddp").settings, ["--scheduling=batch", "--device=cpu", "--task=token-tagging"]
+    )
+    with pytest.raises(UsageError, match="--scheduling batch: this system has no such policy"):
+        resolve("ddp", find_backend("ddp"), asked, started_at=0.0)
+
+
+def test_nodes_in_namespaces_share_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(NETWORK_VARIABLE, raising=False)
+    assert num_ranks_here(8, 4) == 2
+    monkeypatch.setenv(NETWORK_VARIABLE, "1gbit")
+    assert num_ranks_here(8, 4) == 8
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import torch
 from records.record import RankRecord
 from records.resident import peak_resident_bytes
 from training.measurements import Measurements
+from training.scheduling import policy_in_force
 
 
 class Place(NamedTuple):
@@ -46,6 +47,7 @@ def rank_record(place: Place, measurements: Measurements, *, weights_sha256: str
         hostname=socket.gethostname(),
         device=str(place.device),
         num_threads=torch.get_num_threads(),
+        scheduling=policy_in_force(),
         step_seconds=measurements.step_seconds,
         own_seconds=measurements.own_seconds,
         step_cpu_seconds=measurements.cpu_seconds,

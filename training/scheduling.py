@@ -21,13 +21,21 @@ from records.environment import num_cpus, num_ranks_here
 
 
 def schedule_as_batch() -> None:
-    """Gives this thread, and the threads that it starts from now on, the policy SCHED_BATCH, where there is one.
+    """Gives this thread, and the threads and processes that it starts from now on, the policy SCHED_BATCH.
 
-    Where a sandbox forbids it, nothing changes, which the record of the run tells.
+    Nothing changes where the user has chosen another policy than the usual one, as with chrt, where a sandbox forbids
+    it or where there are no policies. The record of the run tells what is in force.
     """
-    if hasattr(os, "SCHED_BATCH"):
+    if hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_OTHER:
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+def policy_in_force() -> str | None:
+    """Returns the policy by which this thread is scheduled; None where there are no policies."""
+    if not hasattr(os, "sched_getscheduler"):
+        return None
+    return {os.SCHED_OTHER: "normal", os.SCHED_BATCH: "batch"}.get(os.sched_getscheduler(0), "other")
 
 
 def bind_to_cores(rank: int, config: RunConfig) -> None:

@@ -30,7 +30,8 @@ from launch.arguments import Parser, command_line
 from launch.display import console
 from launch.errors import UsageError
 from launch.nodes import ALONE, Nodes
-from launch.options import add_options, own_options, validated
+from launch.options import add_options, own_options, settings_in, validated
+from launch.scheduling import default_scheduling
 from launch.signals import Interrupted, signals_raised
 from launch.starters.registry import find_starter, settle_starter
 from records.environment import describe_environment, num_cpus
@@ -200,8 +201,16 @@ def _settle(
     nodes = ALONE if cluster is None else Nodes(cluster.nodes_of(num_processes))
     starter = settle_starter(backend, capabilities.start_methods, start_method, device=device, nodes=nodes)
     is_elsewhere = cluster is not None and cluster.is_elsewhere
+    num_ranks_here = num_processes // nodes.num_nodes if is_elsewhere else num_processes
+    scheduling = default_scheduling(
+        settings_in(row.settings, shared.get("own_options", [])),
+        device=device,
+        start_method=starter.name,
+        num_ranks_here=num_ranks_here,
+    )
     measurement = Measurement(
         backend=backend,
+        scheduling=scheduling,
         start_method=starter.name,
         device=device,
         num_processes=num_processes,

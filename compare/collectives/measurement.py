@@ -38,6 +38,7 @@ class Measurement(OfBackend):
     device: Literal["cpu", "cuda"]
     num_processes: int
     threads_per_rank: int
+    scheduling: Literal["batch", "normal"]
     timeout: float
     operations: list[Operation]
     sizes: list[int]

@@ -191,8 +191,8 @@ def main(measurement: str, run_directory: str, rank_variable: str | None = None)
     directory = Path(run_directory)
     with reporting(directory, rank_variable) as rank:
         asked = Measurement.model_validate_json(Path(measurement).read_bytes())
-        if asked.device == "cpu":
-            schedule_as_batch()  # as training does
+        if asked.scheduling == "batch":
+            schedule_as_batch()
         measure(asked, directory, rank)
 
 

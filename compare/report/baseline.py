@@ -25,6 +25,8 @@ from records.environment import describe_environment
 ALLOW = "--allow-other-baseline"
 _DEFAULT_SHARE = 0.03
 _MOST_SHOWN = 3
+# How ranks were scheduled before there was a choice.
+_USUAL = "normal"
 # What groups are matched by, so that it needs no comparison of its own.
 _OF_A_CELL = ("num_processes", "precision", "global_batch_size", "micro_batch_size", "device")
 
@@ -199,16 +201,20 @@ def differences_before(
         *_of_machines(machines_of(baseline.results.places), [machine]),
         *_of_versions(baseline.results.places, [versions_of(environment)]),
         *_of_conditions(theirs, conditions),
+        *_of_scheduling(theirs, {cell: config.scheduling for cell, config in ours.items()}),
     ]
 
 
 def differences_between(baseline: Baseline, results: Results) -> list[str]:
     """Returns in what a baseline differs from the results of another race, one line each."""
-    conditions = {cell: group.conditions for cell, (group, _) in entrants_of(results).items()}
+    entrants = entrants_of(results)
+    conditions = {cell: group.conditions for cell, (group, _) in entrants.items()}
+    scheduling = {cell: entrant.settings.get("scheduling") for cell, (_, entrant) in entrants.items()}
     return [
         *_of_machines(machines_of(baseline.results.places), machines_of(results.places)),
         *_of_versions(baseline.results.places, [place.versions for place in results.places]),
         *_of_conditions(entrants_of(baseline.results), conditions),
+        *_of_scheduling(entrants_of(baseline.results), scheduling),
     ]
 
 
@@ -254,6 +260,17 @@ def _of_conditions(theirs: Mapping[Cell, tuple[Group, Entrant]], ours: Mapping[C
             then, now = _facts(theirs[cell][0].conditions), _facts(conditions)
             differing = [name for name in now if name in then and then[name] != now[name]]
             found |= dict.fromkeys(f"its {name} is {then[name]}, not {now[name]}" for name in differing)
+    return list(found)
+
+
+def _of_scheduling(theirs: Mapping[Cell, tuple[Group, Entrant]], ours: Mapping[Cell, str | None]) -> list[str]:
+    """Compares how the ranks of the same entrants are scheduled; what does not say so was scheduled as usual."""
+    found: dict[str, None] = {}
+    for cell, now in ours.items():
+        if cell in theirs:
+            then = theirs[cell][1].settings.get("scheduling", _USUAL)
+            if then != (now or _USUAL):
+                found[f"its ranks have the scheduling {then}, not {now or _USUAL}"] = None
     return list(found)
 
 

@@ -102,7 +102,7 @@ def _settings(record: RunRecord, diagnosis: RunRecord | None) -> dict[str, str]:
         "batches": config.batching,
         "the rank with most to compute, relative to the mean": "no step" if uneven is None else f"{uneven:.2f}",
         "memory allocator": record.environment.allocator or "unknown",
-        "scheduling": record.environment.scheduling or "unknown",
+        "scheduling": rank.scheduling or "normal",
         "schedule steps of a run": rank.schedule_steps,
     }
     if computed is not None:

@@ -189,7 +189,9 @@ def _number_namesakes(entrants: list[EntrantRuns]) -> None:
 
 
 def _entrant(run: Run) -> str:
-    return _key({**version(run.record), "name": run.entrant, "in force": run.record.ranks[0].effective_settings})
+    rank = run.record.ranks[0]
+    in_force = {**rank.effective_settings, "scheduling": rank.scheduling}
+    return _key({**version(run.record), "name": run.entrant, "in force": in_force})
 
 
 def _without_runs(sample: Run, key: str) -> EntrantRuns:

@@ -3,7 +3,8 @@
 # As root. Its own programs (kube-apiserver, kube-controller-manager, kube-scheduler, kubelet) must be on PATH, since Debian has
 # none of them; the others are Debian's etcd-server, containerd, runc, containernetworking-plugins, dnsmasq-base, busybox-static,
 # tini and openssl, and kubectl. Everything lies in /run/lockstep-kubernetes, and what images take in /var/lib/lockstep-kubernetes.
-set -euo pipefail
+# For a machine of your own: whoever reaches 127.0.0.1:17379 (etcd) or 10.222.0.1:17250 (kubelet) can do there what root can.
+set -Eeuo pipefail
 state=/run/lockstep-kubernetes
 store=/var/lib/lockstep-kubernetes
 bridge=lockstep-pods
@@ -13,6 +14,9 @@ export KUBECONFIG=$state/admin.yaml PATH=$PATH:/usr/sbin:/sbin
 
 programs=(etcd containerd runc ctr kube-apiserver kube-controller-manager kube-scheduler kubelet kubectl dnsmasq busybox tini-static
   openssl docker ip)
+
+settings=(vm.overcommit_memory vm.panic_on_oom kernel.panic kernel.panic_on_oops kernel.keys.root_maxkeys
+  kernel.keys.root_maxbytes net.ipv4.ip_forward)
 
 # Prints what is not on PATH.
 missing() {
@@ -28,6 +32,9 @@ start() {
   }
   stop
   mkdir -p $state/{log,pods,names,network} $store
+  trap 'stop' ERR
+  # The kubelet and the bridge change them.
+  sysctl "${settings[@]}" 2>/dev/null >$state/sysctl || true
   configure
   make_network
   daemon etcd etcd --data-dir=$state/etcd --listen-client-urls=http://127.0.0.1:17379 \
@@ -56,7 +63,12 @@ start() {
 # daemon NAME COMMAND...: starts it, and keeps its number and what it prints.
 daemon() {
   setsid nohup "${@:2}" >"$state/log/$1" 2>&1 </dev/null &
-  echo $! >"$state/$1.pid"
+  echo "$! $(began $!)" >"$state/$1.pid"
+}
+
+# began PID: when a process began, which no later one with its number has in common with it (proc_pid_stat(5)).
+began() {
+  cut -d' ' -f22 "/proc/$1/stat" 2>/dev/null || true
 }
 
 wait_for() {
@@ -65,8 +77,8 @@ wait_for() {
     sleep 0.5
   done
   tail -n 3 $state/log/* >&2
-  echo "cluster: $1 is not ready after 60 s; the logs are in $state/log" >&2
-  exit 1
+  echo "cluster: $1 is not ready after 60 s" >&2
+  return 1
 }
 
 configure() {
@@ -122,6 +134,7 @@ cgroupDriver: cgroupfs
 cgroupsPerQOS: false
 enforceNodeAllocatable: []
 failCgroupV1: false
+makeIPTablesUtilChains: false
 failSwapOn: false
 evictionHard: {nodefs.available: 0%, imagefs.available: 0%}
 imageGCHighThresholdPercent: 100
@@ -184,28 +197,55 @@ load_pause() {
   load lockstep/pause:1
 }
 
-# Only what this script has started: each daemon has left its number.
+# Only what this script has started: each daemon has left its number, and when it began.
 stop() {
-  local name pid
+  local name
+  trap - ERR
   [[ -d $state ]] || return 0
   if [[ -f $state/kubelet.pid ]]; then
     timeout 60 kubectl delete jobs,pods --all --all-namespaces --now >/dev/null 2>&1 || true
   fi
-  for name in names kubelet dnsmasq kube-scheduler kube-controller-manager kube-apiserver containerd etcd; do
-    [[ -f $state/$name.pid ]] || continue
-    pid=$(<"$state/$name.pid")
-    kill "$pid" 2>/dev/null || continue
-    for _ in $(seq 100); do
-      kill -0 "$pid" 2>/dev/null || break
-      sleep 0.1
-    done
-  done
+  for name in names kubelet dnsmasq kube-scheduler kube-controller-manager kube-apiserver; do end $name; done
+  end_containers
+  for name in containerd etcd; do end $name; done
   ip link delete $bridge 2>/dev/null || true
   if command -v iptables >/dev/null; then
     iptables --delete FORWARD --in-interface $bridge --out-interface $bridge --jump ACCEPT 2>/dev/null || true
   fi
-  awk -v state=$state '$2 ~ "^" state { print $2 }' /proc/mounts | sort --reverse | xargs --no-run-if-empty umount --lazy
-  rm -rf $state
+  sysctl --quiet --load=$state/sysctl 2>/dev/null || true
+  awk -v state="$state/" 'index($2, state) == 1 { print $2 }' /proc/mounts | sort --reverse | xargs --no-run-if-empty umount --lazy
+  rm -rf --one-file-system $state
 }
 
-"$@"
+# end NAME: ends a daemon, with SIGKILL if it takes more than ten seconds.
+end() {
+  local pid since
+  [[ -f $state/$1.pid ]] || return 0
+  read -r pid since <"$state/$1.pid"
+  for signal in TERM KILL; do
+    [[ -n $since && $(began "$pid") == "$since" ]] || return 0
+    kill -s $signal "$pid" 2>/dev/null || return 0
+    for _ in $(seq 100); do
+      [[ $(began "$pid") == "$since" ]] || return 0
+      sleep 0.1
+    done
+  done
+}
+
+# Ends what the API server could not: a pod whose deletion failed.
+end_containers() {
+  local ctr=(timeout 20 ctr --address=$state/containerd.sock --namespace=k8s.io) task
+  [[ -S $state/containerd.sock ]] || return 0
+  for task in $("${ctr[@]}" tasks list --quiet 2>/dev/null); do
+    "${ctr[@]}" tasks delete --force "$task" >/dev/null 2>&1 || true
+  done
+}
+
+case ${1:-} in
+  start | stop | missing | names) "$1" ;;
+  load) load "${2:?name an image}" ;;
+  *)
+    echo "cluster: give start, stop, load IMAGE or missing" >&2
+    exit 2
+    ;;
+esac
