@@ -8,6 +8,7 @@ import re
 import secrets
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ RESULTS = STATE / "results"
 # The node has two cores, of which pods ask for whole ones.
 OPTIONS = ("--task", "token-tagging", "--max-steps", "10", "--threads-per-rank", "1", "--device", "cpu")
 
-LONG = ("--max-steps", "5000", "--num-train-epochs", "5000", "--logging-steps", "1")
+LONG = ("--max-steps", "1000", "--num-train-epochs", "1000", "--logging-steps", "1")
 
 
 @pytest.fixture(scope="module")
@@ -149,8 +150,12 @@ def test_ctrl_c_saves_a_checkpoint_from_which_a_second_job_goes_on(
     assert job.returncode == 75, output + errors
     stopped = re.search(r"stopped after step (\d+)", output + errors)
     assert stopped is not None, output + errors
-    last = int(stopped[1]) + 5
-    done = lockstep("ddp", *options, "--max-steps", str(last), "--resume")
+    began = time.monotonic()
+    refused = lockstep("ddp", *options, "--max-steps", "999", "--resume")
+    assert refused.returncode == 2, refused.stdout + refused.stderr
+    assert "--max-steps 999: the run to resume has 1000" in refused.stderr
+    assert time.monotonic() - began < 200  # where node 1 would wait 300 s for node 0
+    done = lockstep("ddp", *options, "--resume")
     assert done.returncode == 0, done.stdout + done.stderr
     assert _record(run.name)["resumed_from"]["step"] == int(stopped[1])
     wait_until(_nothing_is_left, "the end of all objects")
