@@ -73,18 +73,8 @@ def images(cluster: None) -> Callable[[str], str]:
 
 
 def _on_two_nodes(image: str) -> tuple[str, ...]:
-    return (
-        "--engine",
-        "kubernetes",
-        "--num-nodes",
-        "2",
-        "--image",
-        image,
-        "--volume-claim",
-        "results",
-        "--memory",
-        "3Gi",
-    )
+    engine = ("--engine", "kubernetes", "--num-nodes", "2", "--image", image)
+    return (*engine, "--volume-claim", "results", "--memory", "3Gi")
 
 
 def _kubectl(*command: str) -> str:

@@ -6,9 +6,9 @@ per cent from the same rank in another run. mpirun's --bind-to core binds ranks 
 
 A rank has more threads than cores: beside the one that computes, those of its communication library, which wake up for
 each packet that arrives. Under the usual policy of Linux, a thread that wakes up may interrupt the one that runs, which
-often has not finished what the first one needs, and both then wait for the next tick of the scheduler (4 ms at 250 Hz).
-Under SCHED_BATCH, which needs no rights, a thread that wakes up waits its turn, and threads share a core as fairly as
-before (https://man7.org/linux/man-pages/man7/sched.7.html).
+often has not finished what the first one needs; it seems that both then wait for the scheduler's next tick (4 ms at
+250 Hz, docs/findings.md). Under SCHED_BATCH, which needs no rights, a thread that wakes up waits its turn, and threads
+share a core as fairly as before (https://man7.org/linux/man-pages/man7/sched.7.html).
 """
 
 from __future__ import annotations

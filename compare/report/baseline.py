@@ -207,14 +207,14 @@ def differences_before(
 
 def differences_between(baseline: Baseline, results: Results) -> list[str]:
     """Returns in what a baseline differs from the results of another race, one line each."""
-    entrants = entrants_of(results)
+    entrants, theirs = entrants_of(results), entrants_of(baseline.results)
     conditions = {cell: group.conditions for cell, (group, _) in entrants.items()}
     scheduling = {cell: entrant.settings.get("scheduling") for cell, (_, entrant) in entrants.items()}
     return [
         *_of_machines(machines_of(baseline.results.places), machines_of(results.places)),
         *_of_versions(baseline.results.places, [place.versions for place in results.places]),
-        *_of_conditions(entrants_of(baseline.results), conditions),
-        *_of_scheduling(entrants_of(baseline.results), scheduling),
+        *_of_conditions(theirs, conditions),
+        *_of_scheduling(theirs, scheduling),
     ]
 
 
