@@ -24,6 +24,7 @@ from compare.race.machine import BusyCores, Idleness, look_for_idleness
 from compare.race.placement import variables_of
 from compare.race.plan import PlannedRun, RacePlan
 from compare.race.progress import ProgressOfRace
+from compare.race.scattered_memory import ScatteredMemory
 from compare.race.turns import Turn
 from compare.report.reading import read_run
 from compare.report.runs import RaceFacts, TurnFacts
@@ -71,7 +72,10 @@ def run_heat(
     """
     seen = look_for_idleness(patient=plan.options.wait_for_idle, say=progress.say if progress else _say_nothing)
     on_round = partial(progress.begin_round, runs) if progress else _say_nothing
-    with _started(plan, runs, directory) as starters:
+    with contextlib.ExitStack() as stack:
+        if plan.options.placement:
+            stack.enter_context(ScatteredMemory()).take()
+        starters = stack.enter_context(_started(plan, runs, directory))
         _take_turns(starters, plan, _turns_of_first_part(runs, directory), on_round)
     for starter in starters:
         facts = _facts(plan, starter, seen, peaks.get(starter.run.entrant.precision))

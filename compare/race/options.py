@@ -84,8 +84,8 @@ class RaceOptions(BaseModel):
     )
     placement: bool = Field(
         True,
-        description="bind each rank to cores of its own and offer it huge pages, so that two starts of one program "
-        "differ less",
+        description="bind each rank to cores of its own, offer it huge pages and keep scattered memory from it, so "
+        "that two starts of one program differ less",
     )
     order_seed: int = Field(0, ge=0, lt=2**32, description="seed of the order of runs within blocks")
 
