@@ -112,6 +112,16 @@ def test_a_disturbed_step_does_not_matter() -> None:
     assert log_ratio([*calm, 1.0], [1.05 * second for second in calm] + [50.0]) == pytest.approx(math.log(1.05))
 
 
+@pytest.mark.parametrize("steps", [3, 4])
+def test_one_long_step_of_a_short_turn_does_not_count(steps: int) -> None:
+    assert log_ratio([1.0] * steps, [*[1.05] * (steps - 1), 50.0]) == pytest.approx(math.log(1.05))
+
+
+def test_all_steps_of_the_shortest_turns_count() -> None:
+    assert log_ratio([1.0, 1.0], [1.0, 4.0]) == pytest.approx(math.log(2))
+    assert log_ratio([1.0], [4.0]) == pytest.approx(math.log(4))
+
+
 def test_disturbed_turns_do_not_matter() -> None:
     """Other programs hold up one turn of thirty, tenfold: the interval is hardly wider, and is where it was."""
     random = np.random.default_rng(4)

@@ -2,9 +2,11 @@
 
 Entrants take turns on the same steps, so their times are compared in pairs: the logarithm of the ratio of two times
 does not depend on what slows down both. A turn has one value, and a start has their mean. Other programs lengthen
-single steps many times over, so both means are trimmed: that of a turn, if it has five steps or more, by a fifth at
-each end, and that of a start by a tenth, with the variance that Yuen (1974, https://doi.org/10.1093/biomet/61.1.165)
-gives it. Of normal turns, whose mean would be the best, a tenth costs a few per cent of the time.
+single steps many times over, so both means are trimmed: that of a turn by a fifth of its steps at each end, but by a
+step at least, and that of a start by a tenth, with the variance that Yuen (1974,
+https://doi.org/10.1093/biomet/61.1.165) gives it. Of normal turns, whose mean would be the best, a tenth costs a few
+per cent of the time. In five races with turns of four steps, leaving out the longest and the shortest made the starts
+of a pair differ by 0.6 to 0.75 times as much, which is worth half of the time or more.
 
 Turns differ within a start and between starts (Kalibera and Jones 2013, https://doi.org/10.1145/2464157.2464160). Let
 a pair of backends have S starts whose means have the variance B, of which V is expected from the spread of the turns
@@ -93,7 +95,9 @@ def log_ratio(first: Sequence[float], second: Sequence[float]) -> float:
         first: The seconds of each step under the backend that is compared with.
         second: The seconds of the same steps under the other.
     """
-    return float(stats.trim_mean(np.log(np.divide(second, first)), _TRIMMED_STEPS))
+    ratios = np.sort(np.log(np.divide(second, first)))
+    trimmed = max(int(_TRIMMED_STEPS * len(ratios)), int(len(ratios) > 2))
+    return float(ratios[trimmed : len(ratios) - trimmed].mean())
 
 
 def compare_group(pairs: Sequence[PairedStarts]) -> list[Comparison]:
