@@ -85,6 +85,9 @@ class Entrant(_Strict):
     breakdown: Breakdown | None = None
     wire: Wire | None = None
     excess: float | None = Field(default=None, description="bytes that it sends, over those that its gradients need")
+    shares_of_long_steps: list[float] = Field(
+        default=[], description="for each start, the share of its time that rare long steps take beyond the usual"
+    )
     memory: HeldMemory | None = None
 
 

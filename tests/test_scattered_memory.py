@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,8 +11,11 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from compare.race import scattered_memory
-from compare.race.scattered_memory import ScatteredMemory, scattered_bytes
+from compare.race import heat, scattered_memory
+from compare.race.directory import RaceDirectory
+from compare.race.entrants import make_plan, read_run_options
+from compare.race.options import RaceOptions
+from compare.race.scattered_memory import allocated, scattered_bytes, scattered_memory_held
 
 MEBIBYTE = 2**20
 PART = 64 * MEBIBYTE
@@ -24,16 +28,27 @@ def free_blocks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A machine with much memory, nothing of which is taken really; lists the sizes that are asked for."""
+    sizes: list[int] = []
+
+    def allocate(size: int) -> SimpleNamespace:
+        sizes.append(size)
+        return SimpleNamespace(close=sizes.pop)
+
+    monkeypatch.setattr(scattered_memory, "allocated", allocate)
+    monkeypatch.setattr(scattered_memory, "_LIMITS", ())
+    _has(monkeypatch, available=2**34)
+    return sizes
+
+
 def _has(monkeypatch: pytest.MonkeyPatch, *, available: int) -> None:
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=available))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=available, total=2**35))
 
 
 def _sees(monkeypatch: pytest.MonkeyPatch, scattered: Iterator[int]) -> None:
     monkeypatch.setattr(scattered_memory, "scattered_bytes", lambda: next(scattered))
-
-
-def _held(memory: ScatteredMemory) -> int:
-    return sum(map(len, memory._held))
 
 
 def test_blocks_shorter_than_a_huge_page_are_scattered(monkeypatch: pytest.MonkeyPatch, free_blocks: Path) -> None:
@@ -45,44 +60,88 @@ def test_blocks_shorter_than_a_huge_page_are_scattered(monkeypatch: pytest.Monke
     assert scattered_bytes() == (1 + 2 * 2 + 10) * 4096 + 3 * MEBIBYTE
 
 
-@pytest.mark.parametrize("content", [None, "", "Node 0, zone DMA\n"])
-def test_nothing_is_held_where_the_system_does_not_tell(free_blocks: Path, content: str | None) -> None:
+@pytest.mark.parametrize(
+    "content", [None, "", "Node 0, zone DMA\n", "Node 0, zone Normal 99999999\nNode 1, zone Normal 99999999\n"]
+)
+def test_nothing_is_held_where_it_is_not_known_what_would_be_taken(
+    free_blocks: Path, taken: list[int], content: str | None
+) -> None:
     if content is not None:
         free_blocks.write_text(content)
-    with ScatteredMemory() as memory:
-        memory.take()
-        assert _held(memory) == 0
+    with scattered_memory_held() as held:
+        assert held == 0
+        assert not taken
 
 
-def test_it_is_held_for_as_long_as_entrants_live(monkeypatch: pytest.MonkeyPatch) -> None:
-    _has(monkeypatch, available=2**34)
+def test_it_is_held_for_as_long_as_entrants_live(monkeypatch: pytest.MonkeyPatch, taken: list[int]) -> None:
     _sees(monkeypatch, iter([3 * PART, 2 * PART, PART, PART // 2]))
-    with ScatteredMemory() as memory:
-        memory.take()
-        assert _held(memory) == 3 * PART
-        assert all(part[:: mmap.PAGESIZE] == bytes(PART // mmap.PAGESIZE) for part in memory._held)
-    assert _held(memory) == 0
+    with scattered_memory_held() as held:
+        assert held == sum(taken) == 3 * PART
+    assert not taken
 
 
-def test_what_does_not_become_less_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    _has(monkeypatch, available=2**34)
+def test_a_part_that_was_not_scattered_is_given_back(monkeypatch: pytest.MonkeyPatch, taken: list[int]) -> None:
     _sees(monkeypatch, iter([9 * PART, 8 * PART, 8 * PART - PART // 4]))
-    with ScatteredMemory() as memory:
-        memory.take()
-        assert _held(memory) == 2 * PART
+    with scattered_memory_held() as held:
+        assert held == sum(taken) == PART
 
 
-def test_entrants_keep_their_share_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    _has(monkeypatch, available=10 * PART)
+def test_entrants_keep_their_share_of_the_memory(monkeypatch: pytest.MonkeyPatch, taken: list[int]) -> None:
+    _has(monkeypatch, available=25 * PART)
     _sees(monkeypatch, iter(range(90 * PART, 0, -PART)))
-    with ScatteredMemory() as memory:
-        memory.take()
-        assert _held(memory) == 2 * PART
+    with scattered_memory_held() as held:
+        assert held == 2 * PART
 
 
-@pytest.mark.skipif(not Path("/proc/buddyinfo").exists(), reason="this system does not tell")
-def test_it_takes_what_this_machine_has() -> None:
-    before = scattered_bytes()
-    with ScatteredMemory() as memory:
-        memory.take()
-        assert _held(memory) > 0 or before < 2 * PART
+def test_memory_that_the_system_refuses_ends_nothing(monkeypatch: pytest.MonkeyPatch, taken: list[int]) -> None:
+    def refuse(size: int) -> mmap.mmap:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(scattered_memory, "allocated", refuse)
+    _sees(monkeypatch, iter([9 * PART]))
+    with scattered_memory_held() as held:
+        assert held == 0
+
+
+@pytest.mark.parametrize(("limit", "expected"), [("max\n", PART), (f"{2**36}\n", PART), (f"{2**30}\n", 0)])
+def test_a_container_with_limited_memory_holds_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, taken: list[int], limit: str, expected: int
+) -> None:
+    (tmp_path / "memory.max").write_text(limit)
+    monkeypatch.setattr(scattered_memory, "_LIMITS", (tmp_path / "absent", tmp_path / "memory.max"))
+    _sees(monkeypatch, iter([PART, 0]))
+    with scattered_memory_held() as held:
+        assert held == expected
+
+
+def test_pages_are_allocated_and_not_huge() -> None:
+    resident, huge = psutil.Process().memory_info().rss, _huge_kilobytes()
+    memory = allocated(PART)
+    assert psutil.Process().memory_info().rss - resident > PART * 0.9
+    assert _huge_kilobytes() - huge < PART / 1024 / 2  # other memory of this process may change meanwhile
+    memory.close()
+
+
+def _huge_kilobytes() -> int:
+    (number,) = re.findall(r"AnonHugePages: +(\d+) kB", Path("/proc/self/smaps_rollup").read_text())
+    return int(number)
+
+
+@pytest.mark.parametrize("placement", [True, False])
+def test_it_is_taken_before_entrants_start_and_given_back_after_their_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, taken: list[int], placement: bool
+) -> None:
+    seen: list[bool] = []
+
+    def start(*_: object) -> None:
+        seen.append(bool(taken))
+        raise OSError("refused")
+
+    monkeypatch.setattr(heat, "_started", start)
+    _sees(monkeypatch, iter([PART, 0]))
+    options = RaceOptions(backends=["ddp"], num_processes=[2], placement=placement, wait_for_idle=False)
+    plan, _ = make_plan(options, read_run_options(["--task=token-tagging", "--device=cpu"], None))
+    with pytest.raises(OSError, match="refused"):
+        heat.run_heat(plan, [], RaceDirectory(tmp_path), {}, None)
+    assert seen == [placement]
+    assert not taken

@@ -47,7 +47,7 @@ _SHARING_FACTOR = 1.08
 _TURN_FACTOR = 1.35
 # What a starter and its command line hold, beside their ranks; and what of the free memory entrants may take together.
 _BYTES_OF_A_STARTER = 300 * 2**20
-_SHARE_OF_MEMORY = 0.7
+_SHARE_OF_MEMORY = 0.8
 
 
 class Costs(BaseModel):

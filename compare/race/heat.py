@@ -24,7 +24,7 @@ from compare.race.machine import BusyCores, Idleness, look_for_idleness
 from compare.race.placement import variables_of
 from compare.race.plan import PlannedRun, RacePlan
 from compare.race.progress import ProgressOfRace
-from compare.race.scattered_memory import ScatteredMemory
+from compare.race.scattered_memory import scattered_memory_held
 from compare.race.turns import Turn
 from compare.report.reading import read_run
 from compare.report.runs import RaceFacts, TurnFacts
@@ -74,7 +74,7 @@ def run_heat(
     on_round = partial(progress.begin_round, runs) if progress else _say_nothing
     with contextlib.ExitStack() as stack:
         if plan.options.placement:
-            stack.enter_context(ScatteredMemory()).take()
+            stack.enter_context(scattered_memory_held())
         starters = stack.enter_context(_started(plan, runs, directory))
         _take_turns(starters, plan, _turns_of_first_part(runs, directory), on_round)
     for starter in starters:

@@ -1,81 +1,98 @@
-"""Takes the scattered pages of the machine's memory out of a race.
+"""Keeps the scattered pages of the machine's free memory from the entrants of a race.
 
-The kernel gives a process that needs memory the smallest free blocks first: what others have left, pages from all over
-the memory. Whoever comes later gets long runs of pages, and is faster: of five starts of one program, the first took
-four per cent longer for a step than the last (docs/findings.md).
+The kernel gives a process that needs memory the smallest free blocks first, which lie all over the memory. A process
+that starts later gets long runs of neighbouring pages, and was faster on the virtual machine where this was measured:
+of five starts of one program, the first took four per cent longer for a step than the last (docs/findings.md). So the
+race takes the scattered pages itself before it starts its entrants, and gives them back when these have ended.
 """
 
 from __future__ import annotations
 
 import contextlib
 import mmap
+from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 
 _FREE_BLOCKS = Path("/proc/buddyinfo")
+# Where a control group limits the memory of this process: version 2 in a container, and version 1.
+_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+# As long as the usual huge page; runs of several megabytes were not faster still.
 _BYTES_OF_A_LONG_RUN = 2**21
 _BYTES_OF_A_PART = 2**26
-# Entrants may take 0.7 of it together (compare/race/costs.py).
-_SHARE_OF_MEMORY = 0.2
+# Entrants may take 0.8 of the available memory together (compare/race/costs.py).
+_SHARE_OF_MEMORY = 0.1
+# Taking a gigabyte takes more than half a second.
+_MOST_BYTES = 2**32
 
 
-class ScatteredMemory:
-    """Holds the free pages that are no part of a long run, so that entrants get none of them.
+@contextlib.contextmanager
+def scattered_memory_held() -> Iterator[int]:
+    """Holds most of the free pages that are no part of a long run, and yields their size in bytes.
 
-    Nothing is held where the system does not tell how its free memory is divided.
+    Nothing is held where the system does not tell how its free memory is divided, where memory belongs to several
+    NUMA nodes, of which this process would take one's, and where the memory of this process is limited.
     """
+    with contextlib.ExitStack() as stack:
+        yield _BYTES_OF_A_PART * _take(stack)
 
-    def __init__(self) -> None:
-        self._held: list[mmap.mmap] = []
 
-    def __enter__(self) -> ScatteredMemory:
-        return self
+def _take(stack: contextlib.ExitStack) -> int:
+    """Takes a part at a time, for as long as each lowers the amount of scattered memory; returns their number."""
+    import psutil
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        for part in self._held:
+    available = psutil.virtual_memory().available
+    scattered, number = scattered_bytes(), 0
+    most = 0 if _is_limited() else min(_SHARE_OF_MEMORY * available, _MOST_BYTES)
+    while scattered >= _BYTES_OF_A_PART and (number + 1) * _BYTES_OF_A_PART <= most:
+        try:
+            part = allocated(_BYTES_OF_A_PART)
+        except OSError:  # the system gives this process no more
+            break
+        left = scattered_bytes()
+        if left > scattered - _BYTES_OF_A_PART / 2:  # it came from long runs; what is left is not given to programs
             part.close()
-        self._held.clear()
-
-    def take(self) -> None:
-        """Takes what is scattered now, a part at a time, for as long as that leaves less of it."""
-        import psutil
-
-        num_parts = int(_SHARE_OF_MEMORY * psutil.virtual_memory().available / _BYTES_OF_A_PART)
-        before = scattered_bytes()
-        while before >= _BYTES_OF_A_PART and len(self._held) < num_parts:
-            self._held.append(_part())
-            after = scattered_bytes()
-            if after > before - _BYTES_OF_A_PART / 2:
-                return  # the rest is of kinds that the kernel keeps for itself
-            before = after
+            break
+        stack.callback(part.close)
+        scattered, number = left, number + 1
+    return number
 
 
-def _part() -> mmap.mmap:
-    """Returns memory of ordinary pages, all of which are there."""
-    part = mmap.mmap(-1, _BYTES_OF_A_PART, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+def allocated(size: int) -> mmap.mmap:
+    """Returns memory whose pages have all been allocated, none of them huge."""
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # a kernel without huge pages
-        part.madvise(mmap.MADV_NOHUGEPAGE)
-    part[:: mmap.PAGESIZE] = bytes(_BYTES_OF_A_PART // mmap.PAGESIZE)
-    return part
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    memory[:: mmap.PAGESIZE] = bytes(-(-size // mmap.PAGESIZE))
+    return memory
 
 
 def scattered_bytes() -> int:
     """Returns the size of all free blocks that are smaller than a long run; 0 where that is not known.
 
     A line is "Node 0, zone Normal", and the numbers of free blocks of 1, 2, 4 and so on pages
-    (https://docs.kernel.org/filesystems/proc.html).
+    (https://docs.kernel.org/filesystems/proc.html). With several nodes, it is not known which of them will be used.
     """
     try:
-        lines = _FREE_BLOCKS.read_text().splitlines()
+        lines = [line.split() for line in _FREE_BLOCKS.read_text().splitlines()]
     except OSError:
         return 0
-    numbers = [[int(number) for number in line.split()[4:]] for line in lines]
-    sizes = [mmap.PAGESIZE << order for order in range(max(map(len, numbers), default=0))]
+    if len({node for _, node, *_ in lines}) != 1:
+        return 0
+    sizes = [mmap.PAGESIZE << order for order in range(max(len(line) - 4 for line in lines))]
     return sum(
-        number * size
-        for zone in numbers
-        for number, size in zip(zone, sizes, strict=False)
+        int(number) * size
+        for line in lines
+        for number, size in zip(line[4:], sizes, strict=False)
         if size < _BYTES_OF_A_LONG_RUN
     )
+
+
+def _is_limited() -> bool:
+    """Whether a control group gives this process less memory than the machine has."""
+    import psutil
+
+    for path in _LIMITS:
+        with contextlib.suppress(OSError, ValueError):  # "max" is no number
+            if int(path.read_text()) < psutil.virtual_memory().total:
+                return True
+    return False

@@ -11,6 +11,7 @@ from compare.report.entrants import measure_entrant
 from compare.report.grouping import EntrantRuns, condition
 from compare.report.headings import keys_of, ordered_groups
 from compare.report.info import NothingToReport, ReportInfo
+from compare.report.long_steps import shares_of_long_steps
 from compare.report.machines import located, placed, several_machines
 from compare.report.pairing import paired
 from compare.report.parts import as_one_part
@@ -87,7 +88,10 @@ def analyse(runs: Sequence[Run], collectives: Sequence[CollectiveSeries], info: 
 
 
 def _group_result(key: str, runs: list[EntrantRuns], completed: Sequence[Run], *, several: bool) -> GroupResult:
-    entrants = [measure_entrant(entrant, entrant_parity(entrant, runs, completed)) for entrant in runs]
+    entrants = [
+        measure_entrant(entrant, entrant_parity(entrant, runs, completed), shares)
+        for entrant, shares in zip(runs, shares_of_long_steps(runs), strict=True)
+    ]
     run = sample_of(runs)
     sample, config = run.record, run.record.config
     conditions = condition(run)

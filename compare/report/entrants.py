@@ -22,7 +22,7 @@ from records.record import RunRecord
 from records.throughput import NUM_WARMUP_STEPS, slowest_rank
 
 
-def measure_entrant(runs: EntrantRuns, parity: Parity) -> Entrant:
+def measure_entrant(runs: EntrantRuns, parity: Parity, shares_of_long_steps: list[float]) -> Entrant:
     """Derives everything that a report shows of one entrant from its runs."""
     timed = [run.record for run in runs.timed]
     measured = [run for run in runs.timed if run.timed_steps]
@@ -57,6 +57,7 @@ def measure_entrant(runs: EntrantRuns, parity: Parity) -> Entrant:
         breakdown=measure_breakdown(diagnosis, middle) if diagnosis else None,
         wire=wire_of(diagnosis) if diagnosis else None,
         excess=excess_of(diagnosis) if diagnosis else None,
+        shares_of_long_steps=[round(share, 4) for share in shares_of_long_steps],
         memory=_held_memory(sample) if (sample := diagnosis or next(iter(timed), None)) else None,
     )
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import mean
 from typing import Literal
 
 from compare.numbers import joined, number, points
+from compare.report.long_steps import who_loses_to_long_steps
 from compare.report.memory import savings
 from compare.report.statistics import detectable_later
 from compare.report.words import largest, ranks
@@ -60,7 +62,12 @@ def describe_verdict(results: Results) -> list[str]:
     if results.standings:
         first = results.standings[0]
         sentences = [_speed(first, results), *_gain(first), *_approximations(first, results)]
-    sentences += [*_wasteful(results.groups), *savings(results.groups), *_left_out(results.groups)]
+    sentences += [
+        *_wasteful(results.groups),
+        *_long_steps(results.groups),
+        *savings(results.groups),
+        *_left_out(results.groups),
+    ]
     if results.problems:
         number_of = "One thing" if len(results.problems) == 1 else f"{len(results.problems)} things"
         sentences.append(f"{number_of} could not be used or compared; the list is below.")
@@ -303,6 +310,22 @@ def _wasteful(groups: Sequence[GroupResult]) -> list[str]:
             same = "computes the same but " if entrant.parity.verdict in SAME else ""
             times = f"{number(excess, 2)} times what its gradients need"
             most[entrant.name] = excess, f"{entrant.name} {same}sends {times}."
+    return [sentence for _, sentence in most.values()]
+
+
+def _long_steps(groups: Sequence[GroupResult]) -> list[str]:
+    """Names who loses more than others to rare long steps, where it loses most."""
+    most: dict[str, tuple[float, str]] = {}
+    for group in groups:
+        for one, least in who_loses_to_long_steps(group):
+            share = mean(one.shares_of_long_steps)
+            if share > most.get(one.name, (0.0, ""))[0]:
+                others = points(mean(least.shares_of_long_steps))
+                most[one.name] = (
+                    share,
+                    f"Rare long steps take {points(share)} % of the time of {one.name}, and {others} % of that of "
+                    f"{least.name} ({group.group.key}): samples/s counts them, and comparisons do not.",
+                )
     return [sentence for _, sentence in most.values()]
 
 

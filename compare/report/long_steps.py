@@ -1,0 +1,80 @@
+"""Rare long steps: what they take of an entrant's time.
+
+The comparison of two entrants leaves the longest and the shortest of their steps out, since other programs lengthen
+single steps of anybody (compare/report/statistics.py). A library may have long steps of its own, as when it collects
+something from time to time. Whoever loses more to them than others is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import mean, median, median_low
+
+from compare.report.grouping import EntrantRuns
+from compare.results import MIN_PAIRS, Entrant, GroupResult
+
+# A step is long if it takes so many times what it is expected to take.
+_LONG = 1.5
+# Long steps are named where they take so much more of an entrant's time than of another's, on average and in each
+# start. Other programs alone made starts of one program differ by less.
+_MORE_ON_AVERAGE, _MORE_IN_EACH_START = 0.02, 0.01
+
+
+def shares_of_long_steps(entrants: Sequence[EntrantRuns]) -> list[list[float]]:
+    """Returns what long steps take of each entrant's time, in each block in which all took the same turns.
+
+    A step is expected to take what it takes for others, beside what their other steps take: batches differ, and so do
+    entrants. What it takes beyond that, if it is long, is divided by the time of all steps.
+    """
+    blocks = [
+        {
+            (run.race.race, run.race.block): {(span.first, span.number): span.seconds for span in run.timed_steps}
+            for run in one.timed
+            if run.race is not None and run.race.turns
+        }
+        for one in entrants
+    ]
+    if len(blocks) < 2:
+        return [[] for _ in blocks]
+    shares: list[list[float]] = [[] for _ in blocks]
+    for block in blocks[0]:
+        turns = [of_blocks.get(block, {}) for of_blocks in blocks]
+        common = [turn for turn in turns[0] if all(turn in others for others in turns)]
+        if common:
+            steps = [[second for turn in common for second in others[turn]] for others in turns]
+            for index, share in enumerate(_shares(steps)):
+                shares[index].append(share)
+    return shares
+
+
+def _shares(steps: Sequence[Sequence[float]]) -> list[float]:
+    """Returns the share of each entrant.
+
+    Args:
+        steps: For each entrant the seconds of the same steps.
+    """
+    usual = [median(seconds) for seconds in steps]
+    relative = [[second / one for second in seconds] for seconds, one in zip(steps, usual, strict=True)]
+    contents = [median_low(of_step) for of_step in zip(*relative, strict=True)]
+    shares = []
+    for seconds, one in zip(steps, usual, strict=True):
+        beyond = (second - one * content for second, content in zip(seconds, contents, strict=True))
+        long = sum(more for more, content in zip(beyond, contents, strict=True) if more > (_LONG - 1) * one * content)
+        shares.append(long / sum(seconds))
+    return shares
+
+
+def who_loses_to_long_steps(group: GroupResult) -> list[tuple[Entrant, Entrant]]:
+    """Returns whose long steps take more than those of another, and of whom they take least."""
+    able = [one for one in group.entrants if one.ranked and len(one.shares_of_long_steps) >= MIN_PAIRS]
+    if len(able) < 2:
+        return []
+    least = min(able, key=lambda one: mean(one.shares_of_long_steps))
+    found = []
+    for one in able:
+        more = [
+            mine - theirs for mine, theirs in zip(one.shares_of_long_steps, least.shares_of_long_steps, strict=False)
+        ]
+        if mean(more) >= _MORE_ON_AVERAGE and min(more) >= _MORE_IN_EACH_START:
+            found.append((one, least))
+    return found
