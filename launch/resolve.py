@@ -14,6 +14,7 @@ from backends.devices import count_gpus
 from backends.registry import BackendRow
 from launch.allocator import ALLOCATOR_OF_C, Allocator, settle_allocator
 from launch.arguments import command_line
+from launch.batching import settle_batching
 from launch.errors import UsageError
 from launch.here import of_this_machine
 from launch.job import Job, compose_job
@@ -26,7 +27,7 @@ from launch.world import check_world
 from records.config import DEFAULT_CPU_PROCESSES, MOST_ON_A_NODE, Batching, RunConfig, RunOptions
 from records.environment import num_cpus, num_ranks_here
 from records.names import LOGS_NAME
-from tasks.interface import PackedData, Task
+from tasks.interface import Task
 
 # What each rank of a run is.
 RANK_PROGRAM = ("training.rank",)
@@ -280,47 +281,6 @@ def _check_task(task: Task, options: RunOptions, num_processes: int) -> None:
             "choose at most as many"
         )
     _check_metric(options.metric_for_best_model, task.metric_names)
-
-
-def settle_batching(options: RunOptions, task: Task, *, cuts_batches: bool = False) -> Batching:
-    """Returns how samples are laid out: as asked, or the best that the task, its model and the backend can do.
-
-    Args:
-        options: The options of the run.
-        task: The task, prepared.
-        cuts_batches: Whether the backend cuts each batch along its first dimension.
-
-    Raises:
-        UsageError: One of them cannot do what is asked.
-    """
-    stranger, has_costs = _stranger_to_packing(task), task.costs("train") is not None
-    refusal = "the task has no such batches"
-    if stranger is not None:
-        refusal = f"{stranger} changes the task that has such batches, and has no collate_packed of its own"
-    elif isinstance(task, PackedData):
-        refusal = task.packing_refusal() or ""
-    if cuts_batches:
-        refusal = refusal or "the backend cuts batches into shares, and a row of samples cannot be cut"
-    if options.torch_compile:
-        refusal = refusal or "--torch-compile would compile the model again for each batch"
-    if options.batching == "packed" and refusal:
-        raise UsageError(f"--batching packed: {refusal}; use --batching sorted or padded")
-    if options.batching == "sorted" and not has_costs:
-        raise UsageError("--batching sorted: the task does not tell the lengths of its samples; use --batching padded")
-    if options.sync_batchnorm:
-        return "padded"
-    if options.batching is not None:
-        return options.batching
-    if not refusal:
-        return "packed"
-    return "sorted" if has_costs and stranger is None and not options.torch_compile else "padded"
-
-
-def _stranger_to_packing(task: Task) -> str | None:
-    """Returns the name of the task's class if it does its work in a way that a packed batch may not fit."""
-    at_work = {"collate", "collate_packed", "build_model", "loss_sum", "evaluation_rows"}
-    first = next(one for one in type(task).__mro__ if at_work & set(vars(one)))
-    return first.__name__ if isinstance(task, PackedData) and "collate_packed" not in vars(first) else None
 
 
 def _check_metric(name: str | None, computed: tuple[str, ...]) -> None:

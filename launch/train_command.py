@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from backends.registry import BackendRow, find_backend
+from launch.batching import describe_padding
 from launch.errors import UsageError, one_line, refused_path, tell
 from launch.job import Job
 from launch.meeting import MeetingFailed, meet
@@ -92,19 +93,21 @@ def train(
         config = prepare_directory(resolved.config, asked.start)
     except OSError as error:  # any path among the options may be one that the system refuses
         raise refused_path(error) from error
+    padding = describe_padding(config, resolved.task, cuts_batches=row.capabilities.cuts_batches)
+    remarks = [remark for remark in (padding, describe_imbalance(config, resolved.task)) if remark]
     with lock:
-        return _run_to_the_end(config, resolved.job, asked.start, resolved.task)
+        return _run_to_the_end(config, resolved.job, asked.start, resolved.task, remarks)
 
 
-def _run_to_the_end(config: RunConfig, job: Job, start: Start | None, task: Task) -> int:
+def _run_to_the_end(config: RunConfig, job: Job, start: Start | None, task: Task, remarks: list[str]) -> int:
     """Runs the job, and after a failure restarts it as often as --max-restarts allows; returns the exit code."""
     from launch.display import RunDisplay, console, show_overview, show_start
 
     terminal = console()
     show_start(config, start, terminal)
     show_overview(task.overview(), terminal)
-    if (uneven := describe_imbalance(config, task)) is not None:
-        terminal.print(uneven)
+    for remark in remarks:
+        terminal.print(remark)
     positive_label = task.describe().get("positive_label")
     while True:
         try:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import platform
 import subprocess
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from backends.registry import BACKENDS
+from backends.registry import BACKENDS, find_backend
 from records.config import NETWORK_VARIABLE
 from records.record import Environment
 
@@ -48,7 +50,7 @@ def describe_environment(*, with_torch: bool) -> Environment:
         gpus=gpus,
         cuda=cuda,
         nccl=nccl,
-        packages=dict(_package_versions()),
+        packages=_versions([*_PACKAGES, *(package for row in BACKENDS.values() for package in row.packages)]),
         variables=variables,
         allocator=_allocator(),
         boot_id=_boot_id(),
@@ -56,13 +58,17 @@ def describe_environment(*, with_torch: bool) -> Environment:
     )
 
 
-def _package_versions() -> list[tuple[str, str]]:
-    found = []
-    for name in (*_PACKAGES, *(package for row in BACKENDS.values() for package in row.packages)):
-        try:
-            found.append((name, version(name)))
-        except PackageNotFoundError:
-            continue
+def versions_in_use(backend: str) -> dict[str, str]:
+    """Returns the versions of Python, without its last number, and of the packages that a run with a backend uses."""
+    packages = _versions([*_PACKAGES, *find_backend(backend).packages])
+    return {"Python": ".".join(platform.python_version_tuple()[:2]), **packages}
+
+
+def _versions(names: Iterable[str]) -> dict[str, str]:
+    found = {}
+    for name in names:
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
     return found
 
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from launch.batching import describe_padding, settle_batching
 from launch.errors import UsageError
-from launch.resolve import settle_batching
 from launch.train_command import describe_imbalance
 from records.balance import imbalance, positions_per_token
 from records.config import RunOptions
@@ -72,6 +72,18 @@ def test_what_is_best_is_the_default(tmp_path: Path) -> None:
     assert settle_batching(_options(), SlowTask(SlowSettings())) == "padded"
     assert settle_batching(_options(), _tagging(_Silent)) == "packed"  # without lengths, ranks get equal numbers
     assert settle_batching(_options(torch_compile=True), _tagging()) == "padded"
+
+
+def test_a_run_says_why_it_computes_padding(tmp_path: Path) -> None:
+    albert = _task(tmp_path, model=str(_albert(tmp_path / "albert")))
+    config = run_config("ddp", 2, tmp_path, batching="sorted")
+    said = describe_padding(config, albert, cuts_batches=False)
+    assert said is not None
+    assert "sorted instead of packed, which would need no padding: the model is of the type 'albert'" in said
+    assert describe_padding(config, _task(tmp_path), cuts_batches=False) is None  # as the user asked
+    assert (
+        describe_padding(run_config("ddp", 2, tmp_path, batching="packed"), _task(tmp_path), cuts_batches=False) is None
+    )
 
 
 def test_what_is_asked_for_is_done(tmp_path: Path) -> None:
@@ -152,7 +164,7 @@ def test_a_sample_larger_than_a_share_is_told() -> None:
     task = Unequal(TokenTaggingSettings(num_train_samples=4))
     said = describe_imbalance(config, task)
     assert said is not None
-    assert said.startswith("ranks cannot get equal work from these samples: the one with most has 1.99 times the mean")
+    assert "sorted instead of packed, which would need no padding: the model is of the type 'albert'" in said
     assert describe_imbalance(config.model_copy(update={"batching": "padded"}), task) is None
     task.longest = 1
     assert describe_imbalance(config, task) is None

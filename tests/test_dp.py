@@ -17,9 +17,10 @@ from backends.interface import BackendOptions
 from backends.registry import BACKENDS
 from compare.bare.job import BareJob, Outcome, Settings, Step
 from contract.check import State
+from launch.batching import settle_batching
 from launch.doctor import run as doctor
 from launch.errors import UsageError
-from launch.resolve import check_compilable, settle_batching
+from launch.resolve import check_compilable
 from records.config import RunOptions
 from tasks.interface import Batch
 from tasks.token_tagging import TokenTagging, TokenTaggingSettings

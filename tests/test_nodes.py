@@ -14,6 +14,7 @@ import pytest
 
 from launch.errors import UsageError
 from launch.nodes import ALONE, Nodes, interface, own_address, settle_nodes
+from launch.starters.interface import PROJECT_DIRECTORY
 from tests.forked.client import ForkedJob
 from tests.launching import (
     OF_EACH_STARTER,
@@ -34,9 +35,14 @@ OPTIONS = ("--task", "token-tagging", "--max-steps", "10", "--threads-per-rank",
 
 
 def _run_nodes(
-    backend: str, place: Path, *options: str, of_last: tuple[str, ...] = (), asked_to_stop: bool = False
+    backend: str,
+    place: Path,
+    *options: str,
+    of_last: tuple[str, ...] = (),
+    last_path: Path | None = None,
+    asked_to_stop: bool = False,
 ) -> list[subprocess.CompletedProcess[str]]:
-    """Starts two nodes at once, the last with some options more, and returns how each ended.
+    """Starts two nodes at once, the last with some options and a place for packages more, and returns how each ended.
 
     With `asked_to_stop`, the command line of the last one is sent SIGTERM once its rank is training.
     """
@@ -44,7 +50,10 @@ def _run_nodes(
 
     def start(node_rank: int) -> subprocess.Popen[str] | ForkedJob:
         where = ("--node-rank", str(node_rank), "--output-dir", str(place / f"node{node_rank}"))
-        return start_lockstep(backend, *options, *place_of_meeting, *where, *(of_last if node_rank == 1 else ()))
+        if node_rank == 0:
+            return start_lockstep(backend, *options, *place_of_meeting, *where)
+        env = {"PYTHONPATH": f"{last_path}:{PROJECT_DIRECTORY}"} if last_path else {}
+        return start_lockstep(backend, *options, *place_of_meeting, *where, *of_last, env=env)
 
     with ending(start(1)) as last, ending(start(0)) as first:
         if asked_to_stop:
@@ -85,6 +94,16 @@ def test_nodes_that_were_told_different_things_are_not_one_job(tmp_path: Path) -
         assert "nodes differ in seed: " in outcome.stderr
         assert "give each the same command" in outcome.stderr
     assert not list(tmp_path.glob("node*/model.safetensors"))
+
+
+def test_nodes_with_different_versions_are_not_one_job(tmp_path: Path) -> None:
+    (tmp_path / "transformers-9.9.9.dist-info").mkdir()
+    (tmp_path / "transformers-9.9.9.dist-info" / "METADATA").write_text("Name: transformers\nVersion: 9.9.9\n")
+    done = _run_nodes("ddp", tmp_path, *OPTIONS, last_path=tmp_path)
+    assert [outcome.returncode for outcome in done] == [1, 1]
+    for outcome in done:
+        assert "nodes differ in the version of transformers: " in outcome.stderr
+        assert "'9.9.9' where rank 1 is" in outcome.stderr
 
 
 @pytest.mark.parametrize("backend", OF_EACH_STARTER)

@@ -17,6 +17,7 @@ from backends.interface import Backend
 from backends.registry import load_backend
 from records.checkpoint import CheckpointError, checkpoint_step, newest_checkpoint
 from records.config import START_WARNING_VARIABLE, RunConfig
+from records.environment import versions_in_use
 from records.news import Resumed
 from records.notice import prepare_notice, record_directory
 from records.progress import ProgressLog
@@ -279,7 +280,9 @@ def _join(config: RunConfig) -> tuple[Task, Backend]:
         # results go, and only the node of rank 0 needs to have the checkpoint.
         of_one_node = {"node_rank", "master_addr", "threads_per_rank", "allocator", "scheduling", "output_dir"}
         of_one_node |= {"overwrite", "launch_command", "started_at", "resume", "resume_from", "num_restarts"}
-        prove_same_job(backend, {**config.model_dump(mode="json", exclude=of_one_node), "data": task.describe()})
+        options = config.model_dump(mode="json", exclude=of_one_node)
+        versions = {f"the version of {name}": version for name, version in versions_in_use(config.backend).items()}
+        prove_same_job(backend, {**options, **versions, "data": task.describe()})
     return task, backend
 
 

@@ -43,7 +43,7 @@ def world_size_of_process() -> int:
 
 
 def prove_same_job(backend: Backend, facts: dict[str, Any]) -> None:
-    """Makes sure that all nodes were given the same options and found the same data.
+    """Makes sure that all nodes were given the same options, have the same versions and found the same data.
 
     Raises:
         RuntimeError: The facts of a rank differ from those of rank 0; it names the first that does.
@@ -54,7 +54,7 @@ def prove_same_job(backend: Backend, facts: dict[str, Any]) -> None:
             if theirs.get(name) != value:
                 raise RuntimeError(
                     f"nodes differ in {name}: {value!r} where rank 0 is, {theirs.get(name)!r} where rank {rank} is; "
-                    "give each the same command and the same files"
+                    "give each the same command, the same versions and the same files"
                 )
 
 
