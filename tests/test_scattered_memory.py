@@ -80,10 +80,11 @@ def test_it_is_held_for_as_long_as_entrants_live(monkeypatch: pytest.MonkeyPatch
     assert not taken
 
 
-def test_a_part_that_was_not_scattered_is_given_back(monkeypatch: pytest.MonkeyPatch, taken: list[int]) -> None:
-    _sees(monkeypatch, iter([9 * PART, 8 * PART, 8 * PART - PART // 4]))
+def test_two_parts_in_vain_are_the_last(monkeypatch: pytest.MonkeyPatch, taken: list[int]) -> None:
+    seen = [9.0, 9.5, 8.5, 7.5, 7.25, 7.0]  # at first, another program ends
+    _sees(monkeypatch, iter([int(parts * PART) for parts in seen]))
     with scattered_memory_held() as held:
-        assert held == sum(taken) == PART
+        assert held == sum(taken) == 5 * PART
 
 
 def test_entrants_keep_their_share_of_the_memory(monkeypatch: pytest.MonkeyPatch, taken: list[int]) -> None:

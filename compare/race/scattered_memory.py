@@ -37,23 +37,25 @@ def scattered_memory_held() -> Iterator[int]:
 
 
 def _take(stack: contextlib.ExitStack) -> int:
-    """Takes a part at a time, for as long as each lowers the amount of scattered memory; returns their number."""
+    """Takes a part at a time, for as long as they lower the amount of scattered memory; returns their number."""
     import psutil
 
     available = psutil.virtual_memory().available
-    scattered, number = scattered_bytes(), 0
+    scattered, number, in_vain = scattered_bytes(), 0, 0
     most = 0 if _is_limited() else min(_SHARE_OF_MEMORY * available, _MOST_BYTES)
     while scattered >= _BYTES_OF_A_PART and (number + 1) * _BYTES_OF_A_PART <= most:
         try:
             part = allocated(_BYTES_OF_A_PART)
         except OSError:  # the system gives this process no more
             break
-        left = scattered_bytes()
-        if left > scattered - _BYTES_OF_A_PART / 2:  # it came from long runs; what is left is not given to programs
-            part.close()
-            break
         stack.callback(part.close)
+        left = scattered_bytes()
+        # Once it may be that another program has just given memory back. Twice, the parts came from long runs: what is
+        # left is not given to programs.
+        in_vain = in_vain + 1 if left > scattered - _BYTES_OF_A_PART / 2 else 0
         scattered, number = left, number + 1
+        if in_vain == 2:
+            break
     return number
 
 
