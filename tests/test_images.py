@@ -71,7 +71,7 @@ def test_it_leaves_no_word_of_tokens(run: Path) -> None:
 def test_a_report_has_no_tokens_a_second(run: Path) -> None:
     timed = [Run("run", read_record(run / "record.json"), None)]
     entrant = measure_entrant(
-        EntrantRuns("ddp", "", "ddp", "backend", timed), Parity(verdict="unknown", detail="nobody has looked")
+        EntrantRuns("ddp", "", "ddp", "backend", timed), Parity(verdict="unknown", detail="nobody has looked"), []
     )
     assert entrant.samples_per_second is not None
     assert entrant.tokens_per_second is None
