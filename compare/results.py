@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from compare.places import Idleness, Machine, Place
 from compare.steps import Breakdown, HeldMemory, Wire
 from compare.strict import OfBackend
 from compare.strict import Strict as _Strict
@@ -21,6 +22,9 @@ RESULTS_NAME = "results.json"
 # What an entrant stands for: a backend; the same training in one process with all cores; what is possible at most,
 # since its ranks do not communicate; a loop written by hand; another library's trainer.
 Role = Literal["backend", "alternative", "limit", "bare", "peer"]
+Setting = str | int | float | bool | None
+# How the name of a setting begins that was asked for, beside what is in force.
+ASKED = "asked_"
 # The roles of entrants that must compute what the reference computes, and are then ranked.
 RANKED: tuple[Role, ...] = ("backend", "alternative")
 # Entrants that were started together less often are not compared.
@@ -81,7 +85,9 @@ class Entrant(_Strict):
     peak_memory_bytes: int | None = Field(description="largest resident set of a rank")
     peak_cuda_memory_bytes: int | None
     mfu: float | None = Field(description="model FLOP utilisation, where the device's peak is known")
-    settings: dict[str, str] = Field(description="in force, read back from the running processes")
+    settings: dict[str, Setting] = Field(
+        description="in force, read back from the running processes; a name that begins with asked_ was asked for"
+    )
     breakdown: Breakdown | None = None
     wire: Wire | None = None
     excess: float | None = Field(default=None, description="bytes that it sends, over those that its gradients need")
@@ -92,6 +98,15 @@ class Entrant(_Strict):
 
 
 Claim = Literal["slower", "faster", "none", "too few"]
+
+
+class Spread(_Strict):
+    """Why the starts of a pair differ: standard deviations of the mean of a start, where 0.01 is one per cent."""
+
+    turns: float = Field(description="what the spread of its turns lets expect; more turns would lessen it")
+    starting: float = Field(
+        description="what each start adds, estimated from all pairs of the group; only more starts would lessen it"
+    )
 
 
 class Comparison(_Strict):
@@ -105,6 +120,7 @@ class Comparison(_Strict):
     text: str = Field(description="the sentence for people")
     detectable: float | None = Field(description="smallest difference that 4 races of 5 would claim")
     more_repeats: int | None = Field(description="how many more repeats would detect the target difference")
+    spread: Spread | None = Field(default=None, description="null where starts have a single value, or are too few")
 
 
 class GroupResult(_Strict):
@@ -113,7 +129,7 @@ class GroupResult(_Strict):
     group: Group
     entrants: list[Entrant]
     comparisons: list[Comparison]
-    differing_settings: list[str] = Field(description="names of settings in which entrants differ")
+    differing_settings: list[str] = Field(description="names of `settings` in which entrants differ")
 
 
 class Placing(_Strict):
@@ -152,6 +168,11 @@ class Standing(_Strict):
     opponent: str = Field(description="the label of the entrant that all others are compared with")
     num_starts: int = Field(description="how often each was started")
     num_turns: int = Field(description="how many turns each pair took, over all starts; 0 if they took none")
+    core_slowdown: float | None = Field(
+        default=None,
+        description="how many times as long what needs no memory takes when as many cores compute as the opponent has "
+        "ranks; null where it was not measured",
+    )
     placings: list[Placing] = Field(description="the opponent first, then by the number of ranks and the speed")
     limits: list[Placing] = Field(
         default=[], description="the same work without communication: what is possible on this machine"
@@ -268,19 +289,6 @@ class Scaling(_Strict):
     points: list[ScalingPoint]
 
 
-class Machine(_Strict):
-    """One machine."""
-
-    label: str = Field(description="unique in this report: 'AMD EPYC, 2 cores'")
-    cpu: str
-    num_cpus: int
-    gpus: list[str]
-    marks: list[str] = Field(
-        description="digests of the names of its hosts, and of each of its starts: two descriptions of equal hardware "
-        "are of one machine if they share a mark"
-    )
-
-
 class CollectivePoint(_Strict):
     """One collective at one size."""
 
@@ -311,24 +319,6 @@ class CollectiveSeries(OfBackend):
     network: str | None = Field(
         default=None, description="the limit of each node, such as 1gbit; null: all on one node"
     )
-
-
-class Place(_Strict):
-    """Where runs took place, and how idle the machine was."""
-
-    machine: str = Field(description="GPUs or CPUs, in words")
-    software: str = Field(description="versions, commit")
-    hardware: Machine | None = Field(default=None, description="the same as facts; null in older results")
-    versions: dict[str, str] = Field(default={}, description="of Python, packages, CUDA, NCCL and the kernel")
-    num_runs: int
-    idleness: str | None = Field(description="what was seen before and during the runs, in words")
-
-
-class Idleness(_Strict):
-    """What share of the machine's cores other programs took while entrants were timed."""
-
-    mean: float
-    largest: float = Field(description="in one turn, or in one run where no turns were taken")
 
 
 GateStatus = Literal["passed", "slower", "too few", "missing", "not in lockstep", "new"]

@@ -5,12 +5,14 @@ Times are in seconds and sizes in bytes.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pydantic import Field
 
 from compare.strict import Strict
 
 # The parts of a step, in the order in which they are shown.
-PARTS = ("data", "forward", "backward", "communication", "optimizer", "building")
+PARTS = ("data", "forward", "backward", "communication", "optimizer", "building", "waiting")
 
 
 class Breakdown(Strict):
@@ -20,7 +22,8 @@ class Breakdown(Strict):
     forward: float
     backward: float
     communication: float = Field(
-        description="what a step takes beyond the same work without communication, with waiting"
+        description="what a step takes beyond the same work without communication, and beyond waiting; where that is "
+        "null, it is contained here"
     )
     optimizer: float = Field(description="clipping included")
     building: float | None = Field(
@@ -28,11 +31,15 @@ class Breakdown(Strict):
         description="what the first forward and backward pass over a batch takes beyond a second one, because "
         "libraries build kernels for each new shape of their input",
     )
+    waiting: float | None = Field(
+        default=None,
+        description="until the slowest rank has computed, from the steps that each took alone; null for one rank",
+    )
     unresolved: dict[str, float] = Field(
         default={}, description="parts that cannot be told from noise, and the time that each takes at most"
     )
     overhead: float | None = Field(
-        description="by how much the sum of the parts is above the median step of timed runs"
+        description="by how much a step with all its parts is above the same step of timed runs, as a median over steps"
     )
 
     def resolved(self, part: str) -> float:
@@ -43,6 +50,12 @@ class Breakdown(Strict):
     def total(self) -> float:
         """The sum of the parts that can be told from noise."""
         return sum(self.resolved(part) for part in PARTS)
+
+
+def parts_in(breakdowns: Iterable[Breakdown]) -> list[str]:
+    """Returns the parts that any of them has, in the order in which they are shown."""
+    seen = list(breakdowns)
+    return [part for part in PARTS if any(getattr(one, part) is not None for one in seen)]
 
 
 class Wire(Strict):

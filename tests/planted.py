@@ -24,7 +24,7 @@ from typing_extensions import override
 from backends.interface import StepResult
 from backends.single import SingleBackend
 from compare.report.breakdown import measure_breakdown
-from compare.steps import PARTS, Breakdown
+from compare.steps import PARTS, Breakdown, parts_in
 from records.record import RankRecord, RunRecord
 from tasks.interface import Batch, Split, Task
 from tasks.registry import load_task
@@ -114,9 +114,7 @@ def breakdown(place: str | None, seconds: float, task: str, **options: Any) -> B
         trainer.observe(diagnosis)
         trainer.train()
     rank = RankRecord.model_construct(diagnosis=diagnosis.record())
-    found = measure_breakdown(
-        RunRecord.model_construct(steps=trainer.state.trajectory.steps, ranks=[rank]), timed_median=None
-    )
+    found = measure_breakdown(RunRecord.model_construct(steps=trainer.state.trajectory.steps, ranks=[rank]), timed={})
     assert found is not None
     return found
 
@@ -183,7 +181,7 @@ def _own_seconds() -> float:
 
 
 def _print_table(chosen: argparse.Namespace) -> None:
-    print(f"{'planted in':20}", *(f"{part:>14}" for part in PARTS))
+    print(f"{'planted in':20}", *(f"{part:>14}" for part in PARTS if part != "waiting"))
     for place in (None, *PLACES):
         found = breakdown(
             place,
@@ -196,7 +194,8 @@ def _print_table(chosen: argparse.Namespace) -> None:
             precision=chosen.precision,
             max_steps=chosen.steps,
         )
-        print(f"{place or 'nothing':20}", *(f"{1e3 * getattr(found, part):14.2f}" for part in PARTS), found.unresolved)
+        cells = (f"{1e3 * getattr(found, part):14.2f}" for part in parts_in([found]))
+        print(f"{place or 'nothing':20}", *cells, found.unresolved)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from compare.places import Idleness, Place
 from compare.report.verdict import describe_verdict
 from compare.results import (
     CollectiveFit,
@@ -14,9 +15,7 @@ from compare.results import (
     Entrant,
     Group,
     GroupResult,
-    Idleness,
     Interval,
-    Place,
     Results,
     Scaling,
     ScalingPoint,

@@ -75,7 +75,7 @@ def test_a_report_has_no_tokens_a_second(run: Path) -> None:
     )
     assert entrant.samples_per_second is not None
     assert entrant.tokens_per_second is None
-    assert "positions computed for each token" not in entrant.settings
+    assert "positions_per_token" not in entrant.settings
 
 
 def test_transformers_loads_the_model(run: Path) -> None:

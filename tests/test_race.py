@@ -97,23 +97,23 @@ def test_all_ways_are_compared(results: Results) -> None:
 def test_what_was_in_force_is_read_from_the_processes(results: Results) -> None:
     entrants = _entrants(results)
     assert entrants["ddp"].settings["transport"] == "gloo"
-    assert entrants["horovod"].settings["cycle_time_ms"] == "1.0"
-    assert entrants["horovod (patient)"].settings["cycle_time_ms"] == "3.0"
+    assert entrants["horovod"].settings["cycle_time_ms"] == 1.0
+    assert entrants["horovod (patient)"].settings["cycle_time_ms"] == 3.0
     assert entrants["horovod (patient)"].ranked
     commands = results.commands
     assert commands["a timed run of horovod (patient)"].startswith("HOROVOD_CYCLE_TIME=3 launch/run.sh horovod ")
     assert commands["a timed run of horovod"].startswith("launch/run.sh horovod ")
     for name in ("ddp", "horovod", "accelerate"):
         settings = entrants[name].settings
-        assert settings["threads per rank"] == "1"
-        assert settings["dtype of an inner layer"] == "float64"
-        assert settings["schedule steps of a run"] == "12"
+        assert settings["threads_per_rank"] == 1
+        assert settings["inner_dtype"] == "float64"
+        assert settings["schedule_steps"] == 12
         wire = entrants[name].wire
         assert wire.ring_bound == wire.gradient_bytes
         assert wire.bytes_per_step > wire.ring_bound  # other programs, too, send on this interface
     (group,) = [group for group in results.groups if group.group.num_processes == 2]
     assert "cycle_time_ms" in group.differing_settings
-    assert "threads per rank" not in group.differing_settings
+    assert "threads_per_rank" not in group.differing_settings
 
 
 @pytest.mark.slow
@@ -123,7 +123,7 @@ def test_what_is_possible_here_takes_part(results: Results) -> None:
     assert (apart.role, apart.ranked, apart.num_runs) == ("limit", False, 3)
     assert apart.samples_per_second.estimate > 0
     assert (whole.role, whole.ranked, whole.num_runs) == ("alternative", True, 3)
-    assert whole.settings["threads per rank"] == str(num_cpus())
+    assert whole.settings["threads_per_rank"] == num_cpus()
     (standing,) = results.standings
     assert "ddp, 2 ranks" in {placing.label for placing in standing.placings}
     assert {placing.label for placing in standing.limits} == {"2 independent processes", "one process with all cores"}
@@ -298,6 +298,25 @@ def test_a_race_that_nobody_survives_makes_no_report(tmp_path: Path) -> None:
     assert "no timed run completed" in done.stderr
     assert "planted failure" in done.stderr
     assert not (tmp_path / "race" / "report.html").exists()
+
+
+@pytest.mark.slow
+def test_entrants_that_go_wrong_between_their_turns_are_named_and_the_others_race_on(tmp_path: Path) -> None:
+    faults = ("hangs", "diverges", "runs-out-of-memory")
+    options = ["--backends", "ddp", "--no-limits", "--no-diagnosis", "--hang-timeout", "5", "--num-processes", "2"]
+    for fault in faults:
+        options += ["--entrant", f"{fault}=tests.faulty_backends:FaultyDDP:--fault {fault}"]
+    done = lockstep("compare", *options, *SHORT, "--repeats", "3", "--output-dir", tmp_path / "race")
+    assert done.returncode == 0, done.stderr
+    results = Results.model_validate_json((tmp_path / "race" / "results.json").read_bytes())
+    entrants = _entrants(results)
+    assert entrants["ddp"].num_runs == 3
+    failures = {fault: [line for line in results.problems if f"({fault}) failed" in line] for fault in faults}
+    assert all("rank 1" in line and "hangs" in line for line in failures["hangs"])
+    assert all("the loss of step 9 is nan" in line for line in failures["diverges"])
+    assert all("rank 1" in line and "ran out of memory" in line for line in failures["runs-out-of-memory"])
+    assert {fault: len(lines) for fault, lines in failures.items()} == dict.fromkeys(faults, 3)
+    assert not (tmp_path / "race" / "running").exists()
 
 
 def test_the_order_is_drawn_from_its_seed_alone() -> None:

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from compare.places import Idleness
 from compare.report.analysis import analyse
 from compare.report.info import ReportInfo
 from compare.report.markdown import results_table
 from compare.report.runs import RaceFacts, Run
-from compare.results import Idleness, Results, Role
+from compare.results import Results, Role
 from records.record import RunRecord, read_record
 from tests.launching import lockstep, train
 

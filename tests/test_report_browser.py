@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from compare.report.html import render_html
+from launch.starters.interface import PROJECT_DIRECTORY
 from tests.browser import Visit, chromium
 from tests.sample_results import disturbed_results, sample_results
 from tests.sample_standings import HOSTILE
@@ -299,6 +300,19 @@ def test_the_page_is_short_until_it_is_unfolded(visit: Callable[..., Visit], wid
     assert page.locator("details[open]").count() == 0
     # The verdict can be read without scrolling.
     assert page.evaluate("document.querySelector('.verdict p').getBoundingClientRect().bottom") < 900
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [420, 1300])
+def test_reports_of_real_races_are_short_until_they_are_unfolded(browser: Any, width: int) -> None:
+    reports = sorted((PROJECT_DIRECTORY / "docs" / "results").glob("race-*/report.html"))
+    assert reports
+    heights = {}
+    for path in reports:
+        one = Visit(browser, path, viewport={"width": width, "height": 900})
+        heights[path.parent.name] = one.page.evaluate("document.documentElement.scrollHeight")
+        one.close()
+    assert {name: height for name, height in heights.items() if height >= 6000} == {}
 
 
 @pytest.mark.browser

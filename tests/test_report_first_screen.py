@@ -11,14 +11,16 @@ import pytest
 from rich.console import Console
 
 from compare.numbers import longer
+from compare.places import Idleness
 from compare.report.first_screen import first_screen
 from compare.report.html import render_html
+from compare.report.lost_speed import where_speed_is_lost
 from compare.report.markdown import escape, render_markdown
 from compare.report.pages import write_pages
 from compare.report.sections import look_of
 from compare.report.tables import standing as standing_of
-from compare.report.verdict import Ground, describe_verdict, grounds_of, warnings_of
-from compare.results import Entrant, Idleness, Interval, Placing, Results
+from compare.report.verdict import Ground, breakdown_of, describe_verdict, grounds_of, warnings_of
+from compare.results import Entrant, Interval, Placing, Results
 from compare.steps import HeldMemory
 from parity.verdict import Parity
 from tests.sample_results import disturbed_results, empty_results, sample_results
@@ -126,11 +128,28 @@ def test_without_limits_none_are_spoken_of() -> None:
 def test_the_loss_is_divided_by_what_is_possible() -> None:
     results = sample_results()
     _, ranks = first_screen(results, look_of(results)).figures
-    assert "Of the ideal 2.00 times, 0.10 are lost because ranks share memory bandwidth and clock" in ranks.caption
-    assert "0.29 to communication and waiting" in ranks.caption
+    lost = "Of the ideal 2.00 times, 0.10 are lost to memory bandwidth, caches and the clock, which ranks share"
+    assert f"{lost} and 0.29 are lost to communication and waiting." in ranks.caption
+    assert lost in render_markdown(results)
     results.standings[0].limits[0].longer = Interval(estimate=0.1, low=0.0, high=0.2)  # slower than those that wait
     _, ranks = first_screen(results, look_of(results)).figures
     assert "lost" not in ranks.caption
+
+
+def test_the_clock_and_waiting_have_their_part_of_the_loss() -> None:
+    results = sample_results()
+    standing = results.standings[0]
+    standing.core_slowdown = 1.01
+    breakdown = breakdown_of(standing.placings[0], results)
+    assert breakdown is not None
+    breakdown.waiting, breakdown.unresolved = breakdown.communication / 2, {}
+    said = where_speed_is_lost(standing, breakdown)
+    assert "0.02 are lost to a lower clock when all of these cores compute, 0.08 are lost to memory bandwidth" in said
+    assert said.endswith("0.20 are lost to communication and 0.10 are lost to waiting for the slowest rank.")
+    standing.core_slowdown = 1.5  # more than is lost
+    assert "0.10 are lost to a lower clock when all of these cores compute, 0.00" in where_speed_is_lost(standing, None)
+    standing.core_slowdown = 0.9  # noise
+    assert "0.00 are lost to a lower clock" in where_speed_is_lost(standing, None)
 
 
 def test_a_good_race_has_no_warning() -> None:

@@ -38,15 +38,8 @@ class Loader:
         num_workers, backend = self._config.dataloader_num_workers, self._state.backend
         # The workers begin by loading torch. This may take long and must not look like a hang.
         self._hooks.on_phase("start" if num_workers else "data", self._state.step)
-        rank, seed = backend.rank, self._config.seed
-        items = [
-            # The key has the number of the step. It stays so: tasks that augment their samples draw from it.
-            _Item(micro_batch, (seed, DATA, rank, step, micro_step), random_seed(seed, DROPOUT, step))
-            for step, global_batch in enumerate(global_batches, start=self._state.step + 1)
-            for micro_step, micro_batch in enumerate(self._plan.micro_batches(global_batch, rank))
-        ]
         batches = DataLoader(
-            _MicroBatches(collate_function(self._task, self._config), items),
+            self.micro_batches(self._state.step, global_batches),
             batch_size=None,
             num_workers=num_workers,
             pin_memory=backend.device.type == "cuda",
@@ -57,6 +50,17 @@ class Loader:
             yield batch
             self._hooks.on_phase("data", self._state.step)
 
+    def micro_batches(self, step: int, global_batches: list[SampleIds]) -> MicroBatches:
+        """Returns this rank's micro-batches of the steps from `step` on, in order; each is made when it is read."""
+        rank, seed = self._state.backend.rank, self._config.seed
+        items = [
+            # The key has the number of the step after. It stays so: tasks that augment their samples draw from it.
+            _Item(micro_batch, (seed, DATA, rank, key, micro_step), random_seed(seed, DROPOUT, key))
+            for key, global_batch in enumerate(global_batches, start=step + 1)
+            for micro_step, micro_batch in enumerate(self._plan.micro_batches(global_batch, rank))
+        ]
+        return MicroBatches(collate_function(self._task, self._config), items)
+
 
 class _Item(NamedTuple):
     """A micro-batch, the key of the random stream that makes it, and the seed of its step."""
@@ -66,7 +70,7 @@ class _Item(NamedTuple):
     seed: int
 
 
-class _MicroBatches(Dataset[Batch]):
+class MicroBatches(Dataset[Batch]):
     """Micro-batches in order."""
 
     def __init__(self, collate: Collate, items: list[_Item]) -> None:

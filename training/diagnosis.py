@@ -1,14 +1,15 @@
 """The diagnosis of a training: where the time of its steps goes, what they send, which weights they make.
 
-Every rank also takes each step alone, on a model of its own and without communication, as `single` would. The time
-that the real step takes beyond that is communication: the part that computing did not hide, waiting for slower ranks,
-and the library's own work. The diagnosis changes no weight of the training.
+Every rank also takes each step alone, as `single` would: in the same loop, with a model of its own and the adapter that
+communicates nothing. The time that the real step takes beyond that is communication: the part that computing did not
+hide, waiting for slower ranks, and the library's own work. The diagnosis changes no weight of the training.
 
 Libraries build kernels for each new shape of their input (oneDNN for each length of a batch under bf16), and only the
 first pass over a batch pays for them. Were this the real step, its difference to the step alone would be no measure of
-communication. Therefore each micro-batch first passes through the model of its own, and the real step waits meanwhile.
-What this first pass takes beyond that of the step alone is the time of building. The ranks then go on as far apart as
-they were.
+communication. Therefore the step is taken alone before the real one, too, and what its passes take beyond those of the
+later step alone is the time of building. The second pass over a batch still takes a per cent or two longer than the
+fourth, so this is done three times. The model of the step alone was then used more recently than that of the real
+step, and more of it is still in the caches, so each model is read once more before its step.
 """
 
 from __future__ import annotations
@@ -17,28 +18,28 @@ import hashlib
 import math
 import os
 import time
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from typing_extensions import override
 
-from backends.interface import Backend
 from backends.registry import reference_backend
-from records.config import RunConfig
 from records.record import DiagnosisRecord
-from tasks.interface import Batch, Task
+from tasks.interface import Batch
 from training.hooks import Hooks
-from training.loop import Trainer, require_gradients
-from training.optimizer import build_optimizer
-from training.plan import MicroBatch, SampleIds
-from training.seeds import DROPOUT, seed_all
+from training.loop import Trainer
+from training.plan import SampleIds
+from training.state import TrainingState
 
 # Counting slows a step down; comparisons of time leave these steps out as warm-up.
 NUM_COUNTED_STEPS = 3
+# How often each step is taken alone before the real one.
+_NUM_REHEARSALS = 3
 _NUM_CELLS = 8
 
 
@@ -46,95 +47,59 @@ class Diagnosis(Hooks):
     """Observes the steps of a training. It is to be added after all other observers, since it measures time."""
 
     def __init__(self, trainer: Trainer) -> None:
-        self._task = trainer.task
         self._backend = trainer.backend
         self._state = trainer.state
-        self._plan = trainer.plan
-        self._alone = _Alone(trainer.config, trainer.task, trainer.backend)
+        self._phases = _Phases(trainer.backend.device)
+        self._alone = _Alone(trainer)
         self._fingerprints = _Fingerprints() if trainer.backend.rank == 0 else None
         self._traffic: list[list[tuple[str, int, int]]] = []
         self._whole_seconds: list[float] = []
         self._data_seconds: list[float] = []
         self._first_seconds: list[float] = []
+        self._alone_seconds: dict[str, list[float]] = {"forward": [], "backward": [], "optimizer": []}
         self._sent_bytes: list[int] = []
         self._inner_dtype = ""
-        self._num_targets = self._num_micro_batches = 0
-        self._micro_batches: list[_MicroStep] = []
+        self._global_batch: SampleIds = np.empty(0, dtype=np.int64)
         self._counting = ExitStack()
-        self._is_paused = False
         self._sent_before = 0
-        self._step_began = self._data_began = 0.0
         self._watch_first_linear_layer()
         self._take_fingerprints()
 
     @override
     def on_phase(self, phase: str, step: int) -> None:
-        now = _now(self._backend.device)  # a GPU is waited for at the same points as in the step alone
-        if phase == "data" and self._micro_batches:
-            self._data_began = now
-        elif phase == "forward" and self._data_seconds:
-            self._data_seconds[-1] += now - self._data_began
+        self._phases.on_phase(phase, step)
 
     @override
     def on_step_begin(self, global_batch: SampleIds) -> None:
-        self._num_targets = self._task.num_targets("train", global_batch.tolist())
-        self._num_micro_batches = len(self._plan.micro_batches(global_batch, self._backend.rank))
-        self._micro_batches.clear()
-        self._data_seconds.append(0.0)
-        self._first_seconds.append(0.0)
+        self._global_batch = global_batch
+        first = self._alone.take(self._state.step, global_batch)
+        for _ in range(_NUM_REHEARSALS - 1):
+            self._alone.take(self._state.step, global_batch)
+        self._first_seconds.append(first["forward"] + first["backward"])
+        _read_into_caches(self._state)
         self._backend.barrier()
         self._sent_before = _sent_bytes(_interface())
-        self._step_began = self._data_began = _now(self._backend.device)
+        self._phases.begin()
         if len(self._traffic) < NUM_COUNTED_STEPS:
             self._traffic.append([])
             self._counting.enter_context(self._backend.count_traffic(self._count))
 
     @override
-    def on_micro_batch(self, micro_batch: MicroBatch, batch: Batch) -> None:
-        """Passes it through the model of the step alone, while the clock of the step stands still."""
-        stopped, sent = _now(self._backend.device), _sent_bytes(_interface())
-        self._is_paused = True
-        number = len(self._micro_batches)
-        self._micro_batches.append(
-            _MicroStep(
-                factor=micro_batch.weight / self._num_targets,
-                batch=batch,
-                random_key=(self._backend.rank, self._state.step, number),
-            )
-        )
-        self._first_seconds[-1] += self._alone.rehearse(self._micro_batches[-1])
-        if len(self._micro_batches) == self._num_micro_batches:
-            self._restore_distances(stopped - self._step_began)
-        self._is_paused = False
-        self._sent_before += _sent_bytes(_interface()) - sent
-        paused = time.perf_counter() - stopped
-        self._step_began += paused
-        self._data_began += paused
-
-    @override
     def on_update(self) -> None:
         self._counting.close()
-        self._whole_seconds.append(_now(self._backend.device) - self._step_began)
+        seconds = self._phases.end()
+        self._whole_seconds.append(sum(seconds.values()))
+        self._data_seconds.append(seconds["data"])
         # A rank may have all that it needs while what it sends last is still on its way.
         self._backend.barrier()
         self._sent_bytes.append(_sent_bytes(_interface()) - self._sent_before)
-        self._alone.step(self._micro_batches)
+        alone = self._alone.take(self._state.step, self._global_batch)
+        for part, phase in (("forward", "forward"), ("backward", "backward"), ("optimizer", "update")):
+            self._alone_seconds[part].append(alone[phase])
         self._take_fingerprints()
 
     def _count(self, operation: str, num_elements: int, num_bytes: int) -> None:
-        if not self._is_paused:
-            self._traffic[-1].append((operation, num_elements, num_bytes))
-
-    def _restore_distances(self, elapsed: float) -> None:
-        """Lets each rank go on as long after the first one as it was when it stopped, `elapsed` into its step.
-
-        Ranks communicate after their last micro-batch, and the faster ones then wait: so they do here, and only the
-        time of the rehearsals, which differs from rank to rank, is gone.
-        """
-        seconds = torch.tensor([elapsed], dtype=torch.float64, device=self._backend.device)
-        ahead = float(self._backend.all_reduce(seconds, "min"))
-        self._backend.barrier()
-        time.sleep(elapsed - ahead)
+        self._traffic[-1].append((operation, num_elements, num_bytes))
 
     def _watch_first_linear_layer(self) -> None:
         """Notes the dtype of what the first linear layer returns in the first forward pass."""
@@ -178,7 +143,7 @@ class Diagnosis(Hooks):
             whole_seconds=self._whole_seconds,
             data_seconds=self._data_seconds,
             first_seconds=self._first_seconds,
-            alone_seconds=self._alone.seconds,
+            alone_seconds=self._alone_seconds,
             inner_dtype=self._inner_dtype,
             reductions=[dict(total) for total in elements],
             reduced_bytes=[dict(total) for total in num_bytes],
@@ -194,57 +159,58 @@ class Diagnosis(Hooks):
         )
 
 
-@dataclass(frozen=True)
-class _MicroStep:
-    """A micro-batch, the factor of its summed loss, and what seeds its dropout."""
+class _Phases(Hooks):
+    """The seconds of the phases of a step. A GPU is waited for wherever one begins."""
 
-    factor: float
-    batch: Batch
-    random_key: tuple[int, int, int]
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._phase, self._since = "data", 0.0
+
+    def begin(self) -> None:
+        """A step begins, with its data."""
+        self._seconds = defaultdict(float)
+        self._phase, self._since = "data", _now(self._device)
+
+    @override
+    def on_phase(self, phase: str, step: int) -> None:
+        now = _now(self._device)
+        self._seconds[self._phase] += now - self._since
+        self._phase, self._since = phase, now
+
+    def end(self) -> dict[str, float]:
+        """Returns the seconds since the step began, by phase."""
+        self.on_phase("data", 0)
+        return self._seconds
 
 
 class _Alone:
-    """The same micro-batches in one process: a model, an optimizer and the adapter that communicates nothing.
+    """The same loop in one process, with a model of its own and the adapter that communicates nothing."""
 
-    It does all that the loop does between the phases of a step, so that none of it counts as communication.
-    """
+    def __init__(self, trainer: Trainer) -> None:
+        backend = reference_backend(trainer.backend.options)
+        backend.rank, backend.device = trainer.backend.rank, trainer.backend.device  # it takes this rank's share
+        self._trainer = Trainer(trainer.config, trainer.task, backend)
+        self._trainer.plan = trainer.plan
+        self._loader = trainer.loader
+        self._phases = _Phases(backend.device)
+        self._trainer.observe(self._phases)
 
-    def __init__(self, config: RunConfig, task: Task, backend: Backend) -> None:
-        self._config, self._task, self._device = config, task, backend.device
-        self._backend = reference_backend(backend.options)
-        model = task.build_model().to(self._device)
-        self._model, self._optimizer = self._backend.setup(model, build_optimizer(config, model))
-        self.seconds: dict[str, list[float]] = {"forward": [], "backward": [], "optimizer": []}
+    def take(self, step: int, global_batch: SampleIds) -> dict[str, float]:
+        """Takes a step with the micro-batches of this rank; returns the seconds of its phases."""
+        state = self._trainer.state
+        _read_into_caches(state)
+        state.model.train()
+        state.step = step
+        self._phases.begin()
+        self._trainer.train_step(0, global_batch, self._loaded(step, global_batch))
+        return self._phases.end()
 
-    def rehearse(self, micro_step: _MicroStep) -> float:
-        """Takes a forward and a backward pass, of which nothing remains; returns the seconds."""
-        self._model.train()
-        seconds = sum(self._pass(micro_step))
-        self._optimizer.zero_grad()
-        return seconds
-
-    def step(self, micro_steps: list[_MicroStep]) -> None:
-        """Takes a step."""
-        self._model.train()
-        passes = [self._pass(micro_step) for micro_step in micro_steps]
-        began = _now(self._device)
-        if not self._config.find_unused_parameters:
-            require_gradients(self._backend, dict(self._model.named_parameters()))
-        self._backend.step(self._config.max_grad_norm)
-        self.seconds["forward"].append(sum(forward for forward, _ in passes))
-        self.seconds["backward"].append(sum(backward for _, backward in passes))
-        self.seconds["optimizer"].append(_now(self._device) - began)
-
-    def _pass(self, micro_step: _MicroStep) -> tuple[float, float]:
-        """Returns the seconds of the forward and of the backward pass."""
-        batch = micro_step.batch.to(self._device)
-        began = _now(self._device)
-        seed_all(self._config.seed, DROPOUT, *micro_step.random_key)
-        with self._backend.autocast():
-            loss = self._task.loss_sum(self._model, batch) * micro_step.factor
-        computed = _now(self._device)
-        self._backend.backward(loss)
-        return computed - began, _now(self._device) - computed
+    def _loaded(self, step: int, global_batch: SampleIds) -> Iterator[Batch]:
+        micro_batches = self._loader.micro_batches(step, [global_batch])
+        for number in range(len(micro_batches)):
+            yield micro_batches[number]
+            self._phases.on_phase("data", step)
 
 
 class _Fingerprints:
@@ -277,6 +243,14 @@ class _Fingerprints:
         signed = weight.double() * self._signs[: len(weight)]
         rows = torch.nn.functional.pad(signed, (0, -len(signed) % _NUM_CELLS)).reshape(-1, _NUM_CELLS)
         return [cell if math.isfinite(cell) else None for cell in rows.sum(dim=0).tolist()]
+
+
+def _read_into_caches(training: TrainingState) -> None:
+    """Reads all that a step reads of a training: its parameters, and the state of its optimizer."""
+    states = [value for values in training.optimizer.state.values() for value in values.values()]
+    for tensor in [*training.module.parameters(), *(state for state in states if torch.is_tensor(state))]:
+        own = tensor.to_local() if hasattr(tensor, "to_local") else tensor  # of a tensor that is spread over ranks
+        own.detach().sum()
 
 
 def _now(device: torch.device) -> float:

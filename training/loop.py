@@ -73,7 +73,7 @@ class Trainer:
         # Looked through in each step: to collect them takes ten times as long.
         self._parameters = dict(self.state.module.named_parameters())
         self._observers = Observers()
-        self._loader = Loader(config, task, self.plan, self.state, self._observers)
+        self.loader = Loader(config, task, self.plan, self.state, self._observers)
         self._evaluator = Evaluator(config, task, backend, self._observers)
         self._open_steps = OpenSteps(backend, self.plan)
         self._is_first_step = True  # of this process; a resumed run has one, too
@@ -104,7 +104,7 @@ class Trainer:
         state, decisions, observers = self.state, self.decisions, self._observers
         state.model.train()
         global_batches = self.plan.epoch(epoch)[first : first + self.num_steps - state.step]
-        batches = self._loader.load(global_batches)
+        batches = self.loader.load(global_batches)
         observers.on_epoch_begin()
         for number, global_batch in enumerate(global_batches, start=1):
             state.step += 1
@@ -230,7 +230,7 @@ class Trainer:
         """
         first = self.plan.epoch(0)[0]
         self.state.model.train()
-        self.train_step(0, first, self._loader.load([first]))
+        self.train_step(0, first, self.loader.load([first]))
 
     def _read_losses(self) -> None:
         """Sums the losses of the last steps over all ranks and counts the votes that travel with them.

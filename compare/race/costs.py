@@ -33,8 +33,8 @@ _IMPORTS_OF_A_COMMAND_LINE = 0.3
 # A rank of a peer imports its whole library, and its steps take longer.
 _IMPORTS_OF_A_PEER = 2.5
 _PEER_FACTOR = 1.3
-# A diagnosis run takes each step twice more without communication.
-_DIAGNOSIS_FACTOR = 4.0
+# A diagnosis run takes each step four times more without communication.
+_DIAGNOSIS_FACTOR = 6.0
 # What ranks of one machine take for a step beside computing: for each call, and for each byte of the gradients.
 _SECONDS_TO_COMMUNICATE = 0.006
 _SECONDS_OF_A_BYTE = 1.5e-9

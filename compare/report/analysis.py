@@ -54,7 +54,7 @@ def analyse(runs: Sequence[Run], collectives: Sequence[CollectiveSeries], info: 
         for key, entrants in zip(keys_of(grouped), grouped, strict=True)
     ]
     failures = [
-        f"{run.record.config.backend} {'is left out' if run.record.status == 'completed' else 'failed'}: "
+        f"{run.entrant} {'is left out' if run.record.status == 'completed' else 'failed'}: "
         f"{run.why_unusable} ({run.name})"
         for run in runs
         if not run.is_usable

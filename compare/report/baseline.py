@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from backends.devices import count_gpus
+from compare.places import Machine, Place
 from compare.report.grouping import asked
 from compare.report.headings import leaves
 from compare.report.machines import describe_machine, same_machine
 from compare.report.places import versions_of
 from compare.report.reading import read_results_file
-from compare.results import MIN_PAIRS, Entrant, Group, Machine, Place, Results
+from compare.results import MIN_PAIRS, Entrant, Group, Results, Setting
 from launch.errors import UsageError
 from launch.quantities import Share
 from records.config import RunConfig
@@ -86,7 +87,7 @@ class Baseline:
     @property
     def description(self) -> str:
         """When it was made, and from what commit."""
-        commits = {entrant.settings.get("commit", "unknown") for _, entrant in entrants_of(self.results).values()}
+        commits = {str(entrant.settings.get("commit", "unknown")) for _, entrant in entrants_of(self.results).values()}
         return f"{self.results.title}, made {self.results.created_at} from commit {', '.join(sorted(commits))}"
 
     @property
@@ -263,7 +264,7 @@ def _of_conditions(theirs: Mapping[Cell, tuple[Group, Entrant]], ours: Mapping[C
     return list(found)
 
 
-def _of_scheduling(theirs: Mapping[Cell, tuple[Group, Entrant]], ours: Mapping[Cell, str | None]) -> list[str]:
+def _of_scheduling(theirs: Mapping[Cell, tuple[Group, Entrant]], ours: Mapping[Cell, Setting]) -> list[str]:
     """Compares how the ranks of the same entrants are scheduled; what does not say so was scheduled as usual."""
     found: dict[str, None] = {}
     for cell, now in ours.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import truediv
 from statistics import fmean, median
 
@@ -12,11 +12,15 @@ from records.record import RankRecord, RunRecord
 from records.throughput import NUM_WARMUP_STEPS
 
 _ALONE = ("forward", "backward", "optimizer")
-# A part that takes no larger share of a step is not told from noise.
-_SMALLEST_PART = 0.01
+# What a rank does without the others, and what it spends because of them.
+_OWN = ("data", *_ALONE)
+_BETWEEN_RANKS = ("communication", "waiting")
+# A part that takes no larger share of a step is not told from noise. A process that communicates nothing shows 1 to 2 %
+# as communication, since the passes of a real step find less in the caches than those of a step alone.
+_SMALLEST_PART = 0.02
 
 
-def measure_breakdown(run: RunRecord, timed_median: float | None) -> Breakdown | None:
+def measure_breakdown(run: RunRecord, timed: Mapping[int, float]) -> Breakdown | None:
     """Derives the parts of a step from a diagnosis run.
 
     Ranks wait for each other, so that the steps of one of them alone would mislead: a part of a step is the mean over
@@ -25,7 +29,7 @@ def measure_breakdown(run: RunRecord, timed_median: float | None) -> Breakdown |
 
     Args:
         run: The record of the diagnosis run.
-        timed_median: The median step of timed runs under the same conditions, in seconds; None if there are none.
+        timed: The seconds of the steps of timed runs under the same conditions, by the number of the step, from 1.
 
     Returns:
         The parts; None if the run has too few steps.
@@ -35,29 +39,42 @@ def measure_breakdown(run: RunRecord, timed_median: float | None) -> Breakdown |
     names = ("whole", "data", "first", *_ALONE)
     steps = {name: _means(name, run.ranks) for name in names}
     whole = median(steps["whole"])
-    # These two are differences of times, which noise alone makes larger or smaller than zero.
+    own = [[sum(parts) for parts in zip(*(_seconds(rank, part) for part in _OWN), strict=True)] for rank in run.ranks]
+    waiting = [max(seconds) - fmean(seconds) for seconds in zip(*own, strict=True)]
+    # These are differences of times, which noise alone makes larger or smaller than zero.
     differences = {
-        "communication": _beyond(steps["whole"], *(steps[name] for name in ("data", *_ALONE))),
+        "communication": _beyond(steps["whole"], *(steps[name] for name in _OWN), waiting),
         "building": _beyond(steps["first"], steps["forward"], steps["backward"]),
     }
+    if len(run.ranks) > 1:
+        differences["waiting"] = waiting
     unresolved = {}
     for name, values in differences.items():
         low, high = median_bounds(values)
         if low <= _SMALLEST_PART * whole:
             unresolved[name] = max(high, _SMALLEST_PART * whole)
-    wholes, parts = steps["whole"], {name: steps[name] for name in ("data", *_ALONE)}
-    if "communication" not in unresolved:
-        parts["communication"] = differences["communication"]
+    wholes, parts = steps["whole"], {name: steps[name] for name in _OWN}
+    parts |= {name: differences[name] for name in _BETWEEN_RANKS if name in differences and name not in unresolved}
     shares = {name: median(map(truediv, seconds, wholes)) for name, seconds in parts.items()}
     seconds = {name: share / sum(shares.values()) * whole for name, share in shares.items()}
-    breakdown = Breakdown(
+    return Breakdown(
         **{name: median(values) for name, values in differences.items()} | seconds,
         unresolved=unresolved,
-        overhead=None,
+        overhead=_overhead(run, steps["whole"], differences["building"], timed),
     )
-    if timed_median:
-        breakdown.overhead = breakdown.total / timed_median - 1
-    return breakdown
+
+
+def _overhead(
+    run: RunRecord, wholes: Sequence[float], building: Sequence[float], timed: Mapping[int, float]
+) -> float | None:
+    """Compares the same steps with each other, since batches differ in length; None if no step was timed."""
+    first = len(run.steps) - len(wholes) + 1
+    ratios = [
+        (whole + built) / timed[step]
+        for step, (whole, built) in enumerate(zip(wholes, building, strict=True), start=first)
+        if step in timed
+    ]
+    return median(ratios) - 1 if ratios else None
 
 
 def _beyond(wholes: Sequence[float], *parts: Sequence[float]) -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from statistics import median
 from typing import Literal
@@ -14,7 +15,7 @@ from compare.report.grouping import EntrantRuns
 from compare.report.runs import Run
 from compare.report.statistics import mean_interval
 from compare.report.traffic import excess_of, wire_of
-from compare.results import RANKED, Entrant
+from compare.results import ASKED, RANKED, Entrant, Setting
 from compare.steps import HeldMemory
 from parity.verdict import SAME, Parity
 from records.balance import imbalance, positions_per_token
@@ -54,7 +55,7 @@ def measure_entrant(runs: EntrantRuns, parity: Parity, shares_of_long_steps: lis
         peak_cuda_memory_bytes=max(cuda, default=None),
         mfu=_mfu(measured),
         settings=_settings(timed[0], diagnosis) if timed else {},
-        breakdown=measure_breakdown(diagnosis, middle) if diagnosis else None,
+        breakdown=measure_breakdown(diagnosis, _timed_steps(measured)) if diagnosis else None,
         wire=wire_of(diagnosis) if diagnosis else None,
         excess=excess_of(diagnosis) if diagnosis else None,
         shares_of_long_steps=[round(share, 4) for share in shares_of_long_steps],
@@ -74,6 +75,18 @@ def _per_second(run: Run, what: Literal["samples", "tokens"]) -> float:
     return done / sum(sum(span.seconds) for span in run.timed_steps)
 
 
+def _timed_steps(runs: Sequence[Run]) -> dict[int, float]:
+    """Returns the seconds of each step that was timed, by its number, from 1: the median over the runs."""
+    seconds: dict[int, list[float]] = {}
+    for run in runs:
+        for span in run.timed_steps:
+            # Several steps that were timed in one value have equal shares of it.
+            each = span.seconds if len(span.seconds) == span.number else [sum(span.seconds) / span.number] * span.number
+            for step, value in enumerate(each, start=span.first):
+                seconds.setdefault(step, []).append(value)
+    return {step: median(values) for step, values in seconds.items()}
+
+
 def _mfu(runs: Sequence[Run]) -> float | None:
     """Divides by the peak in the device's data sheet or, without one, by what square products reached on it."""
     shares = []
@@ -91,34 +104,34 @@ def _mfu(runs: Sequence[Run]) -> float | None:
     return sum(shares) / len(shares) if shares else None
 
 
-def _settings(record: RunRecord, diagnosis: RunRecord | None) -> dict[str, str]:
+def _settings(record: RunRecord, diagnosis: RunRecord | None) -> dict[str, Setting]:
     """Returns the settings in force, read back from the processes."""
     rank, config = record.ranks[0], record.config
     computed, uneven = positions_per_token(record.ranks), imbalance(record.ranks)
     settings = {
-        "started by": config.start_method,
-        "threads per rank": " ".join(sorted({str(one.num_threads) for one in record.ranks})),
-        **{f"asked: {name}": value for name, value in config.backend_settings.items()},
+        "start_method": config.start_method,
+        "threads_per_rank": max(one.num_threads for one in record.ranks),
+        **{f"{ASKED}{name}": value for name, value in config.backend_settings.items()},
         **rank.effective_settings,
-        "batches": config.batching,
-        "the rank with most to compute, relative to the mean": "no step" if uneven is None else f"{uneven:.2f}",
-        "memory allocator": record.environment.allocator or "unknown",
+        "batching": config.batching,
+        "imbalance": None if uneven is None else round(uneven, 2),
+        "allocator": record.environment.allocator,
         "scheduling": rank.scheduling or "normal",
-        "schedule steps of a run": rank.schedule_steps,
+        "schedule_steps": rank.schedule_steps,
     }
     if computed is not None:
-        settings["positions computed for each token"] = f"{computed:.2f}"
+        settings["positions_per_token"] = round(computed, 2)
     if diagnosis:
         seen = diagnosis.ranks[0].diagnosis
         assert seen is not None
-        settings["dtype of an inner layer"] = seen.inner_dtype
-        settings["calls into the communication library per step"] = seen.num_reductions[-1]
-        settings["elements communicated per step"] = sum(seen.reductions[-1].values())
+        settings["inner_dtype"] = seen.inner_dtype
+        settings["reductions_per_step"] = seen.num_reductions[-1]
+        settings["reduced_elements_per_step"] = sum(seen.reductions[-1].values())
         if seen.reduced_bytes:
-            settings["bytes communicated per step"] = sum(seen.reduced_bytes[-1].values())
-    settings |= {"Python": record.environment.python, **record.environment.packages}
+            settings["reduced_bytes_per_step"] = sum(seen.reduced_bytes[-1].values())
+    settings |= {"python": record.environment.python, **record.environment.packages}
     settings["commit"] = (record.environment.git_commit or "unknown")[:12]
-    return {name: str(value) for name, value in settings.items()}
+    return {name: value if isinstance(value, Setting) else json.dumps(value) for name, value in settings.items()}
 
 
 def _held_memory(run: RunRecord) -> HeldMemory | None:

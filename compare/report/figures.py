@@ -14,7 +14,7 @@ from compare.report.plots import Item, Line
 from compare.report.styles import Style
 from compare.report.tables import Standings, interval_cell, mark, part_cell, standing, standing_cell
 from compare.results import CollectiveSeries, Curve, Entrant, GroupResult, Scaling
-from compare.steps import PARTS, Breakdown
+from compare.steps import Breakdown, parts_in
 
 _MAX_ROWS = 50
 _GIB = 2**30
@@ -28,8 +28,9 @@ EXPLANATIONS = [
     "Step times: the thicker a shape is, the more steps took this long. A box contains the middle half of the steps, "
     "and the line in it is their median.",
     "Where the time of a step goes, from a diagnosis run: communication is what the step takes beyond the same work "
-    "without communication, with waiting. Building is what the first pass over a batch takes beyond a second one, "
-    "since libraries make kernels for each new shape of their input. What noise hides is neither drawn nor summed up.",
+    "without communication. Waiting is until the slowest rank has computed; where it is not shown, communication "
+    "contains it. Building is what the first pass over a batch takes beyond a later one, since libraries make kernels "
+    "for each new shape of their input. What noise hides is neither drawn nor summed up.",
 ]
 EXPLANATION_OF_SCALING = "The dotted line is the ideal: as much for each rank as with the fewest ranks."
 
@@ -123,13 +124,14 @@ def breakdown_figure(result: GroupResult, styles: Styles) -> Figure | None:
     diagnosed = [(entrant, entrant.breakdown) for entrant in result.entrants if entrant.breakdown]
     if not diagnosed:
         return None
+    shown = parts_in(parts for _, parts in diagnosed)
     said = "; ".join(_named(entrant, _said_of_parts(parts)) for entrant, parts in diagnosed)
     items = [
         Item(
             entrant.name,
             standing(entrant),
             styles[entrant.name],
-            values=[1e3 * parts.resolved(part) for part in PARTS],
+            values=[1e3 * parts.resolved(part) for part in shown],
         )
         for entrant, parts in diagnosed
     ]
@@ -137,7 +139,7 @@ def breakdown_figure(result: GroupResult, styles: Styles) -> Figure | None:
         Row(
             [
                 Cell(entrant.name),
-                *(part_cell(parts, part) for part in PARTS),
+                *(part_cell(parts, part) for part in shown),
                 measured(parts.total, 1e3),
                 measured(parts.overhead, 1, difference),
             ],
@@ -145,12 +147,12 @@ def breakdown_figure(result: GroupResult, styles: Styles) -> Figure | None:
         )
         for entrant, parts in diagnosed
     ]
-    columns = ["backend", *(f"{part} (ms)" for part in PARTS), "sum (ms)", "sum against timed steps (%)"]
+    columns = ["backend", *(f"{part} (ms)" for part in shown), "sum (ms)", "sum against timed steps (%)"]
     title = f"Where the time of a step goes, {result.group.key}"
     return Figure(
         "Where the time of a step goes",
         _sentence(said),
-        [Plot(f"{title}: {said}", plots.stacks(items, PARTS, Axis("time of a step (ms)", from_zero=True)))],
+        [Plot(f"{title}: {said}", plots.stacks(items, shown, Axis("time of a step (ms)", from_zero=True)))],
         Table(title, columns, rows).without_empty_columns(),
     )
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compare.numbers import longer, number, percent
+from compare.numbers import NOTHING, longer, number, percent
 from compare.report import plots
 from compare.report.drawing import Axis
 from compare.report.figures import Styles
+from compare.report.lost_speed import times, where_speed_is_lost
 from compare.report.page import Cell, Figure, Plot, Row, Table, measured
 from compare.report.plots import Item, Line
-from compare.report.verdict import Ground, grounds_of, speed_of, warnings_of
+from compare.report.verdict import Ground, breakdown_of, grounds_of, speed_of, warnings_of
 from compare.results import Placing, Results, Standing
 
 _EDGE = " What takes more than twice as long is at the right edge, outside of the scale."
@@ -28,6 +29,7 @@ class FirstScreen:
         grounds: Why the report may be trusted.
         figures: How long a step takes, and what more ranks give.
         tables: The numbers of the first conditions and, in a row each, those of the others.
+        lost: Where the speed is lost that more ranks do not give, in a sentence; empty if that was not measured.
     """
 
     about: str
@@ -36,14 +38,15 @@ class FirstScreen:
     grounds: Sequence[Ground]
     figures: Sequence[Figure]
     tables: Sequence[Table]
+    lost: str = ""
 
 
 def first_screen(results: Results, styles: Styles) -> FirstScreen:
     """Returns the first screen: the first conditions in full, and a row for each of the others."""
-    standings = results.standings
-    figures = [
-        figure for one in standings[:1] for figure in (forest_figure(one, styles), ranks_figure(one, styles)) if figure
-    ]
+    standings, lost, drawn = results.standings, "", []
+    if standings:
+        lost = where_speed_is_lost(standings[0], breakdown_of(standings[0].placings[0], results))
+        drawn = [forest_figure(standings[0], styles), ranks_figure(standings[0], styles, lost)]
     tables = [standing_table(one) for one in standings[:1]]
     if len(standings) > 1:
         tables.append(conditions_table(standings[1:]))
@@ -52,8 +55,9 @@ def first_screen(results: Results, styles: Styles) -> FirstScreen:
         warnings=warnings_of(results),
         verdict=results.verdict,
         grounds=grounds_of(results) if results.groups else [],
-        figures=figures,
+        figures=[figure for figure in drawn if figure],
         tables=tables,
+        lost=lost,
     )
 
 
@@ -87,8 +91,14 @@ def forest_figure(standing: Standing, styles: Styles) -> Figure | None:
     )
 
 
-def ranks_figure(standing: Standing, styles: Styles) -> Figure | None:
-    """Returns the throughput over the number of ranks, with what would be possible; None for one number of ranks."""
+def ranks_figure(standing: Standing, styles: Styles, lost: str) -> Figure | None:
+    """Returns the throughput over the number of ranks, with what would be possible; None for one number of ranks.
+
+    Args:
+        standing: The standing.
+        styles: The looks of its entrants.
+        lost: Where speed is lost, for the caption.
+    """
     base = standing.base
     if base is None:
         return None
@@ -110,7 +120,7 @@ def ranks_figure(standing: Standing, styles: Styles) -> Figure | None:
     title = f"Samples/s over ranks, {standing.conditions}"
     return Figure(
         "What more ranks give",
-        f"The dotted line is {dotted}{dashed}.{_losses(standing, alone)}",
+        f"The dotted line is {dotted}{dashed}.{f' {lost}' if lost else ''}",
         [
             Plot(
                 f"{title}: {said}",
@@ -142,7 +152,7 @@ def standing_table(standing: Standing) -> Table:
             Cell(f"{before}{one.label}"),
             measured(one.samples_per_second.estimate, 1, _rate),
             Cell(against, one.longer.estimate if one.longer else None),
-            *([measured(speed_of(one, base), 1, _times)] if base else []),
+            *([measured(speed_of(one, base), 1, times)] if base else []),
             *([measured(speed_of(one, alone), 1, percent) if of_possible and alone else Cell("")] if alone else []),
         ]
         return Row(cells, mark)
@@ -158,15 +168,20 @@ def conditions_table(standings: Sequence[Standing]) -> Table:
     rows = []
     for one in standings:
         opponent = one.placings[0]
+        alone = next((limit for limit in one.limits if limit.num_processes == opponent.num_processes > 1), None)
+        whole = next((limit for limit in one.limits if limit.num_processes == 1), None)
         cells = [
             Cell(one.conditions),
             Cell(opponent.label),
             measured(opponent.samples_per_second.estimate, 1, _rate),
             Cell(_compared(one)),
-            measured(speed_of(opponent, one.base) if one.base else None, 1, _times),
+            measured(speed_of(opponent, one.base) if one.base else None, 1, times),
+            measured(speed_of(opponent, alone) if alone else None, 1, percent),
+            Cell(longer(whole.longer) if whole else NOTHING, whole.longer.estimate if whole and whole.longer else None),
         ]
         rows.append(Row(cells))
     columns = ["conditions", "compared with", "its samples/s", "the others take longer by", "speed (fewest ranks = 1)"]
+    columns += ["of what is possible (%)", "one process with all cores takes longer by"]
     return Table("Under other conditions", columns, rows).without_empty_columns()
 
 
@@ -187,10 +202,6 @@ def _rate(value: float) -> str:
     return number(value, 3)
 
 
-def _times(value: float) -> str:
-    return f"{value:.2f}"
-
-
 def _line(name: str, placings: Sequence[Placing], styles: Styles) -> Line:
     """Returns a line; an interval that is wider than the value itself says nothing, and would hide all others."""
     rates = [one.samples_per_second for one in placings]
@@ -202,25 +213,6 @@ def _line(name: str, placings: Sequence[Placing], styles: Styles) -> Line:
         [rate.estimate for rate in rates],
         [rate.low if is_known else None for rate, is_known in zip(rates, known, strict=True)],
         [rate.high if is_known else None for rate, is_known in zip(rates, known, strict=True)],
-    )
-
-
-def _losses(standing: Standing, alone: Sequence[Placing]) -> str:
-    """Says where the rest of the ideal is, by what as many processes reach that work alone."""
-    opponent, base = standing.placings[0], standing.base
-    limit = next((one for one in alone if one.num_processes == opponent.num_processes), None)
-    if base is None or limit is None:
-        return ""
-    ideal, possible, reached = (
-        opponent.num_processes / base.num_processes,
-        speed_of(limit, base),
-        speed_of(opponent, base),
-    )
-    if not reached <= possible <= ideal:
-        return ""
-    return (
-        f" Of the ideal {_times(ideal)} times, {_times(ideal - possible)} are lost because ranks share memory "
-        f"bandwidth and clock, and {_times(possible - reached)} to communication and waiting."
     )
 
 

@@ -15,16 +15,12 @@ from compare.report.page import Block, Lines, Section, Table, Text
 from compare.report.sections import beside_the_ranking, details, look_of
 from compare.report.words import metric_heading
 from compare.results import Curve, Entrant, GroupResult, Interval, Results, read_results
-from compare.steps import PARTS
+from compare.steps import parts_in
 
 _MIB = 2**20
 _HEADINGS = (
     *("ranks", "precision", "batch = ranks x micro x accumulation", "backend", "in lockstep", "samples/s [95 %]"),
     *("step, median / p95 (ms)", "first step (s)", "memory (MiB)", "step longer than the opponent's"),
-)
-_BREAKDOWN_HEADINGS = (
-    *("conditions", "backend", "data (ms)", *PARTS[1:], "sum", "sum against timed steps"),
-    "sent by a rank / ring bound (MiB)",
 )
 _STATES = {"good": "✓", "bad": "✗", "open": "?"}
 
@@ -39,7 +35,9 @@ def render_markdown(results: Results) -> str:
         *(f"**{escape(sentence)}**" for sentence in screen.verdict[:1]),
         escape(" ".join(screen.verdict[1:])),
         _list(grounds),
-        *(_shown(table) for table in screen.tables),
+        *(_shown(table) for table in screen.tables[:1]),
+        escape(screen.lost),
+        *(_shown(table) for table in screen.tables[1:]),
         *(_section(section) for section in beside_the_ranking(results)),
         escape(screen.about),
         *(_folded(heading, text) for heading, text in _details(results).items() if text),
@@ -158,17 +156,21 @@ def seed_table(results: Results) -> str:
 
 def breakdown_table(results: Results) -> str:
     """Returns where the time of a step goes, and what a step sends."""
+    entrants = [one for group in results.groups for one in group.entrants]
+    shown = parts_in(one.breakdown for one in entrants if one.breakdown)
     rows = []
     for group in results.groups:
         for entrant in group.entrants:
             if (parts := entrant.breakdown) is not None:
-                cells = [part_of_step(parts, part, 3) for part in PARTS]
+                cells = [part_of_step(parts, part, 3) for part in shown]
                 sent = "-"
                 if (wire := entrant.wire) is not None:
                     sent = f"{wire.bytes_per_step / _MIB:.2f} / {wire.ring_bound / _MIB:.2f} on {wire.interface}"
                 overhead = "-" if parts.overhead is None else f"{parts.overhead:+.0%}"
                 rows.append([group.group.key, entrant.name, *cells, _milliseconds(parts.total), overhead, sent])
-    return _table(_BREAKDOWN_HEADINGS, rows) if rows else ""
+    headings = ("conditions", "backend", *(f"{part} (ms)" for part in shown[:1]), *shown[1:])
+    sums = ("sum", "sum against timed steps", "sent by a rank / ring bound (MiB)")
+    return _table((*headings, *sums), rows) if rows else ""
 
 
 def escape(text: str) -> str:

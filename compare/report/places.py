@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from statistics import fmean, median
 
+from compare.places import Idleness, Place
 from compare.report.machines import several_machines
 from compare.report.runs import Run
 from compare.report.words import machine_of, software_of
-from compare.results import Idleness, Place
 from records.record import Environment
 
 

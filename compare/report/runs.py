@@ -9,7 +9,8 @@ from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from compare.results import Machine, Role
+from compare.places import Machine
+from compare.results import Role
 from records.record import RunRecord
 from records.throughput import NUM_WARMUP_STEPS, training_seconds
 
@@ -62,6 +63,12 @@ class RaceFacts(BaseModel):
     )
     matmul_flops_per_second: float | None = Field(
         gt=0, description="what square matrix products reach on all cores in the precision of the run"
+    )
+    core_slowdown: float | None = Field(
+        default=None,
+        gt=0,
+        description="how many times as long what needs no memory takes when as many cores compute as the run has "
+        "ranks; null where it was not measured",
     )
     turns: list[TurnFacts] = Field(
         default_factory=list, description="what a timed run measured while it took turns with others"

@@ -77,6 +77,11 @@ def _pairs(results: Results) -> list[Block]:
         "Intervals hold together at 95 % for all pairs under the same conditions. A difference is claimed if its whole "
         f"interval lies beyond {points(SMALLEST_CLAIM)} %."
     )
+    if any(one.spread for result in results.groups for one in result.comparisons):
+        text += (
+            " The last two columns say by how much the starts of a pair differ: as their turns let expect, which more "
+            "turns would lessen, and beyond that, which only more starts would."
+        )
     opponents = {one.placings[0].group: one.placings[0].name for one in results.standings}
     tables = _tables(
         *(report_tables.comparison_table(result, opponents.get(result.group.key)) for result in results.groups)

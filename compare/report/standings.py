@@ -121,6 +121,7 @@ def _standing(field: Sequence[_Candidate], named: str | None) -> Standing:
         opponent=opponent.label,
         num_starts=len(opponent.runs.timed),
         num_turns=sum(len(run.timed_steps) for run in opponent.runs.timed if run.race and run.race.turns),
+        core_slowdown=next((run.race.core_slowdown for run in opponent.runs.timed if run.race), None),
         placings=[_placing(one, comparisons.get(id(one))) for one in ordered],
         limits=[_placing(one, comparisons.get(id(one))) for one in limits],
         approximations=[

@@ -37,7 +37,7 @@ import numpy as np
 from scipy import stats
 
 from compare.report.words import describe_comparison
-from compare.results import MIN_PAIRS, SMALLEST_CLAIM, TARGET, Claim, Comparison, Interval
+from compare.results import MIN_PAIRS, SMALLEST_CLAIM, TARGET, Claim, Comparison, Interval, Spread
 
 CONFIDENCE = 0.95
 _POWER = 0.8
@@ -110,7 +110,8 @@ def compare_group(pairs: Sequence[PairedStarts]) -> list[Comparison]:
     comparisons = {}
     for pair, own in zip(enough, within, strict=True):
         error = _error(pair, own, share) if share else _Error(_standard_error_of_means(pair), len(pair.starts) - 1)
-        comparisons[pair.first, pair.second] = _judge(pair, error, level)
+        spread = Spread(turns=math.sqrt(own), starting=math.sqrt(share.variance)) if share else None
+        comparisons[pair.first, pair.second] = _judge(pair, error, level, spread)
     return [
         comparisons.get((pair.first, pair.second)) or _too_few(pair.first, pair.second, len(pair.starts))
         for pair in pairs
@@ -255,7 +256,7 @@ def _interval(mean: float, error: _Error, level: float) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _judge(pair: PairedStarts, error: _Error, level: float) -> Comparison:
+def _judge(pair: PairedStarts, error: _Error, level: float, spread: Spread | None) -> Comparison:
     mean = float(np.mean(_means(pair)))
     low, high = (_ratio(bound) for bound in _interval(mean, error, level))
     detectable = detectable_difference(*error, level)
@@ -275,6 +276,7 @@ def _judge(pair: PairedStarts, error: _Error, level: float) -> Comparison:
             text="",
             detectable=detectable,
             more_repeats=_more_repeats(error, len(pair.starts), level) if is_blunt else None,
+            spread=spread,
         )
     )
 

@@ -7,10 +7,12 @@ import statistics
 from typing import Any
 
 from compare.numbers import NOTHING, interval, longer, part_of_step, percent, points, score
+from compare.places import Place
 from compare.report.page import Cell, Row, Table, measured
 from compare.report.seats import Seat, describe_seats, seats_of
 from compare.report.words import largest, metric_heading, seen_from
 from compare.results import (
+    ASKED,
     RANKED,
     Claim,
     CollectiveSeries,
@@ -18,8 +20,8 @@ from compare.results import (
     Entrant,
     GroupResult,
     Interval,
-    Place,
     SeedRow,
+    Setting,
 )
 from compare.steps import Breakdown
 from parity.verdict import Parity
@@ -35,9 +37,22 @@ _VERDICTS = {
 }
 Standings = dict[tuple[str, str], str]
 
-# How the sentence about an entrant goes on, and how a setting is called that was asked for.
+# How the sentence about an entrant goes on.
 _SAME_BITS = "; its timed runs end with the same bits as "
-_ASKED = "asked: "
+# What settings are called whose names do not say it.
+_SETTINGS = {
+    "start_method": "started by",
+    "imbalance": "the rank with most to compute, relative to the mean",
+    "allocator": "memory allocator",
+    "batching": "batches",
+    "schedule_steps": "steps of the learning rate's schedule",
+    "positions_per_token": "positions computed for each token",
+    "inner_dtype": "dtype of an inner layer",
+    "reductions_per_step": "calls into the communication library per step",
+    "reduced_elements_per_step": "elements communicated per step",
+    "reduced_bytes_per_step": "bytes communicated per step",
+    "python": "Python",
+}
 
 
 def standing(entrant: Entrant) -> str:
@@ -111,7 +126,7 @@ def finding(claim: Claim, interval: Interval | None) -> str:
 def comparison_table(result: GroupResult, opponent: str | None) -> Table:
     """Returns every pair of a group; where the opponent takes part, the other is compared with it."""
     columns = ["entrant", "compared with", "takes longer by", "finding", "starts", "would have been found (%)"]
-    columns += ["more starts needed"]
+    columns += ["more starts needed", "spread of a start by its turns (%)", "by starting (%)"]
     seen = [seen_from(one.second, one) if one.second == opponent else one for one in result.comparisons]
     rows = [
         Row(
@@ -123,6 +138,8 @@ def comparison_table(result: GroupResult, opponent: str | None) -> Table:
                 measured(one.num_pairs),
                 measured(one.detectable, 1, percent),
                 measured(one.more_repeats),
+                measured(one.spread.turns if one.spread else None, 1, percent),
+                measured(one.spread.starting if one.spread else None, 1, percent),
             ]
         )
         for one in sorted(seen, key=lambda one: one.first != opponent)
@@ -187,17 +204,30 @@ def settings_table(groups: list[GroupResult]) -> Table:
     seats = [(seat, entrant) for seat, entrant in seats_of(groups) if entrant.settings]
     for seat, entrant in seats:
         for name, value in entrant.settings.items():
-            asked = name.removeprefix(_ASKED)
-            if asked == name or entrant.settings.get(asked) != value:
-                values.setdefault(name, {}).setdefault(value, []).append(seat)
+            in_force = name.removeprefix(ASKED)
+            if in_force == name or entrant.settings.get(in_force) != value:
+                values.setdefault(name, {}).setdefault(_written(value), []).append(seat)
     differing = {name for result in groups for name in result.differing_settings}
     everyone = [seat for seat, _ in seats]
     rows = [
-        Row([Cell(name), Cell(value), Cell(describe_seats(found, everyone))], "differs" if name in differing else "")
+        Row(
+            [Cell(_called(name)), Cell(value), Cell(describe_seats(found, everyone))],
+            "differs" if name in differing else "",
+        )
         for name in sorted(values, key=lambda name: name not in differing)
         for value, found in values[name].items()
     ]
     return Table("Settings in force, read back from the running processes", ["setting", "value", "entrants"], rows)
+
+
+def _called(name: str) -> str:
+    if name.startswith(ASKED):
+        return f"asked: {name.removeprefix(ASKED)}"
+    return _SETTINGS.get(name, name)
+
+
+def _written(value: Setting) -> str:
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def training_table(curves: list[Curve], standings: Standings) -> Table:

@@ -209,15 +209,22 @@ def _relation(placing: Placing, standing: Standing, results: Results) -> str:
 
 
 def _reason(placing: Placing, standing: Standing, results: Results) -> str:
-    """Says that communication and waiting are most of what an entrant takes longer, where they are."""
-    mine, theirs = (_breakdown(one, results) for one in (placing, standing.placings[0]))
+    """Says that communication, waiting, or both are most of what an entrant takes longer, where they are."""
+    mine, theirs = (breakdown_of(one, results) for one in (placing, standing.placings[0]))
     if mine is None or theirs is None or mine.total <= theirs.total:
         return ""
-    share = (mine.resolved("communication") - theirs.resolved("communication")) / (mine.total - theirs.total)
-    return ", most of it communication and waiting" if share > 0.5 else ""
+    share = {
+        part: (mine.resolved(part) - theirs.resolved(part)) / (mine.total - theirs.total)
+        for part in ("communication", "waiting")
+    }
+    most = [part for part, its in share.items() if its > 0.5]
+    if mine.waiting is not None and most:
+        return f", most of it {most[0]}"
+    return ", most of it communication and waiting" if sum(share.values()) > 0.5 else ""
 
 
-def _breakdown(placing: Placing, results: Results) -> Breakdown | None:
+def breakdown_of(placing: Placing, results: Results) -> Breakdown | None:
+    """Returns where the time of a step of an entrant goes; None if that was not diagnosed."""
     entrant = _entrant(placing, results)
     return entrant.breakdown if entrant is not None else None
 

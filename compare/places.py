@@ -1,0 +1,38 @@
+"""Where runs took place, and how idle the machine was: parts of results."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from compare.strict import Strict
+
+
+class Machine(Strict):
+    """One machine."""
+
+    label: str = Field(description="unique in this report: 'AMD EPYC, 2 cores'")
+    cpu: str
+    num_cpus: int
+    gpus: list[str]
+    marks: list[str] = Field(
+        description="digests of the names of its hosts, and of each of its starts: two descriptions of equal hardware "
+        "are of one machine if they share a mark"
+    )
+
+
+class Place(Strict):
+    """Where runs took place, and how idle the machine was."""
+
+    machine: str = Field(description="GPUs or CPUs, in words")
+    software: str = Field(description="versions, commit")
+    hardware: Machine | None = Field(default=None, description="the same as facts; null in older results")
+    versions: dict[str, str] = Field(default={}, description="of Python, packages, CUDA, NCCL and the kernel")
+    num_runs: int
+    idleness: str | None = Field(description="what was seen before and during the runs, in words")
+
+
+class Idleness(Strict):
+    """What share of the machine's cores other programs took while entrants were timed."""
+
+    mean: float
+    largest: float = Field(description="in one turn, or in one run where no turns were taken")

@@ -1,0 +1,65 @@
+"""How much more slowly cores compute when several of them do: ``python -m compare.race.core_clock 2``.
+
+A processor lowers its clock when more of its cores are busy, and two of them may be one core that two threads share.
+Both slow down what computes in a core's own caches, which memory bandwidth cannot. Therefore small matrices are
+multiplied, by one process and by as many at once, in turns. The command prints how many times as long they take.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from statistics import fmean, median
+
+from launch.guardian import guarded
+from records.environment import num_cpus
+
+# Three such matrices of four-byte numbers take 48 KiB.
+_SIZE = 64
+_ROUNDS = 5
+_SECONDS = 0.3
+
+
+def measure(num_processes: int) -> float:
+    """Returns how many times as long products of small matrices take when so many processes compute them."""
+    with ProcessPoolExecutor(num_processes, multiprocessing.get_context("spawn")) as pool:
+        ratios = []
+        for _ in range(1 + _ROUNDS):  # the first round starts the processes
+            alone = pool.submit(_products_per_second).result()
+            together = [pool.submit(_products_per_second) for _ in range(num_processes)]
+            ratios.append(alone / fmean(one.result() for one in together))
+    return median(ratios[1:])
+
+
+def _products_per_second() -> float:
+    import numpy as np
+
+    left, right, product = (np.ones((_SIZE, _SIZE), dtype=np.float32) for _ in range(3))
+    count, began = 0, time.perf_counter()
+    while (seconds := time.perf_counter() - began) < _SECONDS:
+        for _ in range(100):
+            np.matmul(left, right, out=product)
+        count += 100
+    return count / seconds
+
+
+def measure_apart(num_processes: int) -> float | None:
+    """Measures in other processes; returns None if that fails, or if there are fewer cores."""
+    if not 1 < num_processes <= num_cpus():
+        return None
+    command = [sys.executable, "-m", "compare.race.core_clock", str(num_processes)]
+    with guarded() as mark:
+        threads = {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        environment = {**os.environ, **threads, **mark, "PYTHONSAFEPATH": "1"}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    return float(done.stdout) if done.returncode == 0 else None
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2 or not sys.argv[1].isdecimal():
+        sys.exit("usage: python -m compare.race.core_clock NUM_PROCESSES")
+    print(measure(int(sys.argv[1])))
