@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from compare.results import Results
 from engines.following import Ended, Followed, exit_code_of
 from tests.launching import (
+    LOCKSTEP,
     ending,
     lockstep,
     needs_namespaces,
@@ -136,6 +138,19 @@ def test_is_refused(tmp_path: Path, case: str) -> None:
     assert done.returncode == 2, done.stdout + done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert all(word in done.stderr for word in words), done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@needs_namespaces
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv takes the right away")
+def test_it_is_refused_without_the_right_to_make_namespaces(tmp_path: Path) -> None:
+    without = ["setpriv", "--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin"]
+    command = [*without, str(LOCKSTEP), "ddp", *TWO_NODES, *OPTIONS, "--output-dir", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert "--engine netns: network namespaces cannot be made here" in done.stderr
+    assert "run as root on Linux, in a container with the capability SYS_ADMIN" in done.stderr
     assert not (tmp_path / "run").exists()
 
 

@@ -81,11 +81,12 @@ def _nothing_left(place: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["ddp", "horovod"])  # accelerate's launcher is torchrun's agent
-def test_two_hosts_compute_what_one_does(place: Path, backend: str) -> None:
+@pytest.mark.parametrize(("backend", "per_host"), [("ddp", 2), ("horovod", 1)])  # accelerate: torchrun's agent, too
+def test_two_hosts_compute_what_one_does(place: Path, backend: str, per_host: int) -> None:
     require_backend(backend)
-    alone = train(backend, place / "alone", *OPTIONS, "--num-processes", "2")
-    code, output = _run(place, backend, *TWO_HOSTS, *OPTIONS, "--output-dir", place / "run")
+    alone = train(backend, place / "alone", *OPTIONS, "--num-processes", str(2 * per_host))
+    two_hosts = ("--engine", "mpi", "--hosts", f"n2:{per_host},n1:{per_host}")
+    code, output = _run(place, backend, *two_hosts, *OPTIONS, "--output-dir", place / "run")
     assert code == 0, output
     (path,) = (place / "run").glob("node*/record.json")
     together = json.loads(path.read_text())
@@ -94,7 +95,8 @@ def test_two_hosts_compute_what_one_does(place: Path, backend: str) -> None:
     # The host that is named first is node 0.
     hosts = {0: "n2", 1: "n1"}
     node = int(path.parent.name.removeprefix("node"))
-    assert [rank["hostname"] for rank in together["ranks"]] == [hosts[node], hosts[1 - node]]
+    expected = [hosts[node]] * per_host + [hosts[1 - node]] * per_host
+    assert [rank["hostname"] for rank in together["ranks"]] == expected
     assert f"the model and the record are in {path.parent}" in output
 
 

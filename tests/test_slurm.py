@@ -143,11 +143,12 @@ def _full_cluster() -> Iterator[None]:
 # What ddp computes is compared below, too.
 @on_slurm
 @pytest.mark.parametrize("backend", [name for name in OF_EACH_STARTER if name != "ddp"])
-def test_two_nodes_compute_what_one_does(tmp_path: Path, backend: str) -> None:
+def test_two_nodes_of_two_ranks_compute_what_one_does(tmp_path: Path, backend: str) -> None:
     require_backend(backend)
-    alone = train(backend, tmp_path / "alone", *OPTIONS, "--num-processes", "2")
+    four_ranks = ("--num-processes", "4", *OPTIONS)
+    alone = train(backend, tmp_path / "alone", *four_ranks)
     run = tmp_path / "a run $HOME"  # which nothing may read as two words or as a variable
-    done = lockstep(backend, *TWO_NODES, "--partition", "main", *OPTIONS, "--output-dir", run)
+    done = lockstep(backend, *TWO_NODES, "--partition", "main", *four_ranks, "--output-dir", run)
     assert done.returncode == 0, done.stdout + done.stderr + (run / "job.log").read_text()
     _assert_same(_record(run), alone)
     assert f"its script is {run / 'job.sh'}" in done.stdout

@@ -34,7 +34,7 @@ from launch.errors import UsageError
 from launch.starters.interface import PROJECT_DIRECTORY
 from records.environment import describe_environment
 from records.record import RunRecord
-from tests.launching import LOCKSTEP, lockstep, run_config, wait_until
+from tests.launching import LOCKSTEP, lockstep, require_backend, run_config, wait_until
 from tests.test_lifetimes import wait_until_gone
 
 NUM_STEPS = 30
@@ -104,6 +104,15 @@ def test_a_budget_that_is_too_small_says_what_is_needed() -> None:
         make_schedule(_entrants("a", "b"), RaceOptions(budget=60.0, num_processes=[2]), _costs(), seconds_of_tuning=0.0)
 
 
+def test_a_race_without_a_budget_takes_the_time_that_it_needs() -> None:
+    slow = _costs().model_copy(update={"import_seconds": 120.0})
+    with pytest.raises(UsageError, match="--budget 10min"):
+        make_schedule(_entrants("a", "b"), RaceOptions(budget=600.0, num_processes=[2]), slow, seconds_of_tuning=0.0)
+    schedule = make_schedule(_entrants("a", "b"), RaceOptions(num_processes=[2]), slow, seconds_of_tuning=0.0)
+    assert schedule.repeats == 3
+    assert schedule.seconds > 600
+
+
 def test_a_start_has_several_turns_also_where_a_step_takes_long() -> None:
     """A turn is four steps at least, of which one is not timed."""
     slow = make_schedule(
@@ -171,6 +180,22 @@ def test_an_entrant_rests_between_its_turns_and_ends_by_itself(tmp_path: Path, l
     assert all(max(rank["step_seconds"]) < 2 for rank in record["ranks"])
 
 
+@pytest.mark.slow
+def test_threads_that_poll_rest_too(tmp_path: Path) -> None:
+    """Horovod's threads look for work once a millisecond as long as they run."""
+    require_backend("horovod")
+    options = ["horovod", *TINY, "--num-processes=2", f"--max-steps={NUM_STEPS}", f"--output-dir={tmp_path / 'run'}"]
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT_DIRECTORY)}
+    with LiveEntrant(options, num_processes=2, address=tmp_path / "socket", environment=environment) as entrant:
+        entrant.get_ready()
+        wait_until(lambda: _rests(tmp_path / "run"), "all of its processes to be stopped")
+        before = entrant.cpu_seconds()
+        time.sleep(2)
+        assert entrant.cpu_seconds() - before < 0.005 * 2  # half a per cent of a core
+        entrant.take(Turn(warm_through=2, through=NUM_STEPS))
+        assert entrant.end() is None
+
+
 def test_an_entrant_whose_rank_dies_while_it_rests_is_named(tmp_path: Path, live: LiveEntrant) -> None:
     live.take(Turn(warm_through=1, through=5))
     os.kill(int((tmp_path / "run" / "logs" / "rank1.pid").read_text().split()[0]), signal.SIGKILL)
@@ -208,7 +233,8 @@ def test_an_entrant_that_cannot_start_says_why(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_race_that_is_killed_between_turns_leaves_nothing_stopped(tmp_path: Path) -> None:
     directory = tmp_path / "race"
-    command = [str(LOCKSTEP), "compare", "--backends", "single,ddp", "--task", "token-tagging"]
+    require_backend("horovod")
+    command = [str(LOCKSTEP), "compare", "--backends", "ddp,horovod", "--task", "token-tagging"]
     command += [
         "--global-batch-size",
         "16",

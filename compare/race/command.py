@@ -62,6 +62,7 @@ def run(arguments: list[str]) -> int:
             check_baseline(baseline, options, configs, terminal)
         directory = RaceDirectory(output_dir)
         if asked["dry_run"] or not directory.holds_race:
+            terminal.print("taking a few steps to see how long the race will take")
             schedule_race(plan, configs)
         if asked["dry_run"]:
             _show_plan(plan, terminal)
@@ -101,7 +102,7 @@ def _describe(plan: RacePlan) -> str:
     number = len(plan.entrants) + len(plan.tuned)
     is_planned = schedule.most_repeats > schedule.repeats
     times = f"{schedule.repeats} times{', or more while there is time,' * is_planned}"
-    seconds = plan.options.budget if is_planned else schedule.seconds
+    seconds = max(plan.options.budget, schedule.seconds) if is_planned else schedule.seconds
     return (
         f"race of {number} entrants, each started {times} for {schedule.timed_steps} steps: "
         f"about {format_duration(seconds)}"

@@ -51,6 +51,8 @@ def make_schedule(entrants: list[Entrant], options: RaceOptions, costs: Costs, *
         most = min(int(left / ((1 + _TURNS_PER_START) * of_a_start)), int(left / (of_a_start + fewest * of_a_step)))
         repeats = repeats or max(MIN_PAIRS, min(_MOST_STARTS, most))
         steps = int((left / repeats - of_a_start) / of_a_step)
+        if steps < fewest and "budget" not in options.model_fields_set:
+            steps = fewest  # a race without options refuses no machine, however slow
         if steps < fewest:
             needed = fixed + repeats * (of_a_start + fewest * of_a_step)
             raise UsageError(
