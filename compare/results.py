@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from compare.places import Idleness, Machine, Place
+from compare.machine_facts import Idleness, Machine, Place
 from compare.steps import Breakdown, HeldMemory, Wire
 from compare.strict import OfBackend
 from compare.strict import Strict as _Strict
@@ -81,6 +81,12 @@ class Entrant(_Strict):
     step_seconds: list[list[float]] = Field(description="every step of every timed run after warm-up, slowest rank")
     median_step_seconds: float | None
     p95_step_seconds: float | None
+    mean_step_cpu_seconds: float | None = Field(
+        default=None, description="processor time of all threads of all ranks in a step, as a mean over timed steps"
+    )
+    mean_step_instructions: float | None = Field(
+        default=None, description="their instructions in user mode, likewise; null where some were not counted"
+    )
     seconds_to_first_step: list[float]
     peak_memory_bytes: int | None = Field(description="largest resident set of a rank")
     peak_cuda_memory_bytes: int | None
@@ -101,11 +107,12 @@ Claim = Literal["slower", "faster", "none", "too few"]
 
 
 class Spread(_Strict):
-    """Why the starts of a pair differ: standard deviations of the mean of a start, where 0.01 is one per cent."""
+    """Why the starts of a pair differ: standard deviations of the mean of one start, where 0.01 is one per cent."""
 
-    turns: float = Field(description="what the spread of its turns lets expect; more turns would lessen it")
+    turns: float = Field(description="the part that is due to its turns, which more turns reduce")
     starting: float = Field(
-        description="what each start adds, estimated from all pairs of the group; only more starts would lessen it"
+        description="the part that is due to starting, which only more starts average out; the same for all pairs of a "
+        "group"
     )
 
 
@@ -170,8 +177,8 @@ class Standing(_Strict):
     num_turns: int = Field(description="how many turns each pair took, over all starts; 0 if they took none")
     core_slowdown: float | None = Field(
         default=None,
-        description="how many times as long what needs no memory takes when as many cores compute as the opponent has "
-        "ranks; null where it was not measured",
+        description="how many times as long what needs no memory takes on as many busy cores as the opponent has, "
+        "instead of those of the fewest ranks; null where it was not measured",
     )
     placings: list[Placing] = Field(description="the opponent first, then by the number of ranks and the speed")
     limits: list[Placing] = Field(

@@ -28,18 +28,20 @@ class Breakdown(Strict):
     optimizer: float = Field(description="clipping included")
     building: float | None = Field(
         default=None,
-        description="what the first forward and backward pass over a batch takes beyond a second one, because "
+        description="what the first forward and backward pass over a batch takes beyond a later one, because "
         "libraries build kernels for each new shape of their input",
     )
     waiting: float | None = Field(
         default=None,
-        description="until the slowest rank has computed, from the steps that each took alone; null for one rank",
+        description="until the slowest rank has come to its update, as a mean of ranks, from the steps that each took "
+        "alone; null for one rank, and where it is not told from noise",
     )
     unresolved: dict[str, float] = Field(
         default={}, description="parts that cannot be told from noise, and the time that each takes at most"
     )
     overhead: float | None = Field(
-        description="by how much a step with all its parts is above the same step of timed runs, as a median over steps"
+        description="by how much a step, with what was built for it, is above the same step of timed runs, as a median "
+        "over steps; steps that were timed in one value, as on GPUs, have equal shares of it"
     )
 
     def resolved(self, part: str) -> float:

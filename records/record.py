@@ -70,7 +70,12 @@ class DiagnosisRecord(_Strict):
     )
     first_seconds: list[Seconds] = Field(
         description="not within that: the first forward and backward pass over the micro-batches of the step, taken "
-        "alone; beyond a second one, it builds what libraries need for a new shape of their input"
+        "alone; beyond a later one, it builds what libraries need for a new shape of their input"
+    )
+    rehearsed_seconds: list[Seconds] = Field(
+        default=[],
+        description="not within that: loading the same micro-batches, and a later forward and backward pass over them "
+        "alone, before the step itself; empty in records that are older than this field",
     )
     alone_seconds: dict[str, list[Seconds]] = Field(
         description="forward, backward and optimizer (clipping included) of the same micro-batches in one process "
@@ -103,6 +108,8 @@ class DiagnosisRecord(_Strict):
     def covers(self, num_steps: int, rank: int) -> bool:
         """Returns whether the lists have the lengths that belong to so many steps."""
         seconds = [self.whole_seconds, self.data_seconds, self.first_seconds, *self.alone_seconds.values()]
+        if self.rehearsed_seconds:
+            seconds.append(self.rehearsed_seconds)
         moments = num_steps + 1 if rank == 0 else 0
         return (
             set(self.alone_seconds) == {"forward", "backward", "optimizer"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from compare.places import Idleness, Place
+from compare.machine_facts import Idleness, Place
 from compare.report.verdict import describe_verdict
 from compare.results import (
     CollectiveFit,
@@ -164,7 +164,7 @@ def _two_ranks(dice: random.Random, steps: int) -> GroupResult:
     accelerate = _entrant(dice, "accelerate", 48.2e-3, steps, communication=9e-3).model_copy(update={"ranked": False})
     hostile = _entrant(dice, HOSTILE, 168e-3, steps, communication=120e-3)
     tuned = _entrant(dice, "ddp #2", 51.2e-3, steps, communication=11e-3)
-    ddp.settings["bucket size"] = "25 MiB"
+    ddp.settings |= {"bucket size": "25 MiB", "asked_bucket_cap_mb": 25, "imbalance": 1.02, "allocator": None}
     horovod.settings["fusion threshold"] = "128 MiB"
     horovod.settings["threads"] = "2"
     failed = Entrant(

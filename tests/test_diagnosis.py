@@ -71,6 +71,7 @@ def test_every_step_is_timed_and_fingerprinted(watched: dict[str, Any]) -> None:
             seen["whole_seconds"],
             seen["data_seconds"],
             seen["first_seconds"],
+            seen["rehearsed_seconds"],
             *seen["alone_seconds"].values(),
         ):
             assert len(seconds) == 6

@@ -108,6 +108,7 @@ def test_what_was_in_force_is_read_from_the_processes(results: Results) -> None:
         assert settings["threads_per_rank"] == 1
         assert settings["inner_dtype"] == "float64"
         assert settings["schedule_steps"] == 12
+        assert entrants[name].mean_step_cpu_seconds > 0
         wire = entrants[name].wire
         assert wire.ring_bound == wire.gradient_bytes
         assert wire.bytes_per_step > wire.ring_bound  # other programs, too, send on this interface

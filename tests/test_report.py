@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from compare.places import Idleness
+from compare.machine_facts import Idleness
 from compare.report.analysis import analyse
 from compare.report.info import ReportInfo
 from compare.report.markdown import results_table
@@ -216,6 +216,7 @@ def _entered(record: RunRecord, number: int, name: str, role: Role) -> Run:
     facts = RaceFacts(
         race="made up", purpose="timed", entrant=name, role=role, block=number, position=0, busy_share=0,
         gpu_processes=0, foreign_share=0.25, matmul_flops_per_second=None,
+        core_slowdown={1: 1.1, 2: 1.21}[record.config.num_processes],
     )  # fmt: skip
     return Run(f"{name}-{number}.json", record, facts)
 
@@ -234,6 +235,7 @@ def test_what_is_no_backend_is_never_ranked(records: dict[str, Path]) -> None:
     results = analyse(runs, [], ReportInfo("test"))
     (standing,) = results.standings
     assert standing.opponent == "ddp, 2 ranks"
+    assert standing.core_slowdown == pytest.approx(1.1)  # relative to those with the fewest ranks
     assert [one.label for one in standing.placings] == ["ddp, 2 ranks", "single, 1 rank"]
     assert {one.label for one in standing.limits} == {"2 independent processes", "one process with all cores"}
     assert results.verdict[0].startswith("On 2 ranks of this machine, only ddp was timed: ")

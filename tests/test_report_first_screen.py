@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from compare.numbers import longer
-from compare.places import Idleness
+from compare.machine_facts import Idleness
+from compare.numbers import NOTHING, longer
 from compare.report.first_screen import first_screen
 from compare.report.html import render_html
 from compare.report.lost_speed import where_speed_is_lost
@@ -128,8 +128,8 @@ def test_without_limits_none_are_spoken_of() -> None:
 def test_the_loss_is_divided_by_what_is_possible() -> None:
     results = sample_results()
     _, ranks = first_screen(results, look_of(results)).figures
-    lost = "Of the ideal 2.00 times, 0.10 are lost to memory bandwidth, caches and the clock, which ranks share"
-    assert f"{lost} and 0.29 are lost to communication and waiting." in ranks.caption
+    lost = "Of the ideal 2.00 times, 0.10 are lost to memory bandwidth, caches and the clock and 0.29 to communication"
+    assert f"{lost} and waiting." in ranks.caption
     assert lost in render_markdown(results)
     results.standings[0].limits[0].longer = Interval(estimate=0.1, low=0.0, high=0.2)  # slower than those that wait
     _, ranks = first_screen(results, look_of(results)).figures
@@ -144,12 +144,24 @@ def test_the_clock_and_waiting_have_their_part_of_the_loss() -> None:
     assert breakdown is not None
     breakdown.waiting, breakdown.unresolved = breakdown.communication / 2, {}
     said = where_speed_is_lost(standing, breakdown)
-    assert "0.02 are lost to a lower clock when all of these cores compute, 0.08 are lost to memory bandwidth" in said
-    assert said.endswith("0.20 are lost to communication and 0.10 are lost to waiting for the slowest rank.")
+    assert "0.02 are lost to busy cores that slow each other down, 0.08 to memory bandwidth and caches, 0.2" in said
+    assert said.endswith("0.20 to communication and 0.10 to waiting for the slowest rank.")
     standing.core_slowdown = 1.5  # more than is lost
-    assert "0.10 are lost to a lower clock when all of these cores compute, 0.00" in where_speed_is_lost(standing, None)
+    said = where_speed_is_lost(standing, None)
+    assert said.endswith("0.10 are lost to busy cores that slow each other down and 0.29 to communication and waiting.")
     standing.core_slowdown = 0.9  # noise
-    assert "0.00 are lost to a lower clock" in where_speed_is_lost(standing, None)
+    assert "busy cores" not in where_speed_is_lost(standing, None)
+
+
+def test_the_reason_is_communication_or_waiting_where_they_are_told_apart() -> None:
+    results = sample_results()
+    ddp, horovod = _entrant(results, "ddp").breakdown, _entrant(results, "horovod").breakdown
+    assert ddp is not None
+    assert horovod is not None
+    horovod.waiting = 0.0
+    assert "horovod takes 22 % longer [18, 26], most of it communication;" in describe_verdict(results)[0]
+    horovod.communication, horovod.waiting = ddp.communication, horovod.communication - ddp.communication
+    assert "horovod takes 22 % longer [18, 26], most of it waiting;" in describe_verdict(results)[0]
 
 
 def test_a_good_race_has_no_warning() -> None:
@@ -192,6 +204,12 @@ def test_other_conditions_are_a_row_each() -> None:
         "fp32, 32 samples a step in 4 parts",
     ]
     assert others.rows[0].cells[3].text == "accelerate +0.8 % [-1.2, +2.8]; horovod +28 % [+23, +33]"
+    assert len(others.columns) == 5  # nobody worked alone
+    results.standings[1].limits = results.standings[0].limits
+    _, others = first_screen(results, look_of(results)).tables
+    assert others.columns[5:] == ["of what is possible (%)", "one process with all cores takes longer by"]
+    assert [cell.text for cell in others.rows[0].cells[5:]] == ["84.6", "+1.0 % [-1.0, +3.0]"]
+    assert [cell.text for cell in others.rows[1].cells[5:]] == [NOTHING, NOTHING]
 
 
 def test_a_small_difference_is_seen_beside_one_that_is_off_the_scale() -> None:

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 
-from compare.numbers import format_size, interval, joined, longer, number, points
+from compare.numbers import NOTHING, format_size, interval, joined, longer, number, points
 from compare.report.drawing import Axis, Scale
 from compare.report.html import render_html
 from compare.results import Interval, Results
@@ -170,6 +170,9 @@ def test_rows_that_are_not_ranked_are_marked(page: str) -> None:
     )
     assert re.search(r'<tr class="failed">\s*<th scope="row">apex</th>\s*<td>✗ failed</td>', page)
     assert re.search(r'<tr class="differs">\s*<th scope="row">bucket size</th>\s*<td>25 MiB</td>\s*<td>ddp', page)
+    assert re.search(r'<th scope="row">asked: bucket_cap_mb</th>\s*<td>25</td>', page)
+    assert re.search(r'<th scope="row">the rank with most to compute, relative to the mean</th>\s*<td>1.02</td>', page)
+    assert re.search(rf'<th scope="row">memory allocator</th>\s*<td>{NOTHING}</td>', page)
 
 
 def test_what_was_not_found_is_left_out() -> None:

@@ -22,7 +22,7 @@ from compare.report.statistics import (
 from compare.results import Comparison
 from tests.calibration import RESULTS, Campaign
 
-NUM_RACES = 40
+CAMPAIGNS = sorted(RESULTS.glob("calibration-*-ranks-*.json"))
 
 
 def _compare(ratios: list[float], *, num_comparisons: int = 1) -> Comparison:
@@ -205,10 +205,13 @@ def test_a_mean_of_one_run_has_no_interval() -> None:
     assert 0 < both.low < 4.0
 
 
-@pytest.mark.parametrize("path", sorted(RESULTS.glob("calibration-*-ranks-*.json")), ids=lambda path: path.stem)
+def test_real_races_are_there_to_be_judged() -> None:
+    assert CAMPAIGNS
+
+
+@pytest.mark.parametrize("path", CAMPAIGNS, ids=lambda path: path.stem)
 def test_separate_real_races_find_what_was_planted_and_nothing_else(path: Path) -> None:
     campaign = Campaign.model_validate_json(path.read_bytes())
     judged = [race.judged() for race in campaign.races]
-    assert len(judged) >= NUM_RACES
     assert sum(claims["ddp same"] != "none" for claims in judged) <= 0.05 * len(judged)
     assert sum(claims["ddp slowed"] == "slower" for claims in judged) >= 0.9 * len(judged)

@@ -25,6 +25,7 @@ from compare.race.plan import Entrant, draw_plan, heats_of
 from compare.race.report import is_decided
 from compare.race.schedule import make_schedule
 from compare.race.turns import Turn
+from compare.report.entrants import _of_a_step, _timed_steps
 from compare.report.grouping import EntrantRuns
 from compare.report.pairing import paired
 from compare.report.parts import as_one_part
@@ -330,11 +331,30 @@ def test_a_turn_is_left_out_if_it_is_much_shorter_than_usual_not_if_another_is_m
     assert len(paired(first, second).starts[0]) == 3
 
 
-def _timed(backend: str, *, heat: int = 0, seconds: float = 1.0, turns: Sequence[tuple[int, int]] = ((11, 5),)) -> Run:
+def test_the_seconds_of_a_step_are_the_median_of_the_runs() -> None:
+    runs = [_timed("a", turns=[(11, 2), (14, 1)], seconds=seconds) for seconds in (1.0, 2.0, 9.0)]
+    assert _timed_steps(runs) == {11: 2.0, 12: 2.0, 14: 2.0}
+
+
+def test_what_a_step_costs_is_a_mean_over_all_turns() -> None:
+    runs = [_timed("a", turns=[(11, 2), (14, 1)], cpu_seconds=3.0), _timed("a", turns=[(11, 2)], cpu_seconds=4.0)]
+    assert _of_a_step(runs, "cpu_seconds") == pytest.approx((3.0 + 3.0 + 4.0) / 5)
+    assert _of_a_step(runs, "instructions") is None
+    assert _of_a_step([], "cpu_seconds") is None
+
+
+def _timed(
+    backend: str,
+    *,
+    heat: int = 0,
+    seconds: float = 1.0,
+    turns: Sequence[tuple[int, int]] = ((11, 5),),
+    cpu_seconds: float = 0.0,
+) -> Run:
     taken = [
         TurnFacts(
             round=number, position=0, first_step=first, num_steps=steps, step_seconds=[seconds] * steps,
-            cpu_seconds=0.0, instructions=None, foreign_share=0.0,
+            cpu_seconds=cpu_seconds, instructions=None, foreign_share=0.0,
         ) for number, (first, steps) in enumerate(turns, start=1)
     ]  # fmt: skip
     facts = RaceFacts(

@@ -22,9 +22,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from typing_extensions import override
 
@@ -49,6 +48,7 @@ class Diagnosis(Hooks):
     def __init__(self, trainer: Trainer) -> None:
         self._backend = trainer.backend
         self._state = trainer.state
+        self._loader = trainer.loader
         self._phases = _Phases(trainer.backend.device)
         self._alone = _Alone(trainer)
         self._fingerprints = _Fingerprints() if trainer.backend.rank == 0 else None
@@ -59,7 +59,8 @@ class Diagnosis(Hooks):
         self._alone_seconds: dict[str, list[float]] = {"forward": [], "backward": [], "optimizer": []}
         self._sent_bytes: list[int] = []
         self._inner_dtype = ""
-        self._global_batch: SampleIds = np.empty(0, dtype=np.int64)
+        self._rehearsed_seconds: list[float] = []
+        self._step: _Step | None = None
         self._counting = ExitStack()
         self._sent_before = 0
         self._watch_first_linear_layer()
@@ -71,11 +72,15 @@ class Diagnosis(Hooks):
 
     @override
     def on_step_begin(self, global_batch: SampleIds) -> None:
-        self._global_batch = global_batch
-        first = self._alone.take(self._state.step, global_batch)
-        for _ in range(_NUM_REHEARSALS - 1):
-            self._alone.take(self._state.step, global_batch)
-        self._first_seconds.append(first["forward"] + first["backward"])
+        began = time.perf_counter()
+        self._step = self._own_step(global_batch)
+        loading = time.perf_counter() - began
+        for number in range(_NUM_REHEARSALS):
+            seconds = self._alone.take(self._step)
+            passes = seconds["forward"] + seconds["backward"]
+            if number == 0:
+                self._first_seconds.append(passes)
+        self._rehearsed_seconds.append(loading + passes)
         _read_into_caches(self._state)
         self._backend.barrier()
         self._sent_before = _sent_bytes(_interface())
@@ -89,14 +94,21 @@ class Diagnosis(Hooks):
         self._counting.close()
         seconds = self._phases.end()
         self._whole_seconds.append(sum(seconds.values()))
-        self._data_seconds.append(seconds["data"])
+        self._data_seconds.append(seconds["start"] + seconds["data"])  # workers that load data are started, too
         # A rank may have all that it needs while what it sends last is still on its way.
         self._backend.barrier()
         self._sent_bytes.append(_sent_bytes(_interface()) - self._sent_before)
-        alone = self._alone.take(self._state.step, self._global_batch)
+        assert self._step is not None
+        alone = self._alone.take(self._step)
         for part, phase in (("forward", "forward"), ("backward", "backward"), ("optimizer", "update")):
             self._alone_seconds[part].append(alone[phase])
         self._take_fingerprints()
+
+    def _own_step(self, global_batch: SampleIds) -> _Step:
+        """Returns the step that begins, with micro-batches that are loaded beside those of the loop."""
+        micro_batches = self._loader.micro_batches(self._state.step, [global_batch])
+        batches = [micro_batches[number] for number in range(len(micro_batches))]
+        return _Step(self._state.step, global_batch, batches)
 
     def _count(self, operation: str, num_elements: int, num_bytes: int) -> None:
         self._traffic[-1].append((operation, num_elements, num_bytes))
@@ -143,6 +155,7 @@ class Diagnosis(Hooks):
             whole_seconds=self._whole_seconds,
             data_seconds=self._data_seconds,
             first_seconds=self._first_seconds,
+            rehearsed_seconds=self._rehearsed_seconds,
             alone_seconds=self._alone_seconds,
             inner_dtype=self._inner_dtype,
             reductions=[dict(total) for total in elements],
@@ -157,6 +170,14 @@ class Diagnosis(Hooks):
             digests=prints.digests if prints else [],
             sketches=prints.sketches if prints else [],
         )
+
+
+class _Step(NamedTuple):
+    """A step of the training, with the micro-batches of this rank."""
+
+    number: int
+    global_batch: SampleIds
+    batches: list[Batch]
 
 
 class _Phases(Hooks):
@@ -192,25 +213,23 @@ class _Alone:
         backend.rank, backend.device = trainer.backend.rank, trainer.backend.device  # it takes this rank's share
         self._trainer = Trainer(trainer.config, trainer.task, backend)
         self._trainer.plan = trainer.plan
-        self._loader = trainer.loader
         self._phases = _Phases(backend.device)
         self._trainer.observe(self._phases)
 
-    def take(self, step: int, global_batch: SampleIds) -> dict[str, float]:
+    def take(self, step: _Step) -> dict[str, float]:
         """Takes a step with the micro-batches of this rank; returns the seconds of its phases."""
         state = self._trainer.state
         _read_into_caches(state)
         state.model.train()
-        state.step = step
+        state.step = step.number
         self._phases.begin()
-        self._trainer.train_step(0, global_batch, self._loaded(step, global_batch))
+        self._trainer.train_step(0, step.global_batch, self._loaded(step))
         return self._phases.end()
 
-    def _loaded(self, step: int, global_batch: SampleIds) -> Iterator[Batch]:
-        micro_batches = self._loader.micro_batches(step, [global_batch])
-        for number in range(len(micro_batches)):
-            yield micro_batches[number]
-            self._phases.on_phase("data", step)
+    def _loaded(self, step: _Step) -> Iterator[Batch]:
+        for batch in step.batches:
+            yield batch
+            self._phases.on_phase("data", step.number)
 
 
 class _Fingerprints:

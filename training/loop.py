@@ -38,6 +38,7 @@ class Trainer:
         plan: Which samples make which global batch.
         num_steps: How many steps the whole training has.
         state: Model, optimizer, and how far the training is.
+        loader: What loads the micro-batches of this rank.
         num_batch_norms: How many layers of BatchNorm take statistics from the samples of a micro-batch.
         decisions: What all ranks decide together between two steps.
     """

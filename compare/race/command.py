@@ -17,7 +17,7 @@ from backends.registry import BACKENDS
 from compare.networks import network_options
 from compare.race.baseline import check_baseline, like_baseline
 from compare.race.directory import RaceDirectory
-from compare.race.entrants import make_plan, read_run_options, schedule_race
+from compare.race.entrants import core_slowdowns, make_plan, read_run_options, schedule_race
 from compare.race.options import RaceOptions
 from compare.race.plan import RacePlan
 from compare.race.report import write_report
@@ -70,6 +70,8 @@ def run(arguments: list[str]) -> int:
         with contextlib.ExitStack() as stack:
             try:
                 with signals_raised():
+                    if not directory.holds_race:
+                        plan.core_slowdowns = core_slowdowns(configs)
                     if options.tune and plan.costs is not None:
                         plan.tuned = tuned_entrants(plan, plan.costs, terminal.print)
                     plan_in_force = stack.enter_context(directory.opened(plan))

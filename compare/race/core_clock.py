@@ -1,8 +1,9 @@
-"""How much more slowly cores compute when several of them do: ``python -m compare.race.core_clock 2``.
+"""How much busy cores slow each other down: ``python -m compare.race.core_clock 2``.
 
-A processor lowers its clock when more of its cores are busy, and two of them may be one core that two threads share.
-Both slow down what computes in a core's own caches, which memory bandwidth cannot. Therefore small matrices are
-multiplied, by one process and by as many at once, in turns. The command prints how many times as long they take.
+A processor lowers its clock when more of its cores are busy, and what a system calls two cores may be two threads of
+one. Both slow down what computes in a core's own caches, which memory bandwidth does not. Therefore small matrices are
+multiplied by one process, and by as many as there shall be busy cores, in turns. The command prints how many times as
+long they take.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from records.environment import num_cpus
 # Three such matrices of four-byte numbers take 48 KiB.
 _SIZE = 64
 _ROUNDS = 5
-_SECONDS = 0.3
+_SECONDS = 0.2
 
 
-def measure(num_processes: int) -> float:
+def measure(num_cores: int) -> float:
     """Returns how many times as long products of small matrices take when so many processes compute them."""
-    with ProcessPoolExecutor(num_processes, multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(num_cores, multiprocessing.get_context("spawn")) as pool:
         ratios = []
         for _ in range(1 + _ROUNDS):  # the first round starts the processes
             alone = pool.submit(_products_per_second).result()
-            together = [pool.submit(_products_per_second) for _ in range(num_processes)]
+            together = [pool.submit(_products_per_second) for _ in range(num_cores)]
             ratios.append(alone / fmean(one.result() for one in together))
     return median(ratios[1:])
 
@@ -47,11 +48,13 @@ def _products_per_second() -> float:
     return count / seconds
 
 
-def measure_apart(num_processes: int) -> float | None:
+def measure_apart(num_cores: int) -> float | None:
     """Measures in other processes; returns None if that fails, or if there are fewer cores."""
-    if not 1 < num_processes <= num_cpus():
+    if num_cores == 1:
+        return 1.0
+    if num_cores > num_cpus():
         return None
-    command = [sys.executable, "-m", "compare.race.core_clock", str(num_processes)]
+    command = [sys.executable, "-m", "compare.race.core_clock", str(num_cores)]
     with guarded() as mark:
         threads = {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         environment = {**os.environ, **threads, **mark, "PYTHONSAFEPATH": "1"}
@@ -61,5 +64,5 @@ def measure_apart(num_processes: int) -> float | None:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2 or not sys.argv[1].isdecimal():
-        sys.exit("usage: python -m compare.race.core_clock NUM_PROCESSES")
+        sys.exit("usage: python -m compare.race.core_clock NUM_CORES")
     print(measure(int(sys.argv[1])))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import shutil
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from compare.race.limits import MachineLimits, measure_limits
+from compare.race.matmul_peak import measure_apart
 from compare.race.plan import PlannedRun, RacePlan
 from compare.report.reading import PLAN_NAME
 from compare.report.runs import RaceFacts, race_file
@@ -25,7 +26,7 @@ from watch.rank_files import started_ranks
 _RECORDS_NAME = "records"
 _FAILED_NAME = "failed"
 _RUNNING_NAME = "running"
-_LIMITS_NAME = "limits.json"
+_PEAKS_NAME = "peaks.json"
 _REASON_NAME = "why.txt"
 # How long to wait until the processes of a race that was killed have ended: their guardian needs a second or two.
 _SECONDS_FOR_ORPHANS = 15.0
@@ -177,13 +178,14 @@ class RaceDirectory:
             write_atomically(race_file(target / RECORD_NAME), facts.model_dump_json(indent=1) + "\n")
         (target / _REASON_NAME).write_text(f"{run.entrant.label} ({run.purpose}, block {run.block}): {why}\n")
 
-    def limits(self, plan: RacePlan) -> MachineLimits:
-        """Returns the limits of this machine, which are measured once in a race."""
-        file = self.path / _LIMITS_NAME
+    def matmul_peaks(self, plan: RacePlan) -> dict[str, float | None]:
+        """Returns what square products reach on all cores in each precision, which is measured once in a race."""
+        file = self.path / _PEAKS_NAME
         if not file.exists():
-            limits = measure_limits(plan.options.precision, plan.options.num_processes)
-            write_atomically(file, limits.model_dump_json())
-        return MachineLimits.model_validate_json(file.read_bytes())
+            peaks = {precision: measure_apart("cpu", precision) for precision in plan.options.precision}
+            write_atomically(file, json.dumps(peaks))
+        measured: dict[str, float | None] = json.loads(file.read_text())
+        return measured
 
     def collectives(self, backend: str) -> Path:
         """Returns where the benchmark of a library's collectives writes its results."""

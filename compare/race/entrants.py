@@ -14,6 +14,7 @@ from backends.capabilities import UnsupportedError
 from backends.devices import count_gpus
 from backends.registry import BACKENDS, INDEPENDENT, REFERENCE, find_backend
 from compare.networks import check_engine
+from compare.race import core_clock
 from compare.race.bare import add_loops
 from compare.race.costs import measure_costs
 from compare.race.options import RaceOptions
@@ -153,6 +154,24 @@ def schedule_race(plan: RacePlan, configs: dict[Entrant, RunConfig]) -> None:
         tuning = seconds_of_tuning(plan.entrants, costs)
     plan.costs = costs
     plan.schedule = make_schedule(entrants, plan.options, costs, seconds_of_tuning=tuning)
+
+
+def core_slowdowns(configs: dict[Entrant, RunConfig]) -> dict[int, float]:
+    """Measures how busy cores slow each other down, where the race also shows what ranks reach that work alone.
+
+    Args:
+        configs: The configuration of a timed run of each entrant.
+
+    Returns:
+        How many times as long what needs no memory takes, by the number of ranks, each with its threads; nothing for
+        ranks on GPUs, or for more threads than there are cores.
+    """
+    if not any(who.role == "limit" for who in configs):
+        return {}
+    ranks = [config for who, config in configs.items() if who.role == "backend" and config.device == "cpu"]
+    num_cores = {config.num_processes: config.num_processes * config.threads_per_rank for config in ranks}
+    measured = {number: core_clock.measure_apart(cores) for number, cores in num_cores.items()}
+    return {number: slowdown for number, slowdown in measured.items() if slowdown is not None}
 
 
 def _with_defaults(options: RaceOptions, of_runs: RunOptionsOfRace, backend: str) -> list[str]:

@@ -19,7 +19,6 @@ from pathlib import Path
 from statistics import median
 
 from compare.race.directory import RaceDirectory
-from compare.race.limits import MachineLimits
 from compare.race.live import EntrantEnded, LiveEntrant, step_seconds_of
 from compare.race.machine import BusyCores, Idleness, look_for_idleness
 from compare.race.placement import variables_of
@@ -56,7 +55,7 @@ def run_heat(
     plan: RacePlan,
     runs: list[PlannedRun],
     directory: RaceDirectory,
-    limits: MachineLimits,
+    peaks: dict[str, float | None],
     progress: ProgressOfRace | None,
 ) -> dict[PlannedRun, str | None]:
     """Runs a heat, and keeps what each entrant left.
@@ -65,7 +64,7 @@ def run_heat(
         plan: The plan of the race.
         runs: The entrants, in the order in which they are started.
         directory: The directory of the race.
-        limits: What this machine can do.
+        peaks: What square matrix products reach on this machine in each precision, in operations a second.
         progress: Is told of each round, and of what the race waits for; None to say nothing.
 
     Returns:
@@ -79,7 +78,7 @@ def run_heat(
         starters = stack.enter_context(_started(plan, runs, directory))
         _take_turns(starters, plan, _turns_of_first_part(runs, directory), on_round)
     for starter in starters:
-        facts = _facts(plan, starter, seen, limits)
+        facts = _facts(plan, starter, seen, peaks.get(starter.run.entrant.precision))
         directory.settle(starter.run, starter.output_dir, facts, starter.why)
     return {starter.run: starter.why for starter in starters}
 
@@ -218,7 +217,7 @@ def _one_turn(live: LiveEntrant, turn: Turn, number: int, position: int) -> Turn
     )
 
 
-def _facts(plan: RacePlan, starter: _Starter, seen: Idleness, limits: MachineLimits) -> RaceFacts:
+def _facts(plan: RacePlan, starter: _Starter, seen: Idleness, peak: float | None) -> RaceFacts:
     shares = [turn.foreign_share for turn in starter.turns]
     return RaceFacts(
         race=plan.race,
@@ -231,7 +230,7 @@ def _facts(plan: RacePlan, starter: _Starter, seen: Idleness, limits: MachineLim
         busy_share=round(seen.busy_share, 3),
         gpu_processes=seen.gpu_processes,
         foreign_share=round(sum(shares) / len(shares), 4) if shares else 0.0,
-        matmul_flops_per_second=limits.matmul_flops_per_second.get(starter.run.entrant.precision),
-        core_slowdown=limits.core_slowdowns.get(starter.run.entrant.num_processes),
+        matmul_flops_per_second=peak,
+        core_slowdown=plan.core_slowdowns.get(starter.run.entrant.num_processes),
         turns=starter.turns,
     )

@@ -47,7 +47,8 @@ class RaceOptions(BaseModel):
     )
     budget: Duration = Field(
         default_factory=lambda: 600.0,
-        description="how long the whole race may take, such as 90s, 10min or 2h (default: 10min)",
+        description="how long the whole race may take, such as 90s, 10min or 2h (default: 10min, or what three starts "
+        "of each entrant need)",
     )
     until: Share | None = Field(
         None, description="end as soon as every difference is known this well, such as 1% (needs three starts)"

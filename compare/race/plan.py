@@ -208,6 +208,7 @@ class RacePlan(BaseModel):
     costs: Costs | None
     entrants: list[Entrant]
     tuned: list[Entrant] = []
+    core_slowdowns: dict[int, float] = {}  # by the number of ranks: how many times as long computing takes in caches
     run_options: list[str]
     diagnosis_options: list[str]
     left_out: list[str]

@@ -9,7 +9,6 @@ from rich.console import Console
 
 from compare.race.directory import RaceDirectory
 from compare.race.heat import run_heat
-from compare.race.limits import MachineLimits
 from compare.race.machine import ForeignLoad, look_for_idleness
 from compare.race.pace import Pace
 from compare.race.placement import variables_of
@@ -44,7 +43,7 @@ def run_race(plan: RacePlan, directory: RaceDirectory, terminal: Console, *, sec
     runs = plan.runs()
     finished = [heat for heat in heats_of(runs) if any(directory.is_finished(run) for run in heat)]
     left = [run for run in runs if not any(run in heat for heat in finished)]
-    limits = directory.limits(plan)
+    peaks = directory.matmul_peaks(plan)
     pace = Pace(plan, left, seconds)
     with ProgressOfRace(pace, len(runs) - len(left), terminal) as progress:
         for heat in heats_of(left):
@@ -53,11 +52,12 @@ def run_race(plan: RacePlan, directory: RaceDirectory, terminal: Console, *, sec
                     pace.skip(heat)
                     continue
                 progress.begin(heat)
-                reasons = run_heat(plan, heat, directory, limits, progress)
+                reasons = run_heat(plan, heat, directory, peaks, progress)
             else:
                 progress.begin(heat)
                 (run,) = heat
-                reasons = {run: _run_undisturbed(plan, run, directory, limits, progress)}
+                peak = peaks.get(run.entrant.precision)
+                reasons = {run: _run_undisturbed(plan, run, directory, peak, progress)}
             progress.end(heat, reasons)
     directory.clear()
 
@@ -69,7 +69,7 @@ def _ends_early(plan: RacePlan, block: int, directory: RaceDirectory) -> bool:
 
 
 def _run_undisturbed(
-    plan: RacePlan, run: PlannedRun, directory: RaceDirectory, limits: MachineLimits, progress: ProgressOfRace
+    plan: RacePlan, run: PlannedRun, directory: RaceDirectory, peak: float | None, progress: ProgressOfRace
 ) -> str | None:
     """Makes a run, repeats it while other programs disturb it, and keeps what it left.
 
@@ -77,7 +77,7 @@ def _run_undisturbed(
         plan: The plan of the race.
         run: The run.
         directory: The directory of the race.
-        limits: What this machine can do.
+        peak: What square matrix products reach on this machine, in operations a second; None if not known.
         progress: Is told what the race waits for.
 
     Returns:
@@ -104,8 +104,8 @@ def _run_undisturbed(
         busy_share=round(seen.busy_share, 3),
         gpu_processes=seen.gpu_processes,
         foreign_share=round(foreign_share, 4),
-        matmul_flops_per_second=limits.matmul_flops_per_second.get(run.entrant.precision),
-        core_slowdown=limits.core_slowdowns.get(run.entrant.num_processes),
+        matmul_flops_per_second=peak,
+        core_slowdown=plan.core_slowdowns.get(run.entrant.num_processes),
     )
     directory.settle(run, output_dir, facts, why)
     return why

@@ -15,7 +15,6 @@ from backends.registry import find_backend
 from compare.race.costs import Costs
 from compare.race.directory import RaceDirectory
 from compare.race.heat import run_heat
-from compare.race.limits import MachineLimits
 from compare.race.own_entrants import read_own_entrant
 from compare.race.plan import Entrant, PlannedRun, RacePlan, Schedule
 from compare.report.reading import read_run
@@ -101,7 +100,7 @@ def _fastest(plan: RacePlan, positions: Sequence[Entrant], steps: int) -> Entran
     with tempfile.TemporaryDirectory(prefix="lockstep-tuning-") as place:
         directory = RaceDirectory(Path(place))
         directory.record(runs[0]).parent.mkdir()
-        run_heat(tried, runs, directory, MachineLimits(), None)
+        run_heat(tried, runs, directory, {}, None)
         seconds = {
             run.entrant: sum(sum(span.seconds) for span in read_run(directory.record(run)).timed_steps)
             for run in runs

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from backends.devices import count_gpus
-from compare.places import Machine, Place
+from compare.machine_facts import Machine, Place
 from compare.report.grouping import asked
 from compare.report.headings import leaves
 from compare.report.machines import describe_machine, same_machine

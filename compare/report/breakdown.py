@@ -12,8 +12,9 @@ from records.record import RankRecord, RunRecord
 from records.throughput import NUM_WARMUP_STEPS
 
 _ALONE = ("forward", "backward", "optimizer")
-# What a rank does without the others, and what it spends because of them.
+# What a rank does without the others, what of it others wait for, and what it spends because of them.
 _OWN = ("data", *_ALONE)
+_BEFORE_UPDATE = ("data", "forward", "backward")
 _BETWEEN_RANKS = ("communication", "waiting")
 # A part that takes no larger share of a step is not told from noise. A process that communicates nothing shows 1 to 2 %
 # as communication, since the passes of a real step find less in the caches than those of a step alone.
@@ -39,20 +40,19 @@ def measure_breakdown(run: RunRecord, timed: Mapping[int, float]) -> Breakdown |
     names = ("whole", "data", "first", *_ALONE)
     steps = {name: _means(name, run.ranks) for name in names}
     whole = median(steps["whole"])
-    own = [[sum(parts) for parts in zip(*(_seconds(rank, part) for part in _OWN), strict=True)] for rank in run.ranks]
-    waiting = [max(seconds) - fmean(seconds) for seconds in zip(*own, strict=True)]
     # These are differences of times, which noise alone makes larger or smaller than zero.
     differences = {
-        "communication": _beyond(steps["whole"], *(steps[name] for name in _OWN), waiting),
+        "communication": _beyond(steps["whole"], *(steps[name] for name in _OWN)),
         "building": _beyond(steps["first"], steps["forward"], steps["backward"]),
     }
-    if len(run.ranks) > 1:
+    waiting = _waiting(run.ranks)
+    if waiting is not None and _is_resolved(waiting, whole):
         differences["waiting"] = waiting
+        differences["communication"] = _beyond(differences["communication"], waiting)
     unresolved = {}
     for name, values in differences.items():
-        low, high = median_bounds(values)
-        if low <= _SMALLEST_PART * whole:
-            unresolved[name] = max(high, _SMALLEST_PART * whole)
+        if not _is_resolved(values, whole):
+            unresolved[name] = max(median_bounds(values)[1], _SMALLEST_PART * whole)
     wholes, parts = steps["whole"], {name: steps[name] for name in _OWN}
     parts |= {name: differences[name] for name in _BETWEEN_RANKS if name in differences and name not in unresolved}
     shares = {name: median(map(truediv, seconds, wholes)) for name, seconds in parts.items()}
@@ -62,6 +62,31 @@ def measure_breakdown(run: RunRecord, timed: Mapping[int, float]) -> Breakdown |
         unresolved=unresolved,
         overhead=_overhead(run, steps["whole"], differences["building"], timed),
     )
+
+
+def _is_resolved(values: Sequence[float], whole: float) -> bool:
+    """Whether the median is told from noise, and from what the method itself puts into a step."""
+    return median_bounds(values)[0] > _SMALLEST_PART * whole
+
+
+def _waiting(ranks: Sequence[RankRecord]) -> list[float] | None:
+    """Returns how long the mean rank waits in each step until the slowest has come to its update.
+
+    The slowest of several equal ranks is so by noise, and would always have taken longer than their mean. Therefore one
+    time that each rank took the step alone says which is the slowest, and another how much longer it takes.
+
+    Returns:
+        The seconds of each step after the warm-up, which noise may make negative; None for one rank, or where the step
+        was not taken alone twice.
+    """
+    if len(ranks) == 1 or any(not rank.diagnosis or not rank.diagnosis.rehearsed_seconds for rank in ranks):
+        return None
+    judged = [_seconds(rank, "rehearsed") for rank in ranks]
+    taken = [
+        [sum(parts) for parts in zip(*(_seconds(rank, name) for name in _BEFORE_UPDATE), strict=True)] for rank in ranks
+    ]
+    steps = zip(zip(*judged, strict=True), zip(*taken, strict=True), strict=True)
+    return [seconds[judging.index(max(judging))] - fmean(seconds) for judging, seconds in steps]
 
 
 def _overhead(
@@ -90,4 +115,5 @@ def _seconds(rank: RankRecord, name: str) -> list[float]:
     seen = rank.diagnosis
     assert seen is not None
     direct = {"whole": seen.whole_seconds, "data": seen.data_seconds, "first": seen.first_seconds}
+    direct["rehearsed"] = seen.rehearsed_seconds
     return (direct | seen.alone_seconds)[name][max(NUM_WARMUP_STEPS, len(seen.num_reductions)) :]

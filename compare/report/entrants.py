@@ -50,6 +50,8 @@ def measure_entrant(runs: EntrantRuns, parity: Parity, shares_of_long_steps: lis
         step_seconds=[[round(second, 7) for second in run] for run in steps],
         median_step_seconds=middle,
         p95_step_seconds=float(np.percentile(pooled, 95)) if pooled else None,
+        mean_step_cpu_seconds=_of_a_step(measured, "cpu_seconds"),
+        mean_step_instructions=_of_a_step(measured, "instructions"),
         seconds_to_first_step=_seconds_to_first_step(runs),
         peak_memory_bytes=max((rank.peak_memory_bytes for record in timed for rank in record.ranks), default=None),
         peak_cuda_memory_bytes=max(cuda, default=None),
@@ -75,10 +77,31 @@ def _per_second(run: Run, what: Literal["samples", "tokens"]) -> float:
     return done / sum(sum(span.seconds) for span in run.timed_steps)
 
 
+def _of_a_step(runs: Sequence[Run], what: Literal["cpu_seconds", "instructions"]) -> float | None:
+    """Returns what a step costs on the second clock, over all ranks; None where a part of it was not counted."""
+    costs: list[float | None] = []
+    num_steps = 0
+    for run in runs:
+        num_steps += sum(span.number for span in run.timed_steps)
+        if run.race is not None and run.race.turns:
+            costs += [getattr(turn, what) for turn in run.race.turns if turn.round > 0]
+        else:
+            lists = [getattr(rank, f"step_{what}") for rank in run.record.ranks]
+            costs += [sum(span.of(one) for one in lists) if all(lists) else None for span in run.timed_steps]
+    counted = [cost for cost in costs if cost is not None]
+    return sum(counted) / num_steps if counted and len(counted) == len(costs) else None
+
+
 def _timed_steps(runs: Sequence[Run]) -> dict[int, float]:
     """Returns the seconds of each step that was timed, by its number, from 1: the median over the runs."""
     seconds: dict[int, list[float]] = {}
     for run in runs:
+        if run.race is None or not run.race.turns:
+            of_ranks = zip(*(rank.step_seconds for rank in run.record.ranks), strict=True)
+            for step, of_step in enumerate(of_ranks, start=1):
+                if step > NUM_WARMUP_STEPS:
+                    seconds.setdefault(step, []).append(max(of_step))
+            continue
         for span in run.timed_steps:
             # Several steps that were timed in one value have equal shares of it.
             each = span.seconds if len(span.seconds) == span.number else [sum(span.seconds) / span.number] * span.number
@@ -108,10 +131,11 @@ def _settings(record: RunRecord, diagnosis: RunRecord | None) -> dict[str, Setti
     """Returns the settings in force, read back from the processes."""
     rank, config = record.ranks[0], record.config
     computed, uneven = positions_per_token(record.ranks), imbalance(record.ranks)
+    threads = sorted({one.num_threads for one in record.ranks})
     settings = {
         "start_method": config.start_method,
-        "threads_per_rank": max(one.num_threads for one in record.ranks),
-        **{f"{ASKED}{name}": value for name, value in config.backend_settings.items()},
+        "threads_per_rank": threads[0] if len(threads) == 1 else " ".join(map(str, threads)),
+        **{f"{ASKED}{name}": value for name, value in config.backend_settings.items() if value is not None},
         **rank.effective_settings,
         "batching": config.batching,
         "imbalance": None if uneven is None else round(uneven, 2),

@@ -28,9 +28,9 @@ EXPLANATIONS = [
     "Step times: the thicker a shape is, the more steps took this long. A box contains the middle half of the steps, "
     "and the line in it is their median.",
     "Where the time of a step goes, from a diagnosis run: communication is what the step takes beyond the same work "
-    "without communication. Waiting is until the slowest rank has computed; where it is not shown, communication "
-    "contains it. Building is what the first pass over a batch takes beyond a later one, since libraries make kernels "
-    "for each new shape of their input. What noise hides is neither drawn nor summed up.",
+    "without communication. Waiting is until the slowest rank has come to its update; where it is not shown, "
+    "communication contains it. Building is what the first pass over a batch takes beyond a later one, since libraries "
+    "make kernels for each new shape of their input. What noise hides is neither drawn nor summed up.",
 ]
 EXPLANATION_OF_SCALING = "The dotted line is the ideal: as much for each rank as with the fewest ranks."
 
@@ -147,7 +147,7 @@ def breakdown_figure(result: GroupResult, styles: Styles) -> Figure | None:
         )
         for entrant, parts in diagnosed
     ]
-    columns = ["backend", *(f"{part} (ms)" for part in shown), "sum (ms)", "sum against timed steps (%)"]
+    columns = ["backend", *(f"{part} (ms)" for part in shown), "sum (ms)", "step against the same timed step (%)"]
     title = f"Where the time of a step goes, {result.group.key}"
     return Figure(
         "Where the time of a step goes",
@@ -330,7 +330,8 @@ def _said_of_parts(parts: Breakdown) -> str:
     communication = f"{number(1e3 * parts.communication, 3)} ms of it communication"
     if (most := parts.unresolved.get("communication")) is not None:
         communication = f"no communication that could be told from noise (at most {number(1e3 * most, 2)} ms)"
-    return f"{number(1e3 * parts.total, 3)} ms, {communication}"
+    waiting = "" if parts.waiting is None else f" and {number(1e3 * parts.waiting, 3)} ms waiting"
+    return f"{number(1e3 * parts.total, 3)} ms, {communication}{waiting}"
 
 
 def _filled(values: Sequence[float], length: int) -> list[float | None]:

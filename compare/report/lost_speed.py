@@ -11,9 +11,9 @@ from compare.steps import Breakdown
 def where_speed_is_lost(standing: Standing, breakdown: Breakdown | None) -> str:
     """Divides what the opponent lacks of the ideal, which is as much for each rank as with the fewest ranks.
 
-    Processes that work alone show what ranks lose that share a machine. Of this, the clock has the part by which what
-    needs no memory is slower too, and the rest is due to memory bandwidth and caches. What ranks lose beyond it goes to
-    communication and waiting, in the proportion that these have in a step.
+    Processes that work alone show what ranks lose that share a machine. Of this, cores that slow each other down have
+    the part by which what needs no memory is slower too (compare/race/core_clock.py), and memory bandwidth and caches
+    the rest. What ranks lose beyond it goes to communication and waiting, in the proportion that these have in a step.
 
     Args:
         standing: The standing.
@@ -31,25 +31,26 @@ def where_speed_is_lost(standing: Standing, breakdown: Breakdown | None) -> str:
     if not reached <= possible <= ideal:
         return ""
     parts = [*_shared(standing, ideal - possible, ideal), *_between_ranks(breakdown, possible - reached)]
-    return f"Of the ideal {times(ideal)} times, {joined([f'{times(lost)} are lost to {why}' for why, lost in parts])}."
+    said = [f"{times(lost)} to {why}" for why, lost in parts if times(lost) != times(0.0)]
+    if not said:
+        return ""
+    return f"Of the ideal {times(ideal)} times, {joined([said[0].replace(' to ', ' are lost to ', 1), *said[1:]])}."
 
 
 def _shared(standing: Standing, lost: float, ideal: float) -> list[tuple[str, float]]:
     if standing.core_slowdown is None:
-        return [("memory bandwidth, caches and the clock, which ranks share", lost)]
+        return [("memory bandwidth, caches and the clock", lost)]
     to_clock = min(lost, ideal - ideal / max(1.0, standing.core_slowdown))
     return [
-        ("a lower clock when all of these cores compute", to_clock),
-        ("memory bandwidth and caches, which ranks share", lost - to_clock),
+        ("busy cores that slow each other down", to_clock),
+        ("memory bandwidth and caches", lost - to_clock),
     ]
 
 
 def _between_ranks(breakdown: Breakdown | None, lost: float) -> list[tuple[str, float]]:
-    communication, waiting = (
-        breakdown.resolved(part) if breakdown is not None else 0.0 for part in ("communication", "waiting")
-    )
-    if breakdown is None or breakdown.waiting is None or not communication + waiting:
+    if breakdown is None or breakdown.waiting is None or "communication" in breakdown.unresolved:
         return [("communication and waiting", lost)]
+    communication, waiting = breakdown.communication, breakdown.waiting
     to_waiting = lost * waiting / (communication + waiting)
     return [("communication", lost - to_waiting), ("waiting for the slowest rank", to_waiting)]
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from compare.places import Machine
+from compare.machine_facts import Machine
 from compare.report.runs import Run
 from compare.results import CollectiveSeries
 from records.record import Environment

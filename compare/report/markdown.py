@@ -169,7 +169,7 @@ def breakdown_table(results: Results) -> str:
                 overhead = "-" if parts.overhead is None else f"{parts.overhead:+.0%}"
                 rows.append([group.group.key, entrant.name, *cells, _milliseconds(parts.total), overhead, sent])
     headings = ("conditions", "backend", *(f"{part} (ms)" for part in shown[:1]), *shown[1:])
-    sums = ("sum", "sum against timed steps", "sent by a rank / ring bound (MiB)")
+    sums = ("sum", "step against the same timed step", "sent by a rank / ring bound (MiB)")
     return _table((*headings, *sums), rows) if rows else ""
 
 

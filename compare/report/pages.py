@@ -101,6 +101,8 @@ def _show(results: Results, terminal: Console) -> None:
         terminal.print()
         terminal.print(shown)
     terminal.print()
+    if screen.lost:
+        terminal.print(screen.lost, markup=False)
     for standing in results.standings[1:]:
         terminal.print(conditions_line(standing), markup=False)
     for ground in screen.grounds:

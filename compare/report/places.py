@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from statistics import fmean, median
 
-from compare.places import Idleness, Place
+from compare.machine_facts import Idleness, Place
 from compare.report.machines import several_machines
 from compare.report.runs import Run
 from compare.report.words import machine_of, software_of

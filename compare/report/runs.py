@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from compare.places import Machine
+from compare.machine_facts import Machine
 from compare.results import Role
 from records.record import RunRecord
 from records.throughput import NUM_WARMUP_STEPS, training_seconds
@@ -67,8 +67,8 @@ class RaceFacts(BaseModel):
     core_slowdown: float | None = Field(
         default=None,
         gt=0,
-        description="how many times as long what needs no memory takes when as many cores compute as the run has "
-        "ranks; null where it was not measured",
+        description="how many times as long what needs no memory takes when as many cores are busy as ranks with their "
+        "threads take, instead of one; null where it was not measured",
     )
     turns: list[TurnFacts] = Field(
         default_factory=list, description="what a timed run measured while it took turns with others"

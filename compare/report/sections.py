@@ -79,8 +79,9 @@ def _pairs(results: Results) -> list[Block]:
     )
     if any(one.spread for result in results.groups for one in result.comparisons):
         text += (
-            " The last two columns say by how much the starts of a pair differ: as their turns let expect, which more "
-            "turns would lessen, and beyond that, which only more starts would."
+            " The last two columns are standard deviations of the mean of one start: the part due to its turns, which "
+            "more turns reduce, and the part due to starting, the same for all pairs, which only more starts average "
+            "out."
         )
     opponents = {one.placings[0].group: one.placings[0].name for one in results.standings}
     tables = _tables(

@@ -121,13 +121,21 @@ def _standing(field: Sequence[_Candidate], named: str | None) -> Standing:
         opponent=opponent.label,
         num_starts=len(opponent.runs.timed),
         num_turns=sum(len(run.timed_steps) for run in opponent.runs.timed if run.race and run.race.turns),
-        core_slowdown=next((run.race.core_slowdown for run in opponent.runs.timed if run.race), None),
+        core_slowdown=_core_slowdown(opponent, min(backends, key=lambda one: one.group.num_processes)),
         placings=[_placing(one, comparisons.get(id(one))) for one in ordered],
         limits=[_placing(one, comparisons.get(id(one))) for one in limits],
         approximations=[
             _placing(one, comparisons.get(id(one))) for one in others if one.entrant.parity.verdict == "approximate"
         ],
     )
+
+
+def _core_slowdown(opponent: _Candidate, base: _Candidate) -> float | None:
+    """Returns how many times as long what needs no memory takes for the opponent; None if that was not measured."""
+    own, of_base = (
+        next((run.race.core_slowdown for run in one.runs.timed if run.race), None) for one in (opponent, base)
+    )
+    return own / of_base if own is not None and of_base is not None else None
 
 
 def _opponent(backends: Sequence[_Candidate], named: str | None) -> _Candidate:

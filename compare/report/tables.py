@@ -6,8 +6,8 @@ import json
 import statistics
 from typing import Any
 
+from compare.machine_facts import Place
 from compare.numbers import NOTHING, interval, longer, part_of_step, percent, points, score
-from compare.places import Place
 from compare.report.page import Cell, Row, Table, measured
 from compare.report.seats import Seat, describe_seats, seats_of
 from compare.report.words import largest, metric_heading, seen_from
@@ -126,7 +126,7 @@ def finding(claim: Claim, interval: Interval | None) -> str:
 def comparison_table(result: GroupResult, opponent: str | None) -> Table:
     """Returns every pair of a group; where the opponent takes part, the other is compared with it."""
     columns = ["entrant", "compared with", "takes longer by", "finding", "starts", "would have been found (%)"]
-    columns += ["more starts needed", "spread of a start by its turns (%)", "by starting (%)"]
+    columns += ["more starts needed", "due to turns (± %)", "due to starting (± %)"]
     seen = [seen_from(one.second, one) if one.second == opponent else one for one in result.comparisons]
     rows = [
         Row(
@@ -150,8 +150,8 @@ def comparison_table(result: GroupResult, opponent: str | None) -> Table:
 def measurement_table(result: GroupResult) -> Table:
     """Returns everything measured of the backends of a group."""
     columns = ["backend", "standing", "timed runs", "failed runs", "samples/s", "tokens/s", "median step (ms)"]
-    columns += ["95 % of steps within (ms)", "first step after (s)", "memory of a rank (MiB)", "GPU memory (MiB)"]
-    columns += ["model FLOP utilisation (%)"]
+    columns += ["95 % of steps within (ms)", "CPU time of a step, all ranks (ms)", "instructions of a step (millions)"]
+    columns += ["first step after (s)", "memory of a rank (MiB)", "GPU memory (MiB)", "model FLOP utilisation (%)"]
     rows = [
         Row(
             [
@@ -163,6 +163,8 @@ def measurement_table(result: GroupResult) -> Table:
                 interval_cell(entrant.tokens_per_second),
                 measured(entrant.median_step_seconds, 1e3),
                 measured(entrant.p95_step_seconds, 1e3),
+                measured(entrant.mean_step_cpu_seconds, 1e3),
+                measured(entrant.mean_step_instructions, 1e-6),
                 measured(statistics.median(entrant.seconds_to_first_step) if entrant.seconds_to_first_step else None),
                 measured(entrant.peak_memory_bytes, _MIB),
                 measured(entrant.peak_cuda_memory_bytes, _MIB),
@@ -227,7 +229,7 @@ def _called(name: str) -> str:
 
 
 def _written(value: Setting) -> str:
-    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return NOTHING if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def training_table(curves: list[Curve], standings: Standings) -> Table:
