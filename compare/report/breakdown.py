@@ -16,8 +16,8 @@ _ALONE = ("forward", "backward", "optimizer")
 _OWN = ("data", *_ALONE)
 _BEFORE_UPDATE = ("data", "forward", "backward")
 _BETWEEN_RANKS = ("communication", "waiting")
-# A part that takes no larger share of a step is not told from noise. A process that communicates nothing shows 1 to 2 %
-# as communication, since the passes of a real step find less in the caches than those of a step alone.
+# A part that takes no larger share of a step is not told from noise. A process that communicates nothing shows up to
+# 2 % as communication: what a real step and a step alone find in the caches is not quite the same.
 _SMALLEST_PART = 0.02
 
 
