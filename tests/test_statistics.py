@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from itertools import combinations
 from pathlib import Path
@@ -20,8 +21,12 @@ from compare.report.statistics import (
     mean_interval,
 )
 from compare.results import Comparison
+from launch.starters.interface import PROJECT_DIRECTORY
 from tests.calibration import RESULTS, Campaign
 
+PLANTED_SLOWDOWN = 0.1
+NUM_RACES = 40
+BLOCKS_OF_A_RACE = 7
 CAMPAIGNS = sorted(RESULTS.glob("calibration-*-ranks-*.json"))
 
 
@@ -203,6 +208,35 @@ def test_a_mean_of_one_run_has_no_interval() -> None:
     assert both.estimate == pytest.approx(6.0)
     assert both.low is not None
     assert 0 < both.low < 4.0
+
+
+def _real_blocks(first: str, second: str) -> list[tuple[float, float]]:
+    """Seconds per step of real runs, by block: tests/calibration.py made them."""
+    path = PROJECT_DIRECTORY / "docs" / "results" / "calibration-2026-11-21.json"
+    seconds = json.loads(path.read_text())["seconds_per_step"]
+    return list(zip(seconds[first], seconds[second], strict=True))
+
+
+def _claims(blocks: list[tuple[float, float]]) -> list[str]:
+    """Of races that each drew some of the real blocks."""
+    random = np.random.default_rng(0)
+    draws = [random.choice(len(blocks), BLOCKS_OF_A_RACE, replace=False) for _ in range(NUM_RACES)]
+    return [_compare([blocks[index][1] / blocks[index][0] for index in draw]).claim for draw in draws]
+
+
+def test_a_backend_against_itself_differs_in_few_real_races() -> None:
+    claims = _claims(_real_blocks("ddp", "same"))
+    assert sum(claim != "none" for claim in claims) <= 0.05 * NUM_RACES
+
+
+def test_a_planted_slowdown_is_found_in_most_real_races() -> None:
+    blocks = _real_blocks("ddp", "slowed")
+    claims = _claims(blocks)
+    assert sum(claim == "slower" for claim in claims) >= 0.9 * NUM_RACES
+    whole = _compare([theirs / ours for ours, theirs in blocks]).slowdown
+    assert whole is not None
+    # Each rank sleeps a tenth, and the slowest one's step counts: a little more than a tenth in all.
+    assert PLANTED_SLOWDOWN / 2 < whole.low < whole.high < 2 * PLANTED_SLOWDOWN  # type: ignore[operator]
 
 
 def test_real_races_are_there_to_be_judged() -> None:
