@@ -7,12 +7,12 @@ import sys
 
 from engines.interface import NodeJob
 from launch.starters.environment import command_environment
+from records.environment import noted_variables
 
-# The variables that the user's environment gives to each host, by how their names begin.
-_PASSED_ON = (
-    *("PATH", "LD_", "PYTHON", "LOCKSTEP_", "XDG_CACHE_HOME", "HF_", "TORCH_", "OMP_", "MKL_"),
-    *("CUDA_", "NCCL_", "GLOO_", "HOROVOD_"),
-)
+# The variables that a host gets from the user's environment beside those that a record notes, by how their names begin.
+_PASSED_ON = ("PATH", "LD_", "PYTHON", "LOCKSTEP_", "XDG_CACHE_HOME", "HF_")
+# mpirun has read those, and the ranks of a host are to see none of them.
+_NOT_PASSED_ON = ("OMPI_",)
 
 
 def on_host(job: NodeJob, node_rank: int, words: list[str]) -> list[str]:
@@ -28,7 +28,12 @@ def on_host(job: NodeJob, node_rank: int, words: list[str]) -> list[str]:
 
 def host_environment() -> dict[str, str]:
     """Returns the variables of this process that each host needs."""
-    return {name: value for name, value in command_environment().items() if name.startswith(_PASSED_ON)}
+    passed_on = (*_PASSED_ON, *noted_variables())
+    return {
+        name: value
+        for name, value in command_environment().items()
+        if name.startswith(passed_on) and not name.startswith(_NOT_PASSED_ON)
+    }
 
 
 def told_codes(output: str) -> dict[int, int]:

@@ -115,7 +115,7 @@ class Mpi(Engine[MpiSettings]):
 
     @override
     def check(self) -> None:
-        _address_of_first(self.settings.listed)
+        address_of_first(self.settings.listed)
 
     @override
     def script(self) -> str:
@@ -178,7 +178,7 @@ class Mpi(Engine[MpiSettings]):
 
     def _parts(self) -> list[list[str]]:
         """Returns mpirun's command line in parts, one for each host, so that the hosts are numbered in their order."""
-        address = _address_of_first(self.settings.listed)
+        address = address_of_first(self.settings.listed)
         as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
         passed_on = [word for name in sorted(host_environment()) for word in ("-x", name)]
         parts = []
@@ -188,7 +188,7 @@ class Mpi(Engine[MpiSettings]):
         return [["mpirun", *as_root, "--bind-to", "none", *parts[0]], *parts[1:]]
 
 
-def _address_of_first(hosts: list[Host]) -> str:
+def address_of_first(hosts: list[Host]) -> str:
     """Returns an address at which the others reach the first host.
 
     Raises:

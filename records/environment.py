@@ -38,8 +38,7 @@ def describe_environment(*, with_torch: bool) -> Environment:
             cuda = torch.version.cuda
             nccl = ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
             gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    beginnings = (*VARIABLES, *(name for row in BACKENDS.values() for name in row.variables))
-    variables = {name: value for name, value in sorted(os.environ.items()) if name.startswith(beginnings)}
+    variables = {name: value for name, value in sorted(os.environ.items()) if name.startswith(noted_variables())}
     return Environment(
         git_commit=commit,
         git_dirty=dirty,
@@ -53,7 +52,7 @@ def describe_environment(*, with_torch: bool) -> Environment:
         packages=_versions([*_PACKAGES, *(package for row in BACKENDS.values() for package in row.packages)]),
         variables=variables,
         allocator=_allocator(),
-        boot_id=_boot_id(),
+        boot_id=boot_id(),
         network=os.environ.get(NETWORK_VARIABLE) or None,
     )
 
@@ -90,8 +89,13 @@ def _allocator() -> str | None:
     return next((name for name in ("tcmalloc", "jemalloc") if f"/lib{name}" in maps), "glibc")
 
 
-def _boot_id() -> str | None:
-    # random(4)
+def noted_variables() -> tuple[str, ...]:
+    """Returns how the names of the variables begin that a record notes, whatever the backend."""
+    return (*VARIABLES, *(name for row in BACKENDS.values() for name in row.variables))
+
+
+def boot_id() -> str | None:
+    """Returns what tells this start of this machine from all others, from random(4); None if the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip() or None
     except OSError:

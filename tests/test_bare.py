@@ -17,7 +17,7 @@ from backends.registry import BACKENDS
 from compare.bare.job import BareJob, Outcome, Settings, Step
 from compare.race.bare import why_no_loop
 from compare.race.live import LiveEntrant
-from compare.race.turns import Turn
+from compare.race.messages import Turn
 from compare.results import Results
 from launch.starters.interface import PROJECT_DIRECTORY
 from records.record import RunRecord, read_record

@@ -28,6 +28,7 @@ from tests.launching import (
 
 OPTIONS = ("--task", "token-tagging", "--max-steps", "10", "--threads-per-rank", "1")
 TWO_NODES = ("--engine", "netns", "--num-nodes", "2")
+LOOPBACK = "127.0.0.1,127.0.0.2"
 
 
 def _bridges() -> str:
@@ -232,7 +233,14 @@ RACES = {
     "no-engine": ("--bandwidth 1gbit", "--bandwidth 1gbit", "--engine netns"),
     "tune": ("--engine netns --tune", "--tune", "--engine netns"),
     "peers": ("--engine netns --peers trainer", "--peers trainer", "--engine netns"),
-    "engine": ("--engine slurm", "--engine slurm", "netns"),
+    "engine": ("--engine slurm", "--engine slurm", "'netns' or 'mpi'"),
+    "hosts-of-no-engine": ("--hosts a,b", "--hosts a,b", "add --engine mpi"),
+    "no-hosts": ("--engine mpi", "--hosts is missing", "this one first"),
+    "slots": ("--engine mpi --hosts a:4,b:4", "--hosts a:4,b:4", "name the hosts alone"),
+    "uneven": (f"--engine mpi --hosts {LOOPBACK} --num-processes 3", "--num-processes 3", "a multiple of 2"),
+    "another-first": ("--engine mpi --hosts 192.0.2.1,127.0.0.1", "192.0.2.1 is another machine", "this one first"),
+    "nowhere": ("--engine mpi --hosts 127.0.0.1,nowhere.invalid", "nowhere.invalid cannot be found", "its address"),
+    "bandwidth": (f"--engine mpi --hosts {LOOPBACK} --bandwidth 1gbit", "--bandwidth 1gbit", "--engine netns"),
 }
 
 

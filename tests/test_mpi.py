@@ -14,12 +14,14 @@ import psutil
 import pytest
 
 from compare.collectives.measurement import read_collectives
+from compare.results import Results
 from launch.starters.interface import PROJECT_DIRECTORY
 from tests.launching import (
     LOCKSTEP,
     ending,
     lockstep,
     processes_of,
+    processes_with,
     require_backend,
     train,
     wait_until,
@@ -27,6 +29,10 @@ from tests.launching import (
 
 OPTIONS = ("--task", "token-tagging", "--max-steps", "10", "--threads-per-rank", "1")
 TWO_HOSTS = ("--engine", "mpi", "--hosts", "n2:1,n1:1")
+RACE = (
+    *("--engine", "mpi", "--hosts", "n0,n1", "--task", "token-tagging", "--no-wait-for-idle", "--no-collectives"),
+    *("--no-limits",),
+)
 
 # A host gets no variable and no file descriptor from ssh: what its processes know comes from mpirun.
 _SSH = 'host=$1; shift; exec ip netns exec "$host" unshare --uts env -i PATH="$PATH" sh -c "hostname $host; $*"'
@@ -69,15 +75,18 @@ def _ended(place: Path, lab: subprocess.Popen[str]) -> tuple[int, str]:
     return int(exit_code.read_text()), (place / "node0.log").read_text()
 
 
-def _command(place: Path) -> psutil.Process:
+def _command(place: Path, name: str = "run") -> psutil.Process:
     """The process of the command line."""
-    (found,) = [one for one in processes_of(place / "run") if str(LOCKSTEP) in one.cmdline()]
+    (found,) = [one for one in processes_of(place / name) if str(LOCKSTEP) in one.cmdline()]
     return found
 
 
 def _nothing_left(place: Path) -> None:
-    left = [place / "run", *(place / "run" / f"node{node}" for node in (0, 1))]
-    wait_until(lambda: not [one for path in left for one in processes_of(path)], "the end of all processes")
+    def left() -> list[str]:
+        of_job = [one for path in (place / "run", *place.glob("run/node?")) for one in processes_of(path)]
+        return [*map(str, of_job), *processes_with(place / "race" / "running").values()]
+
+    wait_until(lambda: not left(), "the end of all processes")
 
 
 @pytest.mark.slow
@@ -109,6 +118,58 @@ def test_collectives_are_measured_between_hosts(place: Path) -> None:
     content = read_collectives(output)
     assert content.network == "mpi"
     assert [(one.num_processes, len(one.points)) for one in content.series] == [(2, 2)]
+
+
+@pytest.mark.slow
+def test_a_race_between_hosts(place: Path) -> None:
+    """One process races on the first host against ranks on both."""
+    options = ("--backends", "ddp", "--entrant", "own=horovod:HOROVOD_CYCLE_TIME=2", "--num-processes", "1,2")
+    sizes = ("--repeats", "3", "--timed-steps", "30", "--diagnosis-steps", "10")
+    code, output = _run(place, "compare", *RACE, *options, *sizes, "--output-dir", place / "race")
+    assert code == 0, output
+    results = Results.model_validate_json((place / "race" / "results.json").read_text())
+    assert {result.group.machine for result in results.groups} == {None}  # of one machine
+    groups = {result.group.num_processes: result for result in results.groups}
+    assert "(2 nodes)" in groups[2].group.key
+    assert "network" not in groups[1].group.key
+    assert {one.name: one.num_runs for one in groups[2].entrants} == {"ddp": 3, "horovod (own)": 3}
+    assert all(one.parity.verdict in ("bitwise", "rounding") for one in groups[2].entrants)
+    (facts,) = (place / "race" / "records").glob("timed-001-*-ddp-2x-*.race.json")
+    assert len(json.loads(facts.read_text())["turns"]) > 2
+    record = json.loads(facts.with_name(facts.name.replace(".race.json", ".json")).read_text())
+    assert {rank["hostname"] for rank in record["ranks"]} == {"n0", "n1"}
+    assert not list((place / "race").glob("running/*"))
+
+
+def _rests(place: Path, host: str) -> bool:
+    """Whether the ranks of all entrants on a host are stopped, of which there are two."""
+    ranks = [
+        psutil.Process(int(pid.read_text().split()[0])) for pid in place.glob(f"race/running/*/{host}/logs/rank*.pid")
+    ]
+    return len(ranks) == 2 and all(rank.status() == psutil.STATUS_STOPPED for rank in ranks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", ["race", "keeper"])
+def test_nothing_is_left_stopped(place: Path, who: str) -> None:
+    """Both entrants rest at times on a host that the race reaches through their keepers alone."""
+    sizes = ("--repeats", "3", "--timed-steps", "120", "--no-diagnosis", "--num-processes", "2")
+    words = ("compare", *RACE, "--backends", "ddp,horovod", *sizes, "--output-dir", place / "race")
+    job = _start(place, *words)
+    with ending(job):
+        wait_until(lambda: _rests(place, "node1"), "a moment between two turns", job=job, seconds=300)
+        if who == "race":
+            _command(place, "race").kill()
+        else:
+            for pid, line in processes_with("node1").items():
+                if line.split()[1:3] == ["-m", "compare.race.keeper"] and str(place) in line:
+                    os.kill(pid, signal.SIGKILL)
+        code, output = _ended(place, job)
+    assert code == (137 if who == "race" else 0), output
+    if who == "keeper":  # both starts have failed, and the race has gone on with the next ones
+        why = "node 1: its command was killed, or its machine is gone"
+        assert all(f"FAILED: {backend} failed: {why}" in output for backend in ("ddp", "horovod")), output
+        assert "each entrant was started 2 times" in output
 
 
 @pytest.mark.slow

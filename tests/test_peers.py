@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compare.race.live import EntrantEnded, LiveEntrant
+from compare.race.messages import Turn
 from compare.race.peers.table import PEERS, find_peer
-from compare.race.turns import Turn
 from compare.report.analysis import analyse
 from compare.report.info import ReportInfo
 from compare.report.markdown import render_markdown

@@ -19,12 +19,12 @@ from compare.race.command import run as run_compare
 from compare.race.costs import Costs
 from compare.race.directory import RaceDirectory
 from compare.race.heat import next_turn
-from compare.race.live import EntrantEnded, LiveEntrant, guardian_file
+from compare.race.live import EntrantEnded, LiveEntrant
+from compare.race.messages import Turn
 from compare.race.options import RaceOptions
 from compare.race.plan import Entrant, draw_plan, heats_of
 from compare.race.report import is_decided
 from compare.race.schedule import make_schedule
-from compare.race.turns import Turn
 from compare.report.entrants import _of_a_step, _timed_steps
 from compare.report.grouping import EntrantRuns
 from compare.report.pairing import paired
@@ -32,6 +32,7 @@ from compare.report.parts import as_one_part
 from compare.report.reading import read_run
 from compare.report.runs import RaceFacts, Run, TurnFacts
 from launch.errors import UsageError
+from launch.guardian import __file__ as guardian_file
 from launch.starters.interface import PROJECT_DIRECTORY
 from records.environment import describe_environment
 from records.record import RunRecord

@@ -26,7 +26,8 @@ from torch.utils.data import DataLoader
 from backends.interface import BackendOptions
 from backends.registry import reference_backend
 from compare.bare.job import BareJob, Outcome, Settings, Step
-from compare.race.turns import Hello, Turns
+from compare.race.messages import Hello
+from compare.race.turns import Turns
 from records.config import RunConfig
 from records.names import LOGS_NAME
 from records.notice import prepare_notice

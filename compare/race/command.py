@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.table import Table
 
 from backends.registry import BACKENDS
-from compare.networks import network_options
 from compare.race.baseline import check_baseline, like_baseline
 from compare.race.directory import RaceDirectory
 from compare.race.entrants import core_slowdowns, make_plan, read_run_options, schedule_race
@@ -143,7 +142,7 @@ def _measure_collectives(plan: RacePlan, directory: RaceDirectory, terminal: Con
         done = own_command.run_command(
             [
                 *("allreduce", f"--backends={name}", f"--num-processes={worlds}", f"--output={target}", *device),
-                *network_options(plan.options.engine, plan.options.bandwidth),
+                *plan.options.network.words(),
                 *(() if plan.options.bandwidth is None else ("--sizes=1KiB..4MiB",)),  # larger ones would take minutes
             ]
         )

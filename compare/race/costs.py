@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from backends.capabilities import BackendSettings
 from backends.registry import REFERENCE, find_backend
+from compare.networks import RaceNetwork
 from launch.options import settings_in
 from launch.starters.interface import PROJECT_DIRECTORY
 from records.config import RunConfig
@@ -61,8 +63,9 @@ class Costs(BaseModel):
         steps_of_whole: The number of steps of a run that trains to the end.
         gradient_bytes: The bytes of the gradients of all parameters.
         bandwidth: What a rank sends in a second at most, in bits; None if nothing limits it.
-        has_nodes: Whether each rank is on a node of its own, with a command line and a starter of its own.
-        num_cpus: The number of cores.
+        has_nodes: Whether each rank, or each machine, is a node, with a command line and a starter of its own.
+        num_cpus: The number of cores of a machine.
+        num_machines: The number of machines like this one that share the ranks.
         rank_bytes: The memory of a rank.
         available_bytes: The memory that was free.
     """
@@ -77,6 +80,7 @@ class Costs(BaseModel):
     bandwidth: float | None
     has_nodes: bool = False
     num_cpus: int
+    num_machines: int = 1
     rank_bytes: int
     available_bytes: int
 
@@ -85,13 +89,14 @@ class Costs(BaseModel):
         whole = self.step_seconds[_key(who.precision, 1, who.global_batch_size)]
         alone = self.step_seconds.get(_key(who.precision, who.accumulation, who.global_batch_size), whole)
         # All cores work in either case: on several ranks, or on several threads of one process.
-        cores = self.num_cpus if who.role == "alternative" else min(who.num_processes, self.num_cpus)
+        num_cores = self.num_cpus * self.num_machines
+        cores = self.num_cpus if who.role == "alternative" else min(who.num_processes, num_cores)
         seconds = alone if cores == 1 else _SHARING_FACTOR * alone / cores
         if who.num_processes > 1:
             # Where there are fewer cores than ranks, each has to wait until all others have had their turn.
-            others = who.num_processes - 1 if who.num_processes > self.num_cpus else 1
+            others = who.num_processes - 1 if who.num_processes > num_cores else 1
             seconds += others * _SECONDS_TO_COMMUNICATE + self.gradient_bytes * _SECONDS_OF_A_BYTE
-        if who.num_processes > self.num_cpus and _keeps_core_busy(who):
+        if who.num_processes > num_cores and _keeps_core_busy(who):
             seconds *= _POLLING_FACTOR
         if who.num_processes > 1 and self.bandwidth is not None:  # a ring, as in compare/report/traffic.py
             seconds += 2 * (1 - 1 / who.num_processes) * 8 * self.gradient_bytes / self.bandwidth
@@ -100,7 +105,7 @@ class Costs(BaseModel):
     def start(self, entrants: Iterable[Entrant]) -> float:
         """Returns the expected time until entrants that are started together are ready, in seconds."""
         imports = [self._imports(who) for who in entrants]
-        together = sum(imports) / self.num_cpus
+        together = sum(imports) / (self.num_cpus * self.num_machines)
         return self.import_seconds * max(together, 1.0 + _IMPORTS_OF_A_STARTER) + _SECONDS_OF_A_RUN
 
     def alone(self, run: PlannedRun, options: RaceOptions) -> float:
@@ -153,12 +158,14 @@ class Costs(BaseModel):
         return parts
 
     def _bytes(self, who: Entrant) -> int:
-        return who.num_processes * self.rank_bytes + _BYTES_OF_A_STARTER
+        return math.ceil(who.num_processes / self.num_machines) * self.rank_bytes + _BYTES_OF_A_STARTER
 
     def _imports(self, who: Entrant) -> float:
         starter = 0.0 if who.backend == REFERENCE else _IMPORTS_OF_A_STARTER
         ranks = who.num_processes * (_IMPORTS_OF_A_PEER if who.role == "peer" else 1.0)
-        num_nodes = who.num_processes if self.has_nodes else 1
+        num_nodes = 1
+        if self.has_nodes and who.num_processes > 1:
+            num_nodes = self.num_machines if self.num_machines > 1 else who.num_processes
         return ranks + num_nodes * (starter + _IMPORTS_OF_A_COMMAND_LINE)
 
 
@@ -168,13 +175,12 @@ def _keeps_core_busy(who: Entrant) -> bool:
     return settings_in(find_backend(who.backend).settings, who.options).keeps_core_busy
 
 
-def measure_costs(configs: dict[Entrant, RunConfig], bandwidth: float | None, *, has_nodes: bool) -> Costs:
+def measure_costs(configs: dict[Entrant, RunConfig], network: RaceNetwork) -> Costs:
     """Takes a few steps of the reference under the conditions of each entrant, and starts one process.
 
     Args:
         configs: The configuration of a timed run of each entrant.
-        bandwidth: What a rank sends in a second at most, in bits; None if nothing limits it.
-        has_nodes: Whether each rank is on a node of its own.
+        network: Where the ranks are started.
     """
     import psutil
 
@@ -191,9 +197,10 @@ def measure_costs(configs: dict[Entrant, RunConfig], bandwidth: float | None, *,
         import_seconds=_import_seconds(),
         steps_of_whole=seen.steps_of_whole,
         gradient_bytes=seen.gradient_bytes,
-        bandwidth=bandwidth,
-        has_nodes=has_nodes,
+        bandwidth=network.bandwidth,
+        has_nodes=network.engine is not None,
         num_cpus=num_cpus(),
+        num_machines=network.num_machines,
         rank_bytes=peak_resident_bytes(),  # this process is as large as a rank
         available_bytes=psutil.virtual_memory().available,
     )

@@ -2,12 +2,14 @@
 
 It is the command line of any run, but its ranks run another program, which rests while other entrants race
 (compare/race/rank.py, compare/race/bare_rank.py, compare/race/peers/rank.py). A peer whose address is "-" trains alone.
+If an engine starts the ranks on other machines, a keeper runs each node (compare/race/keeper.py).
 """
 
 from __future__ import annotations
 
 import sys
 
+from compare.race.messages import is_of_network
 from compare.race.peers.table import PEERS
 from engines import other_ranks
 
@@ -16,7 +18,8 @@ def main(rank_program: str, address: str, backend: str, *options: str) -> int:
     """Runs the entrant to its end; returns the exit code."""
     row = PEERS[backend].row if backend in PEERS else None
     program = (rank_program, address)
-    return other_ranks.run(("compare.race.entrant", *program), program, backend, options, row)
+    of_nodes = "compare.race.keeper" if is_of_network(address) else "compare.race.entrant"
+    return other_ranks.run((of_nodes, *program), program, backend, options, row)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -13,7 +14,6 @@ from typing import Any, NamedTuple
 from backends.capabilities import UnsupportedError
 from backends.devices import count_gpus
 from backends.registry import BACKENDS, INDEPENDENT, REFERENCE, find_backend
-from compare.networks import check_engine
 from compare.race import core_clock
 from compare.race.bare import add_loops
 from compare.race.costs import measure_costs
@@ -52,7 +52,8 @@ _DECIDED = {
     **dict.fromkeys(("tracker", "trace"), "a race keeps only the records of its runs; leave it out"),
     "start_method": "each backend is started by its own starter; --entrant gives another to one entrant",
     **dict.fromkeys(
-        ("num_nodes", "min_nodes", "node_rank", "master_addr", "master_port"), "a race runs on one node; leave it out"
+        ("num_nodes", "min_nodes", "node_rank", "master_addr", "master_port"),
+        "the race settles it by its --engine; leave it out",
     ),
 }
 
@@ -115,8 +116,7 @@ def make_plan(options: RaceOptions, of_runs: RunOptionsOfRace) -> tuple[RacePlan
             raise UnsupportedError(f"--backends {name}: cannot run here: {reason}")
     for name in options.peers or ():
         find_peer(name)
-    if options.engine is not None:
-        check_engine(options.engine, options.bandwidth, max(options.num_processes))
+    options.network.check(options.num_processes)
     plan = RacePlan(
         schema_version=8,
         options=options,
@@ -146,7 +146,7 @@ def schedule_race(plan: RacePlan, configs: dict[Entrant, RunConfig]) -> None:
     Raises:
         UsageError: The budget is too small.
     """
-    costs = measure_costs(configs, plan.options.bandwidth, has_nodes=plan.options.engine is not None)
+    costs = measure_costs(configs, plan.options.network)
     tuning, entrants = 0.0, plan.entrants
     if plan.options.tune:
         # Each of these will have a tuned one beside it, if one is found.
@@ -183,7 +183,7 @@ def _with_defaults(options: RaceOptions, of_runs: RunOptionsOfRace, backend: str
         arguments.append("--bind-ranks")
     if "threads_per_rank" not in of_runs.names:
         # A rank is the same share of the machine in every world, or scaling would compare unlike ranks.
-        arguments.append(f"--threads-per-rank={max(1, num_cpus() // max(options.num_processes))}")
+        arguments.append(f"--threads-per-rank={max(1, num_cpus() // _most_on_a_machine(options))}")
     if "logging_steps" not in of_runs.names:
         # Reading the loss waits for the GPU: this happens at both ends of the steps that are timed.
         arguments.append(f"--logging-steps={NUM_WARMUP_STEPS}")
@@ -260,8 +260,13 @@ class _Conditions(NamedTuple):
 def _can_bind(asked: RunOptions, options: RaceOptions) -> bool:
     """Whether each rank of every entrant can have cores of its own."""
     on_cpu = asked.device == "cpu" or not count_gpus()
-    needed = max(options.num_processes) * (asked.threads_per_rank or 1)
+    needed = _most_on_a_machine(options) * (asked.threads_per_rank or 1)
     return on_cpu and hasattr(os, "sched_setaffinity") and needed <= num_cpus()
+
+
+def _most_on_a_machine(options: RaceOptions) -> int:
+    """Returns the number of ranks of the largest world that share a machine."""
+    return math.ceil(max(options.num_processes) / options.network.num_machines)
 
 
 def _limits(conditions: _Conditions, options: RaceOptions) -> Iterator[Entrant]:
@@ -306,7 +311,7 @@ def _global_batch_sizes(options: RaceOptions, num_processes: int) -> Iterator[in
 def _resolve(plan: RacePlan, run: PlannedRun) -> RunConfig:
     name, is_peer = run.entrant.backend, run.entrant.role == "peer"
     row = PEERS[name].row if is_peer else find_backend(name)
-    asked = read_options(name, row.settings, plan.arguments(run, on_one_node=True)[1:])
+    asked = read_options(name, row.settings, plan.arguments(run, here=True)[1:])
     resolved = resolve(name, row, asked, started_at=time.time())
     if is_peer:
         check_peer(name, resolved.task, resolved.config)

@@ -20,15 +20,16 @@ from statistics import median
 
 from compare.race.directory import RaceDirectory
 from compare.race.live import EntrantEnded, LiveEntrant, step_seconds_of
-from compare.race.machine import BusyCores, Idleness, look_for_idleness
+from compare.race.machine import Idleness, look_for_idleness
+from compare.race.messages import Turn
 from compare.race.placement import variables_of
 from compare.race.plan import PlannedRun, RacePlan
 from compare.race.progress import ProgressOfRace
 from compare.race.scattered_memory import scattered_memory_held
-from compare.race.turns import Turn
 from compare.report.reading import read_run
 from compare.report.runs import RaceFacts, TurnFacts
 from launch.starters.environment import command_environment
+from records.environment import boot_id
 from records.throughput import NUM_WARMUP_STEPS
 
 # Shorter turns make more pairs that are closer in time, but each begins with steps that are not timed. On a processor
@@ -96,10 +97,13 @@ def _started(plan: RacePlan, runs: list[PlannedRun], directory: RaceDirectory) -
         try:
             for number, run in enumerate(runs):
                 output_dir = directory.running(secrets.token_hex(8))
+                num_processes = run.entrant.num_processes
+                elsewhere = plan.options.network.address(num_processes)
                 live = LiveEntrant(
                     [*plan.arguments(run), f"--output-dir={output_dir}"],
-                    num_processes=run.entrant.num_processes,
-                    address=sockets / str(number),
+                    num_processes=num_processes,
+                    address=elsewhere or sockets / str(number),
+                    num_keepers=plan.options.network.num_nodes(num_processes) if elsewhere else 0,
                     environment={**command_environment(), **variables_of(plan, run)},
                     rank_program=run.entrant.rank_program,
                 )
@@ -202,7 +206,6 @@ def next_turn(taken: int, warm: int, timed: int, *, steps_per_epoch: int, num_st
 
 
 def _one_turn(live: LiveEntrant, turn: Turn, number: int, position: int) -> TurnFacts:
-    cores, own = BusyCores(), live.cpu_seconds()
     taken = live.take(turn)
     counted = [one.instructions for one in taken if one.instructions is not None]
     return TurnFacts(
@@ -213,7 +216,7 @@ def _one_turn(live: LiveEntrant, turn: Turn, number: int, position: int) -> Turn
         step_seconds=step_seconds_of(taken),
         cpu_seconds=sum(one.cpu_seconds for one in taken),
         instructions=sum(counted) if len(counted) == len(taken) else None,
-        foreign_share=round(cores.share(without=live.cpu_seconds() - own), 4),
+        foreign_share=round(live.foreign_share, 4),
     )
 
 
@@ -221,6 +224,7 @@ def _facts(plan: RacePlan, starter: _Starter, seen: Idleness, peak: float | None
     shares = [turn.foreign_share for turn in starter.turns]
     return RaceFacts(
         race=plan.race,
+        boot_id=boot_id(),
         purpose=starter.run.purpose,
         entrant=starter.run.entrant.name,
         role=starter.run.entrant.role,

@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import select
-import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from typing import Literal, TypeVar
 
-from compare.race.turns import Hello, Turn, TurnTaken, received, send
+from compare.race.messages import Hello, Listener, Order, Rested, Turn, TurnTaken, received, send
+from compare.race.process_tree import ProcessTree, foreign_share_of
 from launch.errors import one_line
-from launch.guardian import __file__ as guardian_file
 from launch.guardian import guarded
 
-if TYPE_CHECKING:
-    import psutil
-
-_Message = TypeVar("_Message", Hello, TurnTaken)
+_Message = TypeVar("_Message", Hello, TurnTaken, Rested)
 
 # What a rank gets instead of one more turn.
 _NO_MORE = Turn(warm_through=0, through=0)
 _POLL_SECONDS = 0.2
 # Turns are shorter, even of slow models.
 _SECONDS_OF_SILENCE = 10.0
+# What keepers of nodes have in their command lines.
+_KEEPER = "compare.race.keeper"
 
 
 class EntrantEnded(Exception):
@@ -39,8 +40,13 @@ class EntrantEnded(Exception):
 class LiveEntrant:
     """One start of an entrant.
 
+    Its processes on this machine are stopped and continued by the race itself; where an engine starts its ranks on
+    other machines, those of each node by a keeper (compare/race/keeper.py).
+
     Attributes:
         steps_per_epoch: The number of steps of an epoch; 0 before the entrant is ready.
+        foreign_share: The share of the cores that other programs took in the last turn, on the machine where they took
+            most.
     """
 
     def __init__(
@@ -48,34 +54,35 @@ class LiveEntrant:
         arguments: list[str],
         *,
         num_processes: int,
-        address: Path,
+        address: Path | str,
         environment: dict[str, str],
         rank_program: str = "compare.race.rank",
+        num_keepers: int = 0,
     ) -> None:
         """Starts it.
 
         Args:
             arguments: The backend, and the options of the run.
             num_processes: The number of its ranks.
-            address: Where to create the socket that its ranks connect to.
+            address: Where to create the socket that its ranks connect to, or the address of this machine that others
+                reach.
             environment: The environment of its command line.
             rank_program: The module that each of its ranks runs.
+            num_keepers: The number of its nodes on other machines.
         """
-        import psutil
-
-        self.steps_per_epoch = 0
-        self._num_processes = num_processes
+        self.steps_per_epoch, self.foreign_share = 0, 0.0
+        self._num_processes, self._num_keepers = num_processes, num_keepers
         self._connections: dict[int, socket.socket] = {}
-        self._rank_pids: set[int] = set()
-        self._resting: list[psutil.Process] = []  # all of its processes, as they were when it was last stopped
+        # By their nodes: who stops and continues the processes there, and those that are ranks.
+        self._keepers: dict[str, socket.socket] = {}
+        self._ranks_elsewhere: dict[str, list[int]] = {}
         self._resources = contextlib.ExitStack()
         with self._resources:
-            self._listener = self._resources.enter_context(socket.socket(socket.AF_UNIX))
-            self._listener.bind(str(address))
-            self._listener.listen(num_processes)
+            self._listener = Listener(address, num_processes + num_keepers)
+            self._resources.enter_context(self._listener.socket)
             mark = self._resources.enter_context(guarded())
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "compare.race.entrant", rank_program, str(address), *arguments],
+                [sys.executable, "-m", "compare.race.entrant", rank_program, self._listener.address, *arguments],
                 env={**environment, **mark},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -83,10 +90,7 @@ class LiveEntrant:
                 text=True,
                 errors="replace",
             )
-            self._launcher = psutil.Process(self._process.pid)
-            # Whether a process is one, or belongs to one, by its number.
-            self._guardians: dict[int, bool] = {}
-            self._of_ranks: dict[int, bool] = {}
+            self._tree = ProcessTree(self._process.pid, without=[_KEEPER] if num_keepers else ())
             self._resources = self._resources.pop_all()
 
     def __enter__(self) -> LiveEntrant:
@@ -100,7 +104,7 @@ class LiveEntrant:
         if self._process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.communicate(timeout=20)
-        for connection in self._connections.values():
+        for connection in (*self._connections.values(), *self._keepers.values()):
             connection.close()
         self._resources.close()
         if self._process.poll() is None:
@@ -119,14 +123,24 @@ class LiveEntrant:
         Raises:
             EntrantEnded: It has ended before.
         """
-        while len(self._connections) < self._num_processes:
-            for _ in self._readable([self._listener]):
-                connection, _ = self._listener.accept()
-                hello = self._receive(Hello, connection)
-                self._connections[hello.rank] = connection
-                self._rank_pids.add(hello.pid)
-                self.steps_per_epoch = hello.steps_per_epoch
+        while len(self._connections) < self._num_processes or len(self._keepers) < self._num_keepers:
+            for _ in self._readable([self._listener.socket]):
+                connection = self._listener.accept()
+                if connection is not None:
+                    self._welcome(self._receive(Hello, connection), connection)
         self.rest()
+
+    def _welcome(self, hello: Hello, connection: socket.socket) -> None:
+        """Notes who has connected; a keeper may come before the ranks of its node, or after them."""
+        if hello.rank is None:
+            self._keepers[hello.node] = connection
+        else:
+            self._connections[hello.rank] = connection
+            self.steps_per_epoch = hello.steps_per_epoch
+            if self._num_keepers:
+                self._ranks_elsewhere.setdefault(hello.node, []).append(hello.pid)
+            else:
+                self._tree.rank_pids.add(hello.pid)
 
     def take(self, turn: Turn) -> list[TurnTaken]:
         """Gives the entrant a turn, and lets it rest again.
@@ -135,38 +149,34 @@ class LiveEntrant:
         all cores. If the ranks do not answer, the launcher goes on, too, and finds out which of them hangs.
 
         Returns:
-            What each rank has measured, in the order of the ranks.
+            What each rank has measured, in the order of the ranks; as if all machines had the same clock.
 
         Raises:
             EntrantEnded: It has ended before all ranks had taken the turn.
         """
-        self._send(signal.SIGCONT, [process for process in self._resting if self._belongs_to_a_rank(process)])
+        self._tree.race()
+        self._order("race")
         for connection in self._connections.values():
             with contextlib.suppress(OSError):  # a rank that is gone is noticed below
                 send(connection, turn)
-        taken: dict[int, TurnTaken] = {}
-        waiting = {connection: rank for rank, connection in self._connections.items()}
-        while waiting:
-            for connection in self._readable(list(waiting)):
-                taken[waiting.pop(connection)] = self._receive(TurnTaken, connection)
+        taken = self._answers(TurnTaken, [self._connections[rank] for rank in sorted(self._connections)])
         self.rest()
-        return [taken[rank] for rank in sorted(taken)]
+        return on_one_clock(taken) if self._keepers else taken
 
     def rest(self) -> None:
-        """Stops all its processes, the launcher first: it polls, and so do the threads of some libraries."""
-        self._resting = self._processes()
-        self._send(signal.SIGSTOP, self._resting)
+        """Stops all its processes.
+
+        Raises:
+            EntrantEnded: It has ended.
+        """
+        self._order("rest")
+        elsewhere = self._answers(Rested, list(self._keepers.values()))
+        here = self._tree.rest()
+        self.foreign_share = foreign_share_of(elsewhere or [here])
 
     def cpu_seconds(self) -> float:
-        """Returns the processor time that its processes have taken, while it rests."""
-        import psutil
-
-        total = 0.0
-        for process in self._resting:
-            with contextlib.suppress(psutil.Error):
-                times = process.cpu_times()
-                total += times.user + times.system
-        return total
+        """Returns the processor time that its processes on this machine have taken, while it rests."""
+        return self._tree.cpu_seconds()
 
     def let_go(self) -> None:
         """Lets it come to its end after its last turn, without waiting for that."""
@@ -184,8 +194,23 @@ class LiveEntrant:
         last = (errors.strip().splitlines() or [""])[-1].removeprefix("lockstep: ")
         return one_line(last) or f"it ended with exit code {self._process.returncode}"
 
-    def _readable(self, sockets: list[socket.socket]) -> Iterator[socket.socket]:
+    def _answers(self, kind: type[_Message], connections: list[socket.socket]) -> list[_Message]:
+        """Returns one message from each connection, in their order, whichever comes first.
+
+        Raises:
+            EntrantEnded: Somebody has ended.
+        """
+        answers: dict[socket.socket, _Message] = {}
+        while missing := [connection for connection in connections if connection not in answers]:
+            for connection in self._readable(missing, resting=kind is Rested):
+                answers[connection] = self._receive(kind, connection)
+        return [answers[connection] for connection in connections]
+
+    def _readable(self, sockets: list[socket.socket], *, resting: bool = False) -> Iterator[socket.socket]:
         """Yields sockets that can be read, after waiting for the first.
+
+        If nobody answers, all processes go on, except those that have been asked to rest: whoever watches the ranks has
+        to find out why.
 
         Raises:
             EntrantEnded: The entrant's command line has ended.
@@ -199,19 +224,23 @@ class LiveEntrant:
             if self._process.poll() is not None:
                 raise EntrantEnded
             if time.monotonic() - silent_since > _SECONDS_OF_SILENCE:
-                self._continue()
+                silent_since = time.monotonic()
+                if resting:
+                    self._tree.go_on()
+                else:
+                    self._continue()
 
     def _receive(self, kind: type[_Message], connection: socket.socket) -> _Message:
-        """Returns the message of a rank.
+        """Returns the message of a rank or a keeper.
 
         Raises:
-            EntrantEnded: The rank has ended; its launcher ends the others.
+            EntrantEnded: It has ended; the launcher ends the others.
         """
         line = b""
         while not line.endswith(b"\n"):
             try:
                 part = connection.recv(4096)
-            except ConnectionResetError:  # it ended before it had read what it was sent
+            except OSError:  # it ended before it had read what it was sent, or its machine is gone
                 part = b""
             if not part:
                 raise EntrantEnded
@@ -219,46 +248,30 @@ class LiveEntrant:
         return received(kind, line)
 
     def _continue(self) -> None:
-        """Continues all its processes, the launcher last, or its watchdog would see that the ranks are stopped."""
-        self._send(signal.SIGCONT, self._processes()[::-1])
+        """Continues all its processes."""
+        self._order("go on")
+        self._tree.go_on()
 
-    @staticmethod
-    def _send(number: signal.Signals, processes: list[psutil.Process]) -> None:
-        import psutil
+    def _order(self, do: Literal["rest", "race", "go on"]) -> None:
+        for node, keeper in self._keepers.items():
+            with contextlib.suppress(OSError):  # a keeper that is gone is noticed where it should answer
+                send(keeper, Order(do, self._ranks_elsewhere.get(node, [])))
 
-        for process in processes:
-            with contextlib.suppress(psutil.Error):
-                process.send_signal(number)
 
-    def _processes(self) -> list[psutil.Process]:
-        """Returns the launcher, which comes first, and all that it has started but its guardian.
+def on_one_clock(taken: list[TurnTaken]) -> list[TurnTaken]:
+    """Returns what ranks on several machines have measured as if their clocks showed the same time.
 
-        The guardian takes no time, and must be able to end the ranks when the launcher is killed.
-        """
-        import psutil
+    All ranks end a step together, with an all-reduce, so clocks differ by as much as what is read of them then.
 
-        try:
-            processes = [self._launcher, *self._launcher.children(recursive=True)]
-        except psutil.Error:
-            return []
-        return [process for process in processes if not self._is_guardian(process)]
-
-    def _belongs_to_a_rank(self, process: psutil.Process) -> bool:
-        import psutil
-
-        if process.pid not in self._of_ranks:
-            with contextlib.suppress(psutil.Error):
-                ancestors = {process.pid, *(parent.pid for parent in process.parents())}
-                self._of_ranks[process.pid] = not self._rank_pids.isdisjoint(ancestors)
-        return self._of_ranks.get(process.pid, False)
-
-    def _is_guardian(self, process: psutil.Process) -> bool:
-        import psutil
-
-        if process.pid not in self._guardians:
-            with contextlib.suppress(psutil.Error):
-                self._guardians[process.pid] = guardian_file in process.cmdline()
-        return self._guardians.get(process.pid, False)
+    Args:
+        taken: What each rank has measured.
+    """
+    first, *_ = ((one.began, *one.ends) for one in taken)
+    shifts = [median(map(operator.sub, (one.began, *one.ends), first)) for one in taken]
+    return [
+        replace(one, began=one.began - shift, ends=[end - shift for end in one.ends])
+        for one, shift in zip(taken, shifts, strict=True)
+    ]
 
 
 def step_seconds_of(taken: list[TurnTaken]) -> list[float]:

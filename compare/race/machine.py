@@ -67,7 +67,7 @@ class ForeignLoad:
 
     def share(self) -> float:
         """Returns the share of all cores so far."""
-        return self._cores.share(without=_own_seconds() - self._own)
+        return max(0.0, self._cores.share() - self._cores.share_of(_own_seconds() - self._own))
 
 
 def _own_seconds() -> float:
@@ -82,12 +82,15 @@ class BusyCores:
     def __init__(self) -> None:
         self._began, self._busy = _busy_seconds()
 
-    def share(self, *, without: float = 0.0) -> float:
-        """Returns the share of all cores so far that took more than `without` seconds, of whatever program."""
+    def share(self) -> float:
+        """Returns the share of all cores that was busy so far, whatever program it was."""
+        return self.share_of(_busy_seconds()[1] - self._busy)
+
+    def share_of(self, seconds: float) -> float:
+        """Returns the share of all cores so far that so many seconds of processor time are."""
         import psutil
 
-        ended, busy = _busy_seconds()
-        return max(0.0, (busy - self._busy - without) / (ended - self._began) / (psutil.cpu_count() or 1))
+        return seconds / (time.monotonic() - self._began) / (psutil.cpu_count() or 1)
 
 
 def _busy_seconds() -> tuple[float, float]:

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from backends.devices import count_gpus
-from compare.networks import EngineName, Limit, require_engine
+from compare.networks import EngineName, Hosts, Limit, RaceNetwork
 from compare.race.peers.table import PEERS
 from compare.results import MIN_PAIRS
 from launch.comma_lists import CommaList, Names, Numbers
@@ -64,6 +64,7 @@ class RaceOptions(BaseModel):
     precision: CommaList[Precision] = Field(["fp32"], description="precisions, separated by commas")
     engine: EngineName = None
     bandwidth: Limit = None
+    hosts: Hosts = None
     accumulation: Numbers[Annotated[int, Field(ge=1, le=1024)]] = Field(
         [1], description="gradient accumulation steps, separated by commas"
     )
@@ -98,13 +99,18 @@ class RaceOptions(BaseModel):
         return repeats
 
     @property
+    def network(self) -> RaceNetwork:
+        """Where the ranks are started."""
+        return RaceNetwork(self.engine, self.bandwidth, self.hosts)
+
+    @property
     def trains_to_the_end(self) -> bool:
         """Whether each entrant also trains once to the end."""
         return self.whole_runs or (self.peers is not None and self.peer_accuracy)
 
     @model_validator(mode="after")
     def _has_a_network(self) -> RaceOptions:
-        require_engine(self.engine, self.bandwidth)
+        _ = self.network
         if self.engine is not None and (self.peers is not None or self.tune):
             option = "--tune" if self.tune else f"--peers {','.join(self.peers or ())}"
             raise ValueError(f"{option}: cannot race on --engine {self.engine}; leave one of the two out")

@@ -15,7 +15,6 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from backends.registry import REFERENCE
-from compare.networks import engine_options
 from compare.race.costs import Costs
 from compare.race.options import RaceOptions
 from compare.report.runs import Purpose
@@ -225,16 +224,18 @@ class RacePlan(BaseModel):
         repeats = self.schedule.most_repeats
         return draw_plan([*self.entrants, *self.tuned], self.options, repeats=repeats, costs=self.costs)
 
-    def arguments(self, run: PlannedRun, *, on_one_node: bool = False) -> list[str]:
+    def arguments(self, run: PlannedRun, *, here: bool = False) -> list[str]:
         """Returns the command line of one run, without its output directory.
 
         Args:
             run: The run.
-            on_one_node: Whether all ranks are to be on this node, even if the race starts each on a node of its own.
+            here: Only for the ranks that the race starts on this machine, without what starts those of others.
         """
         who = run.entrant
         arguments = [who.backend, *self.run_options, *who.options]  # the last of two options is the one that holds
-        arguments += [f"--num-processes={who.num_processes}", *([] if on_one_node else self._engine_of(who))]
+        network = self.options.network
+        nodes = (network.options_here if here else network.options)(who.num_processes)
+        arguments += [f"--num-processes={who.num_processes}", *nodes]
         arguments += [f"--precision={who.precision}", f"--global-batch-size={who.global_batch_size}"]
         arguments += [f"--micro-batch-size={who.micro_batch_size}", "--save-every=never"]
         if run.purpose == "timed":
@@ -242,7 +243,3 @@ class RacePlan(BaseModel):
         elif run.purpose == "diagnosis":
             arguments += [f"--max-steps={self.options.diagnosis_steps}", "--diagnose", *self.diagnosis_options]
         return arguments
-
-    def _engine_of(self, who: Entrant) -> list[str]:
-        """Returns what starts each rank of an entrant on a node of its own, if the race does so."""
-        return engine_options(self.options.engine, self.options.bandwidth, who.num_processes)

@@ -21,7 +21,8 @@ def main(address: str, run_directory: str, rank_variable: str | None = None) -> 
     """Runs this rank to its end; on an error, exits with code 1 at once."""
 
     def make_work(start: RankStart) -> Work:
-        from compare.race.turns import Hello, Turns
+        from compare.race.messages import Hello
+        from compare.race.turns import Turns
         from training.rank_work import RankWork
 
         def make_turns(trainer: Trainer, measurements: Measurements) -> Turns:

@@ -18,6 +18,7 @@ from compare.race.report import is_decided
 from compare.report.runs import RaceFacts
 from compare.results import DISTURBED_SHARE, MIN_PAIRS
 from launch import own_command
+from records.environment import boot_id
 from records.names import RECORD_NAME
 from records.record import read_record
 
@@ -96,6 +97,7 @@ def _run_undisturbed(
         progress.say(f"other programs took {foreign_share:.0%} of the cores: once more, {run.entrant.label}")
     facts = RaceFacts(
         race=plan.race,
+        boot_id=boot_id(),
         purpose=run.purpose,
         entrant=run.entrant.name,
         role=run.entrant.role,

@@ -7,81 +7,15 @@ A rank that rests is blocked in a read, so it takes no processor time of its own
 
 from __future__ import annotations
 
-import json
-import socket
 import time
-from dataclasses import asdict, dataclass
-from typing import TypeVar
 
 import torch
 from typing_extensions import override
 
+from compare.race.messages import Hello, Turn, TurnTaken, connect, received, send
 from training.clock import Reading
 from training.hooks import Hooks
 from training.measurements import Measurements
-
-_Message = TypeVar("_Message")
-
-
-@dataclass(frozen=True)
-class Hello:
-    """A rank is ready for its first turn.
-
-    Attributes:
-        rank: Its rank.
-        pid: Its process.
-        steps_per_epoch: The number of steps of an epoch.
-    """
-
-    rank: int
-    pid: int
-    steps_per_epoch: int
-
-
-@dataclass(frozen=True)
-class Turn:
-    """The race allows some steps.
-
-    Attributes:
-        warm_through: The last step that is not timed; the clocks of the ranks start at its end.
-        through: The last step of the turn.
-    """
-
-    warm_through: int
-    through: int
-
-
-@dataclass(frozen=True)
-class TurnTaken:
-    """A rank has taken a turn.
-
-    Attributes:
-        began: When the timed steps began, in seconds on the machine's monotonic clock.
-        ends: When each of them ended; on a GPU, which works on after a step has been given to it, the last one only.
-        cpu_seconds: The processor time of all threads of the rank in between.
-        instructions: Their instructions in user mode in between; None where they cannot be counted.
-    """
-
-    began: float
-    ends: list[float]
-    cpu_seconds: float
-    instructions: int | None
-
-
-def send(connection: socket.socket, message: Hello | Turn | TurnTaken) -> None:
-    """Sends a message as one line."""
-    connection.sendall(json.dumps(asdict(message)).encode() + b"\n")
-
-
-def received(kind: type[_Message], line: bytes) -> _Message:
-    """Returns the message in a line.
-
-    Raises:
-        ConnectionError: The other side has gone.
-    """
-    if not line.endswith(b"\n"):
-        raise ConnectionError("the other side of the race has gone")
-    return kind(**json.loads(line))
 
 
 class Turns(Hooks):
@@ -91,14 +25,13 @@ class Turns(Hooks):
         """Connects to the race.
 
         Args:
-            address: The path of the entrant's socket.
+            address: Where the race listens to the ranks of its entrant.
             hello: Who this rank is.
             measurements: What this rank measures of itself, from which rests are left out.
             on_gpu: Whether a step ends on a GPU, after the processor has gone on.
         """
         self._measurements, self._on_gpu = measurements, on_gpu
-        self._connection = socket.socket(socket.AF_UNIX)
-        self._connection.connect(address)
+        self._connection = connect(address)
         self._lines = self._connection.makefile("rb")
         self._turn: Turn | None = None
         self._began, self._reading = self._now()

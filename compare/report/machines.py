@@ -98,7 +98,7 @@ def _is_alike(one: Machine, other: Machine) -> bool:
 
 def _assign(index: int, run: Run, found: list[_Found]) -> None:
     environment, hosts = run.record.environment, _hosts(run)
-    own = _Found(environment, _marks(environment, hosts), hosts, [index])
+    own = _Found(environment, _marks(environment, hosts) | _mark_of_race(run), hosts, [index])
     for other in [one for one in found if _hardware(one.environment) == _hardware(environment)]:
         if other.marks & own.marks:
             # What has been told apart until now turns out to be one machine with two names.
@@ -153,7 +153,18 @@ def _marks(environment: Environment, hosts: Sequence[str]) -> set[str]:
     known = {f"hosts {' '.join(hosts)}"} if hosts else set()
     if environment.boot_id is not None:
         known.add(f"boot {environment.boot_id} of {max(1, len(hosts))}")
-    return {hashlib.sha256(mark.encode()).hexdigest()[:12] for mark in known}
+    return set(map(_short, known))
+
+
+def _mark_of_race(run: Run) -> set[str]:
+    """What runs of a race have in common, some of which are on this machine and others on several."""
+    if run.race is None or run.race.boot_id is None:
+        return set()
+    return {_short(f"race {run.race.race} on {run.race.boot_id}")}
+
+
+def _short(mark: str) -> str:
+    return hashlib.sha256(mark.encode()).hexdigest()[:12]
 
 
 def _words(environment: Environment) -> str:

@@ -48,6 +48,9 @@ class RaceFacts(BaseModel):
     schema_version: Literal[1] = 1
     kind: Literal["race"] = "race"
     race: str = Field(description="the same for all runs of a race")
+    boot_id: str | None = Field(
+        None, description="what tells the machine that ran the race from others, until it restarts"
+    )
     purpose: Purpose
     entrant: str | None = Field(None, description="what the race calls the entrant; null: its backend")
     role: Role = Field("backend", description="what the entrant stands for")

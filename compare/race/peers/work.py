@@ -18,8 +18,9 @@ import torch.distributed as dist
 
 from backends.capabilities import BackendSettings
 from backends.registry import reference_backend
+from compare.race.messages import Hello
 from compare.race.peers.table import PEERS
-from compare.race.turns import Hello, Turns
+from compare.race.turns import Turns
 from records.config import RunConfig
 from records.environment import describe_environment
 from records.record import EvaluationRecord, RankRecord, RunRecord, StepRecord, write_record

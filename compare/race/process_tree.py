@@ -1,0 +1,130 @@
+"""The processes of an entrant on one machine, which rest as long as others race."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterable, Sequence
+from statistics import mean
+from typing import TYPE_CHECKING
+
+from compare.race.machine import BusyCores
+from compare.race.messages import Rested
+from launch.guardian import __file__ as guardian_file
+from records.environment import boot_id
+
+if TYPE_CHECKING:
+    import psutil
+
+
+class ProcessTree:
+    """A process, and all that it has started but the guardians, which must be able to end the ranks.
+
+    Attributes:
+        rank_pids: The processes of its ranks, once they are known.
+    """
+
+    def __init__(self, pid: int, without: Sequence[str] = ()) -> None:
+        """Nothing is stopped yet.
+
+        Args:
+            pid: The process.
+            without: Words; a process with one of them in its command line is left out, with all that it has started.
+        """
+        import psutil
+
+        self.rank_pids: set[int] = set()
+        self._root = psutil.Process(pid)
+        self._without = without
+        self._resting: list[psutil.Process] = []  # all processes, as they were when they were last stopped
+        # Whether a process is one, or belongs to one, by its number.
+        self._left_out: dict[int, bool] = {}
+        self._of_ranks: dict[int, bool] = {}
+        self._cores, self._own_seconds = BusyCores(), 0.0
+
+    def rest(self) -> Rested:
+        """Stops all processes, the launcher first: it polls, and so do the threads of some libraries.
+
+        Returns:
+            How busy the machine was since they were last let go on.
+        """
+        self._resting = self._processes()
+        _send(signal.SIGSTOP, self._resting)
+        own = self.cpu_seconds() - self._own_seconds
+        return Rested(boot_id() or "", self._cores.share(), self._cores.share_of(own))
+
+    def race(self) -> None:
+        """Lets the ranks go on, and what they have started: launchers poll, which would disturb the ranks."""
+        self._cores, self._own_seconds = BusyCores(), self.cpu_seconds()
+        _send(signal.SIGCONT, [process for process in self._resting if self._belongs_to_a_rank(process)])
+
+    def go_on(self) -> None:
+        """Lets all processes go on, the launcher last, or its watchdog would see that the ranks are stopped."""
+        _send(signal.SIGCONT, self._processes()[::-1])
+
+    def cpu_seconds(self) -> float:
+        """Returns the processor time that the processes have taken, while they rest."""
+        import psutil
+
+        total = 0.0
+        for process in self._resting:
+            with contextlib.suppress(psutil.Error):
+                times = process.cpu_times()
+                total += times.user + times.system
+        return total
+
+    def _processes(self) -> list[psutil.Process]:
+        """Returns the root, which comes first, and all that it has started."""
+        import psutil
+
+        try:
+            children = self._root.children(recursive=True)
+        except psutil.Error:
+            return []
+        return [self._root, *(process for process in children if not self._is_left_out(process))]
+
+    def _belongs_to_a_rank(self, process: psutil.Process) -> bool:
+        import psutil
+
+        if process.pid not in self._of_ranks:
+            with contextlib.suppress(psutil.Error):
+                ancestors = {process.pid, *(parent.pid for parent in process.parents())}
+                self._of_ranks[process.pid] = not self.rank_pids.isdisjoint(ancestors)
+        return self._of_ranks.get(process.pid, False)
+
+    def _is_left_out(self, process: psutil.Process) -> bool:
+        """Whether a process is a guardian, or below one that is left out."""
+        import psutil
+
+        if process.pid not in self._left_out:
+            with contextlib.suppress(psutil.Error):
+                self._left_out[process.pid] = guardian_file in process.cmdline() or (
+                    bool(self._without) and any(map(self._is_named, [process, *process.parents()]))
+                )
+        return self._left_out.get(process.pid, False)
+
+    def _is_named(self, process: psutil.Process) -> bool:
+        import psutil
+
+        with contextlib.suppress(psutil.Error):
+            return process.pid != self._root.pid and any(word in process.cmdline() for word in self._without)
+        return False
+
+
+def foreign_share_of(rested: Iterable[Rested]) -> float:
+    """Returns the share of the cores that other programs took while an entrant raced: that of the busiest machine."""
+    nodes: dict[str, list[Rested]] = {}
+    for one in rested:
+        nodes.setdefault(one.machine, []).append(one)
+    return max(
+        max(0.0, mean(one.busy_share for one in machine) - sum(one.own_share for one in machine))
+        for machine in nodes.values()
+    )
+
+
+def _send(number: signal.Signals, processes: list[psutil.Process]) -> None:
+    import psutil
+
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.send_signal(number)
