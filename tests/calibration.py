@@ -22,6 +22,7 @@ from typing import NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 from compare.race.directory import RaceDirectory
+from compare.report.disturbed import without_disturbed
 from compare.report.grouping import EntrantRuns, group_runs
 from compare.report.machines import located
 from compare.report.pairing import paired
@@ -152,7 +153,7 @@ def make_race(directory: Path, options: Sequence[str]) -> RaceSeen | None:
 
 def _seen(directory: Path, seconds: float) -> RaceSeen:
     """Reads the turns of a race that is over."""
-    runs = located(read_inputs(RaceDirectory(directory).records()).runs)
+    runs, _ = without_disturbed(located(read_inputs(RaceDirectory(directory).records()).runs))
     (group,) = [entrants for entrants in group_runs(runs) if len(entrants) == 3]
     shares = [turn.foreign_share for run in runs if run.race for turn in run.race.turns]
     starts = {

@@ -1,4 +1,4 @@
-"""DDP under other names: as it is, and slower by a known share. What the statistics are tried on."""
+"""DDP under other names: as it is, slower by a known share, and with settings that no option offers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 import torch
 import torch.distributed as dist
 from pydantic import Field
+from torch.nn.parallel import DistributedDataParallel
 
 from backends.ddp import DDPBackend
 from backends.ddp_settings import DDPSettings
@@ -82,6 +83,20 @@ class FailingDDP(DDPBackend):
         if self._steps == 3:
             raise RuntimeError("planted failure")
         return super().step(max_grad_norm)
+
+
+class StaticGraphDDP(DDPBackend):
+    """Tells DDP that all steps compute the same graph (``static_graph=True``)."""
+
+    name = "ddp static graph"
+
+    def setup(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+    ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        wrapped, optimizer = super().setup(model, optimizer)
+        assert isinstance(wrapped, DistributedDataParallel)
+        wrapped._set_static_graph()
+        return wrapped, optimizer
 
 
 class WastefulDDP(DDPBackend):

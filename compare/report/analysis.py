@@ -7,6 +7,7 @@ from datetime import datetime, timezone
 from itertools import combinations
 
 from compare.report.bare import adapter_costs_of, without_bare
+from compare.report.disturbed import without_disturbed
 from compare.report.entrants import measure_entrant
 from compare.report.grouping import EntrantRuns, condition
 from compare.report.headings import keys_of, ordered_groups
@@ -42,7 +43,7 @@ def analyse(runs: Sequence[Run], collectives: Sequence[CollectiveSeries], info: 
         NothingToReport: No timed run completed.
         UnknownOpponent: The opponent was not ranked.
     """
-    runs = located(as_one_part(runs))
+    runs, disturbed = without_disturbed(located(as_one_part(runs)))
     everyone = ordered_groups(without_peers(runs))
     grouped = [kept for entrants in everyone if (kept := without_bare(entrants))]
     if not grouped:
@@ -59,7 +60,7 @@ def analyse(runs: Sequence[Run], collectives: Sequence[CollectiveSeries], info: 
         for run in runs
         if not run.is_usable
     ]
-    problems = [*info.problems, *failures, *mixtures_of(completed)]
+    problems = [*info.problems, *failures, *disturbed, *mixtures_of(completed)]
     peers = peers_of(runs, groups, grouped)
     results = Results(
         title=info.title,

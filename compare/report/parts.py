@@ -28,13 +28,13 @@ def as_one_part(runs: Sequence[Run]) -> list[Run]:
     parts: dict[tuple[object, ...], dict[tuple[str, int], Run]] = defaultdict(dict)
     for run in runs:
         if run.race is not None and run.race.turns:
-            parts[_block(run)][_who(run), run.race.heat] = run
+            parts[block_of(run)][_who(run), run.race.heat] = run
     found = []
     for run in runs:
         if run.race is None or not run.race.turns or run.race.heat == 0:
             found.append(run)
             continue
-        block, heat = parts[_block(run)], run.race.heat
+        block, heat = parts[block_of(run)], run.race.heat
         shared = next((who for who, part in block if part == heat and (who, 0) in block), None)
         if shared is None:  # it failed in one of the two, and nothing can be said of the difference between them
             found.append(run)
@@ -43,7 +43,8 @@ def as_one_part(runs: Sequence[Run]) -> list[Run]:
     return found
 
 
-def _block(run: Run) -> tuple[object, ...]:
+def block_of(run: Run) -> tuple[object, ...]:
+    """Returns what runs have in common that took turns in one block: their race, its number, and the conditions."""
     assert run.race is not None
     config = run.record.config
     conditions = (config.precision, run.record.gradient_accumulation_steps, config.global_batch_size)
