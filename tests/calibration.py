@@ -22,7 +22,7 @@ from typing import NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 from compare.race.directory import RaceDirectory
-from compare.report.disturbed import without_disturbed
+from compare.report.disturbed import leave_out_disturbed
 from compare.report.grouping import EntrantRuns, group_runs
 from compare.report.machines import located
 from compare.report.pairing import paired
@@ -153,8 +153,9 @@ def make_race(directory: Path, options: Sequence[str]) -> RaceSeen | None:
 
 def _seen(directory: Path, seconds: float) -> RaceSeen:
     """Reads the turns of a race that is over."""
-    runs, _ = without_disturbed(located(read_inputs(RaceDirectory(directory).records()).runs))
+    runs = located(read_inputs(RaceDirectory(directory).records()).runs)
     (group,) = [entrants for entrants in group_runs(runs) if len(entrants) == 3]
+    leave_out_disturbed([group])
     shares = [turn.foreign_share for run in runs if run.race for turn in run.race.turns]
     starts = {
         f"{_short(first)} {_short(second)}": [

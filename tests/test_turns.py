@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import signal
@@ -26,7 +25,6 @@ from compare.race.options import RaceOptions
 from compare.race.plan import Entrant, draw_plan, heats_of
 from compare.race.report import is_decided
 from compare.race.schedule import make_schedule
-from compare.report.disturbed import without_disturbed
 from compare.report.entrants import _of_a_step, _timed_steps
 from compare.report.grouping import EntrantRuns
 from compare.report.pairing import paired
@@ -325,23 +323,6 @@ def test_times_of_a_later_part_are_corrected_by_the_shared_entrant() -> None:
     first, corrected = as_one_part(runs)
     assert first is runs[0]
     assert corrected.timed_steps[0].seconds == pytest.approx([1.5] * 5)
-
-
-@pytest.mark.parametrize(("shares", "kept"), [((0.01, 0.02, 0.09, 0.03), (1, 2, 4)), ((0.01, 0.02, 0.09), (1, 2, 3))])
-def test_a_start_that_was_disturbed_is_left_out_if_enough_remain(shares: list[float], kept: tuple[int, ...]) -> None:
-    """All entrants of it, even if other programs came during the turns of one alone."""
-    runs = []
-    for block, share in enumerate(shares, start=1):
-        for name, foreign in (("a", 2 * share), ("b", 0.0)):
-            run = _timed(name)
-            assert run.race is not None
-            turns = [turn.model_copy(update={"foreign_share": foreign}) for turn in run.race.turns]
-            facts = run.race.model_copy(update={"block": block, "turns": turns})
-            runs.append(dataclasses.replace(run, name=f"{name}-{block}", race=facts))
-    remaining, sentences = without_disturbed(runs)
-    assert [run.name for run in remaining] == [f"{name}-{block}" for block in kept for name in "ab"]
-    left_out = "start 3 of those with fp32 and 32 samples a step is left out: other programs took 9.0 % of the cores"
-    assert [sentence.removesuffix(" meanwhile") for sentence in sentences] == [left_out] * (len(shares) - len(kept))
 
 
 def test_a_turn_is_left_out_if_it_is_much_shorter_than_usual_not_if_another_is_much_longer() -> None:

@@ -19,6 +19,8 @@ from typing import Literal, TypeVar
 # What the address of a race on other machines begins with; that on this machine is the path of a socket.
 _OF_NETWORK = "tcp"
 _SECONDS_TO_SAY_THE_WORD = 5.0
+# For so long a machine may not be heard of.
+_SECONDS_OF_SILENCE = 60
 # Set by the keeper of a node for all that it starts.
 NODE_VARIABLE = "LOCKSTEP_NODE_OF_RACE"
 
@@ -133,9 +135,18 @@ def connect(address: str) -> socket.socket:
         connection.connect(address)
         return connection
     _, host, port, word = address.split(":")
-    connection = socket.create_connection((host, int(port)))
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection = _between_machines(socket.create_connection((host, int(port))))
     connection.sendall(f"{word}\n".encode())
+    return connection
+
+
+def _between_machines(connection: socket.socket) -> socket.socket:
+    """Sends messages at once, and notices within a minute that the other machine is gone (tcp(7))."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _SECONDS_OF_SILENCE // 2)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _SECONDS_OF_SILENCE // 6)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _SECONDS_OF_SILENCE)
     return connection
 
 
@@ -175,7 +186,7 @@ class Listener:
         connection.setblocking(True)
         if not is_of_network(self.address):
             return connection
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _between_machines(connection)
         said, until = b"", time.monotonic() + _SECONDS_TO_SAY_THE_WORD
         with contextlib.suppress(OSError):
             while not said.endswith(b"\n") and len(said) <= len(self._word):

@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from itertools import combinations
 
 from compare.report.bare import adapter_costs_of, without_bare
-from compare.report.disturbed import without_disturbed
+from compare.report.disturbed import leave_out_disturbed
 from compare.report.entrants import measure_entrant
 from compare.report.grouping import EntrantRuns, condition
 from compare.report.headings import keys_of, ordered_groups
@@ -43,8 +43,9 @@ def analyse(runs: Sequence[Run], collectives: Sequence[CollectiveSeries], info: 
         NothingToReport: No timed run completed.
         UnknownOpponent: The opponent was not ranked.
     """
-    runs, disturbed = without_disturbed(located(as_one_part(runs)))
+    runs = located(as_one_part(runs))
     everyone = ordered_groups(without_peers(runs))
+    disturbed = leave_out_disturbed(everyone)
     grouped = [kept for entrants in everyone if (kept := without_bare(entrants))]
     if not grouped:
         raise NothingToReport("no timed run completed, so there is nothing to report")
@@ -75,7 +76,7 @@ def analyse(runs: Sequence[Run], collectives: Sequence[CollectiveSeries], info: 
         scaling=scaling_of(groups, grouped),
         collectives=placed(collectives, completed),
         places=places_of(completed),
-        idleness=idleness_of(completed),
+        idleness=idleness_of([run for entrants in everyone for entrant in entrants for run in entrant.timed]),
         problems=problems,
         commands=dict(info.commands),
         facts={

@@ -44,6 +44,7 @@ class EntrantRuns:
     backend: str
     role: Role
     timed: list[Run] = field(default_factory=list)
+    left_out: list[Run] = field(default_factory=list)  # timed, too, but disturbed (compare/report/disturbed.py)
     failures: list[str] = field(default_factory=list)
     diagnosis: Run | None = None
     whole: Run | None = None

@@ -48,8 +48,9 @@ def entrant_parity(entrant: EntrantRuns, group: list[EntrantRuns], completed: Se
         parity = Parity(verdict="reference", detail="the run that all others are compared with")
     else:
         parity = _exact_parity(own, reference, candidates)
-    ends = {run.record.ranks[0].weights_sha256 for run in entrant.timed}
-    repeated = f"; its {len(entrant.timed)} timed runs end with {len(ends)} different sets of weights"
+    timed = [*entrant.timed, *entrant.left_out]
+    ends = {run.record.ranks[0].weights_sha256 for run in timed}
+    repeated = f"; its {len(timed)} timed runs end with {len(ends)} different sets of weights"
     extra = repeated if len(ends) > 1 else _same_bits(entrant, group)
     return parity.model_copy(update={"detail": parity.detail + extra})
 

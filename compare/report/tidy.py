@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from compare.report.disturbed import leave_out_disturbed
 from compare.report.grouping import EntrantRuns
 from compare.report.headings import keys_of, ordered_groups
 from compare.report.machines import located
@@ -60,6 +61,7 @@ def steps_csv(runs: Sequence[Run]) -> str:
 
 def _rows(runs: Sequence[Run]) -> Iterator[StepRow]:
     grouped = ordered_groups(located(runs))
+    leave_out_disturbed(grouped)
     for key, entrants in zip(keys_of(grouped), grouped, strict=True):
         for entrant in entrants:
             for run in _runs_of(entrant):
@@ -70,7 +72,7 @@ def _rows(runs: Sequence[Run]) -> Iterator[StepRow]:
 def _runs_of(entrant: EntrantRuns) -> list[Run]:
     """Returns each run once: one that trained to the end stands for timed ones where there are none."""
     others = [run for run in (entrant.diagnosis, entrant.whole) if run is not None]
-    return list({id(run): run for run in [*entrant.timed, *others]}.values())
+    return list({id(run): run for run in [*entrant.timed, *entrant.left_out, *others]}.values())
 
 
 def _rows_of(key: str, entrant: EntrantRuns, run: Run, rank: RankRecord) -> Iterator[StepRow]:
