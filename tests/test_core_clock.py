@@ -18,8 +18,12 @@ from launch.starters.interface import PROJECT_DIRECTORY
 def test_two_processes_that_share_a_core_take_twice_as_long() -> None:
     core = min(os.sched_getaffinity(0))
     command = ["taskset", "--cpu-list", str(core), sys.executable, "-m", "compare.race.core_clock", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT_DIRECTORY, check=True)
-    assert 1.4 < float(done.stdout) < 3  # other programs take their part of the core
+    # Other programs on this core may slow one process down more than two, but hardly three times in a row.
+    seen = []
+    while len(seen) < 3 and not (seen and 1.4 < seen[-1] < 3):
+        done = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT_DIRECTORY, check=True)
+        seen.append(float(done.stdout))
+    assert 1.4 < seen[-1] < 3, seen
 
 
 def test_one_core_is_the_measure_and_cores_that_are_not_there_are_not_measured() -> None:

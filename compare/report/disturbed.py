@@ -38,7 +38,7 @@ def leave_out_disturbed(groups: Sequence[Sequence[EntrantRuns]]) -> list[str]:
     sentences = []
     for start in sorted(shares, key=lambda start: shares[start], reverse=True):
         together = starts[start]
-        if shares[start] <= DISTURBED_SHARE or any(len(entrant.timed) == MIN_PAIRS for entrant, _ in together):
+        if shares[start] <= DISTURBED_SHARE or any(len(entrant.timed) <= MIN_PAIRS for entrant, _ in together):
             continue
         for entrant, run in together:
             entrant.timed.remove(run)
