@@ -22,7 +22,7 @@ def transport_for(device: str) -> str:
 
 def all_reduce_in_group(tensor: torch.Tensor, op: str) -> torch.Tensor:
     """Reduces a copy of `tensor` over the default group, which must exist."""
-    reduced = tensor.clone()
+    reduced = tensor.clone(memory_format=torch.contiguous_format)  # NCCL refuses any other
     dist.all_reduce(reduced, op=_REDUCE_OPS[op])
     return reduced
 

@@ -57,7 +57,8 @@ class Evaluator:
         )
         with torch.no_grad(), self._uncompiled(), backend.evaluation(model):
             for sample_ids in batches:
-                rows[sample_ids] = self._rows(model, collate, sample_ids, step)
+                # Some precisions, as Apex's O1, compute in float32 what a task does in float64.
+                rows[sample_ids] = self._rows(model, collate, sample_ids, step).to(rows.dtype)
             if backend.capabilities.shards_weights:
                 # All ranks gather the weights for each forward pass. Those with fewer batches compute what is not used.
                 most = -(-num_samples // (self._config.eval_batch_size * backend.world_size))
