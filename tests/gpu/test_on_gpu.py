@@ -8,11 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from backends.devices import count_gpus
 from backends.registry import BACKENDS
+from backends.single import SingleBackend
+from tasks.text.classification import TextClassification
+from tasks.text.settings import TextClassificationSettings
 from tests.gpu.contracts import ADAPTERS, NUM_PROCESSES, more_options, unavailable_reason
-from tests.launching import lockstep, train
+from tests.launching import lockstep, run_config, train
+from training.loop import Trainer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(count_gpus() == 0, reason="no GPU is visible here")]
 
@@ -47,6 +52,27 @@ def test_one_rank_trains_bert_over_nccl(tmp_path: Path, name: str, precision: st
     assert rank["device"].startswith("cuda")
     assert rank["peak_cuda_memory_bytes"] > 0
     assert rank["effective_settings"]["transport"] == ("none" if name == "single" else "nccl")
+
+
+@pytest.mark.parametrize("batching", ["packed", "sorted", "padded"])
+@pytest.mark.parametrize(("precision", "dropout"), [("fp32", 0.0), ("bf16", 0.0), ("bf16", 0.1)])
+def test_no_step_waits_for_the_gpu(tmp_path: Path, precision: str, dropout: float, batching: str) -> None:
+    """Whatever waits for the GPU is an error from the second step on; the first one compiles and allocates."""
+    task = TextClassification(TextClassificationSettings(vocab_size=1000, dropout=dropout))
+    task.prepare()
+    settled: dict[str, Any] = {"global_batch_size": 32, "micro_batch_size": 16, "max_grad_norm": 1.0}
+    settled |= {"task": "text-classification", "device": "cuda", "precision": precision, "optimizer": "adamw"}
+    config = run_config("single", 1, tmp_path, batching=batching, **settled)
+    trainer = Trainer(config, task, SingleBackend(config.backend_options(SingleBackend.Settings)))
+    global_batches = trainer.plan.epoch(0)[:4]
+    batches = trainer.loader.load(global_batches)
+    trainer.train_step(0, global_batches[0], batches)
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        for global_batch in global_batches[1:]:
+            trainer.train_step(0, global_batch, batches)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_a_trace_shows_the_kernels_of_a_gpu(tmp_path: Path) -> None:
