@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -100,10 +101,13 @@ def run(arguments: list[str]) -> int:
         with signals_raised():
             code = prove(asked.adapter, own, directory, options, asked.json)
     except Interrupted as interruption:
-        _tell(f"interrupted by {interruption}; all ranks have been ended")
-        return 128 + interruption.signal_number
+        code = 128 + interruption.signal_number
+        # A time limit ends what hangs with SIGTERM, and then one wants to know what it was.
+        where = f"; the logs of its ranks are in {directory}" if interruption.signal_number == signal.SIGTERM else ""
+        _tell(f"interrupted by {interruption}; all ranks have been ended{where}")
+        return code
     finally:
-        if code != 1:
+        if code not in (1, 128 + signal.SIGTERM):
             shutil.rmtree(directory, ignore_errors=True)
     if code == 1:
         what = (
@@ -193,18 +197,24 @@ def _prove_clauses(
 
     terminal = console()
     began = time.monotonic()
+    now = {"is": "the start"}
     with terminal.status("") as status:
 
         def follow(place: str, phase: str) -> None:
-            status.update(f"{place}: {phase}" if phase else place)
+            now["is"] = f"{place}: {phase}" if phase else place
+            status.update(now["is"])
             rows.enter(place)
 
         suite = Suite(adapter, directory, options, own=own, on_phase=follow)
         if not suite.instances:
             raise UsageError("no clause matches --num-processes, --precision and --check together; relax one of them")
         rows = Rows(suite, terminal, is_whole=options.is_whole)
-        for result in suite.results():
-            rows.add(result)
+        try:
+            for result in suite.results():
+                rows.add(result)
+        except Interrupted:
+            _tell(f"what was running: {now['is']}")
+            raise
     seconds = time.monotonic() - began
     rows.close(seconds)
     verdicts = rows.verdicts()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,7 +16,7 @@ from backends.registry import find_backend
 from contract.check import all_checks
 from contract.patience import stretched
 from launch.cli import main
-from tests.launching import lockstep
+from tests.launching import LOCKSTEP, ending, lockstep, wait_until
 
 BY_HAND = "tests.by_hand:ByHandBackend"
 
@@ -90,6 +93,25 @@ def test_a_hang_is_ended_and_named_within_half_a_minute(tmp_path: Path) -> None:
     for check in (first, second):
         assert "rank 1" in check["reason"]
         assert "stuck" in check["reason"]
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_time_limit_from_outside_learns_what_was_running(tmp_path: Path) -> None:
+    """SIGTERM is what ends a command that hangs; Ctrl-C is a user who wants to leave nothing behind."""
+    command = [str(LOCKSTEP), "contract", "tests.mutants.adapters:HangingBackend", "--check", "C23"]
+    command += ["--num-processes", "2"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with ending(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)) as job:
+        wait_until(lambda: next(tmp_path.glob("lockstep-contract-*/*/*/logs/rank1.log"), None), "a rank", job=job)
+        job.send_signal(signal.SIGTERM)
+        _, stderr = job.communicate(timeout=180)
+    assert job.returncode == 128 + signal.SIGTERM
+    was, ended = stderr.splitlines()[-2:]
+    assert was.startswith("lockstep: what was running: 2 ranks, fp32: ")
+    (kept,) = tmp_path.glob("lockstep-contract-*")
+    assert ended == f"lockstep: interrupted by SIGTERM; all ranks have been ended; the logs of its ranks are in {kept}"
+    assert list(kept.glob("*/*/logs/rank1.log"))
 
 
 def test_what_never_ran_is_not_run_and_its_cause_is_said_once() -> None:

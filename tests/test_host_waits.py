@@ -13,6 +13,7 @@ from unittest import mock
 
 import pytest
 import torch
+from torch.nn.attention import varlen
 from transformers import PreTrainedModel
 
 from backends.single import SingleBackend
@@ -73,12 +74,19 @@ def test_a_step_does_not_wait_for_the_device(tmp_path: Path, batching: str, drop
 
 
 def test_the_attention_of_a_gpu_does_not_wait_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without dropout and in half precision, torch's variable-length attention computes all samples of a row."""
-    calls = mock.Mock(wraps=attention._in_one_kernel)
-    monkeypatch.setattr(attention, "_in_one_kernel", calls)
+    """Without dropout and in half precision, torch's variable-length attention computes all samples of a row.
+
+    It starts threads for the longest sample as many times as there are samples, which must not be the whole row.
+    """
+    calls = mock.Mock(wraps=varlen.varlen_attn)
+    monkeypatch.setattr(varlen, "varlen_attn", calls)
     monkeypatch.setattr(attention, "_has_kernel", lambda: True)
     _step_on_meta(_InHalf, tmp_path, batching="packed", dropout=0.0)
     assert calls.called
+    for call in calls.call_args_list:
+        query, _, _, ends, _, longest, _ = call.args
+        assert len(ends) > 3  # samples, and what lengthens the row
+        assert longest < len(query) / 4
 
 
 def test_a_step_that_waits_is_found(tmp_path: Path) -> None:

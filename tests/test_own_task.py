@@ -6,10 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
+from backends.single import SingleBackend
 from launch.starters.interface import PROJECT_DIRECTORY
-from tests.launching import EXAMPLES, lockstep
+from tasks.interface import Batch
+from tasks.token_tagging import TokenTagging, TokenTaggingSettings
+from tests.launching import EXAMPLES, lockstep, run_config
+from training.loop import Trainer
 
 PLACE = PROJECT_DIRECTORY / "docs" / "examples"
 
@@ -59,3 +64,21 @@ def test_modules_of_the_user_take_no_place_of_ours(tmp_path: Path) -> None:
 
 def test_it_is_short() -> None:
     assert len((PLACE / "spirals.py").read_text().splitlines()) < 90
+
+
+class _EvaluatedInFloat32(TokenTagging):
+    def evaluation_rows(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        return super().evaluation_rows(model, batch).float()
+
+
+def test_a_task_may_evaluate_in_float32(tmp_path: Path) -> None:
+    """Its own choice, or that of Apex's O1, which replaces functions of torch."""
+    found = []
+    for kind in (TokenTagging, _EvaluatedInFloat32):
+        task = kind(TokenTaggingSettings())
+        task.prepare()
+        config = run_config("single", 1, tmp_path, global_batch_size=4, micro_batch_size=4)
+        trainer = Trainer(config, task, SingleBackend(config.backend_options(SingleBackend.Settings)))
+        trainer.evaluate(0)
+        found.append(trainer.state.trajectory.evaluations[-1].metrics)
+    assert found[1] == pytest.approx(found[0], rel=1e-6)

@@ -99,6 +99,8 @@ def row_options(batch: Batch, *, is_training: bool) -> dict[str, Any]:
     tensors, options = batch.tensors, dict[str, Any]()
     if "cu_seq_lens_q" in tensors:
         options["max_length_q"] = batch.longest
+        rest = (batch.num_positions or 0) - (batch.num_tokens or 0)
+        options["max_length_k"] = max(batch.longest, rest)
     if is_training:
         places = tensors["places"]
         # A fill does not wait for a GPU, a copy would.
