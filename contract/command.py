@@ -197,12 +197,13 @@ def _prove_clauses(
 
     terminal = console()
     began = time.monotonic()
-    now = {"is": "the start"}
+    running = "the start"
     with terminal.status("") as status:
 
         def follow(place: str, phase: str) -> None:
-            now["is"] = f"{place}: {phase}" if phase else place
-            status.update(now["is"])
+            nonlocal running
+            running = f"{place}: {phase}" if phase else place
+            status.update(running)
             rows.enter(place)
 
         suite = Suite(adapter, directory, options, own=own, on_phase=follow)
@@ -213,7 +214,7 @@ def _prove_clauses(
             for result in suite.results():
                 rows.add(result)
         except Interrupted:
-            _tell(f"what was running: {now['is']}")
+            _tell(f"what was running: {running}")
             raise
     seconds = time.monotonic() - began
     rows.close(seconds)

@@ -24,6 +24,7 @@ from backends.capabilities import BackendSettings
 from backends.collectives import Prepare
 from backends.ddp import DDPBackend
 from backends.interface import Backend, BackendOptions
+from backends.torch_group import all_reduce_in_group
 from compare.collectives.measurement import OPERATIONS, CollectivesFile, bus_factor, read_collectives
 from contract.patience import stretched
 from tests.launching import LOCKSTEP, lockstep, needs_namespaces, require_backend, require_start_method
@@ -335,3 +336,13 @@ def test_a_damaged_file_is_refused(tmp_path: Path, damage: str, measured: tuple[
         path.write_text(texts[damage])
     with pytest.raises((OSError, ValueError)):
         read_collectives(path)
+
+
+def test_what_is_reduced_is_contiguous(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL refuses what is not; gloo, which the contract meets on a CPU, takes it."""
+    reduced: list[torch.Tensor] = []
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor, op: reduced.append(tensor))
+    transposed = torch.arange(6.0).reshape(2, 3).T
+    result = all_reduce_in_group(transposed, "sum")
+    assert reduced[0].is_contiguous()
+    assert torch.equal(result, transposed)

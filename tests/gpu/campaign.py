@@ -9,7 +9,6 @@ docs/results/ as they come, as JSON with every raw number and as a table.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import os
 import random
@@ -34,8 +33,8 @@ from launch.starters.interface import PROJECT_DIRECTORY
 from records.environment import describe_environment
 from records.files import write_atomically
 from records.throughput import NUM_WARMUP_STEPS
-from tasks.text.grammar import generate
 from tests.gpu.contracts import ADAPTERS, NUM_PROCESSES, more_options, unavailable_reason
+from tests.gpu.long_texts import write_long_texts
 from tests.gpu.report import render
 
 _LOCKSTEP = (sys.executable, "-m", "launch")
@@ -174,13 +173,7 @@ class Campaign:
         path = self.directory / f"{split}.csv"
         if not path.exists():
             num_texts = {"train": max(1024, self.options.batch_size), "validation": 64}[split]
-            reviews = generate(num_texts * _REVIEWS_PER_TEXT, seed=len(split))
-            with path.open("w", newline="") as file:
-                writer = csv.writer(file)
-                writer.writerow(["text", "label"])
-                for number in range(num_texts):
-                    some = reviews[number * _REVIEWS_PER_TEXT : (number + 1) * _REVIEWS_PER_TEXT]
-                    writer.writerow([" ".join(review["text"] for review in some), reviews[number]["label"]])
+            write_long_texts(path, num_texts=num_texts, reviews_per_text=_REVIEWS_PER_TEXT, seed=len(split))
         return path
 
     def matmul_rate(self, precision: str) -> float | None:

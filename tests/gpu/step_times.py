@@ -8,7 +8,6 @@ its kernels, the model FLOP/s, and the kernels that take longest.
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
 import tempfile
 import time
@@ -23,8 +22,8 @@ from backends.single import SingleBackend
 from compare.report.flops import peak_flops_per_second, training_flops_per_token
 from records.config import Batching
 from tasks.text.classification import TextClassification
-from tasks.text.grammar import generate
 from tasks.text.settings import TextClassificationSettings
+from tests.gpu.long_texts import write_long_texts
 from tests.launching import run_config
 from training.loop import Trainer
 
@@ -46,7 +45,10 @@ def main(arguments: list[str]) -> int:
     name = torch.cuda.get_device_name()
     print(f"{name}, torch {torch.__version__}, {asked}")
     with tempfile.TemporaryDirectory() as directory:
-        texts = _texts(Path(directory), asked.sequence_length, num_texts=2 * asked.batch_size)
+        texts = Path(directory) / "texts.csv"
+        # A review has more than three tokens.
+        reviews_per_text = 1 + asked.sequence_length // 3
+        write_long_texts(texts, num_texts=2 * asked.batch_size, reviews_per_text=reviews_per_text, seed=1)
         task = TextClassification(
             TextClassificationSettings(
                 model="bert-base", train_file=texts, validation_file=texts, max_seq_length=asked.sequence_length
@@ -94,19 +96,6 @@ def _measure(
         torch.cuda.synchronize()
     table = profiler.key_averages().table(sort_by="self_cuda_time_total", row_limit=20, max_name_column_width=70)
     return seconds, seconds_of_python, table
-
-
-def _texts(directory: Path, sequence_length: int, *, num_texts: int) -> Path:
-    """Writes texts with more words than a sequence has tokens."""
-    path, sentences_per_text = directory / "texts.csv", 1 + sequence_length // 3
-    reviews = generate(num_texts * sentences_per_text, seed=1)
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["text", "label"])
-        for number in range(num_texts):
-            some = reviews[number * sentences_per_text : (number + 1) * sentences_per_text]
-            writer.writerow([" ".join(review["text"] for review in some), reviews[number]["label"]])
-    return path
 
 
 if __name__ == "__main__":
