@@ -55,6 +55,7 @@ class ApexBackend(TorchGroupBackend):
         # Apex's own check for a model that is wrapped already never matches.
         if isinstance(model, (DistributedDataParallel, torch.nn.parallel.DistributedDataParallel)):
             raise ValueError("the model is wrapped already; amp.initialize must come before the wrapper")
+        _require_kernels_for(model)
         _unpatch_torch()
         # Apex broadcasts the parameters when it wraps, and never the buffers. Under O2 the
         # parameters have by then lost half of their digits, which the master weights should keep.
@@ -195,6 +196,22 @@ def _unpatch_torch() -> None:
     handle = getattr(_amp_state, "handle", None)
     if handle is not None:
         handle._deactivate()
+
+
+def _require_kernels_for(model: torch.nn.Module) -> None:
+    """Refuses what Apex's kernels do not know: its error would come in the middle of a backward pass.
+
+    Raises:
+        UnsupportedError: It names the parameter.
+    """
+    if not multi_tensor_applier.available:  # the same in Python knows any dtype
+        return
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.dtype == torch.float64:
+            raise UnsupportedError(
+                f"apex cannot train {name}, which is float64: its kernels copy no such gradients; make it float32 (the "
+                "tasks of this project: --dtype float32), or use ddp"
+            )
 
 
 def _fused_adam(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

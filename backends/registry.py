@@ -208,6 +208,8 @@ def _apex() -> Capabilities:
         {"cuda": ("fp32", "fp16")},
         start_methods=("torchrun",),
         ranks_may_share_gpu=True,
+        # After a reduction, its kernels copy gradients in float32 and below (csrc/multi_tensor_scale_kernel.cu).
+        float64=False,
         # Apex reduces the gradients that exist, which must be those of the same parameters on all ranks.
         unused_parameters=False,
         # amp replaces functions of torch while the model runs, which a compiled graph would not see.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -203,6 +204,16 @@ def test_a_wrapped_model_is_refused(adapter: Any) -> None:
     wrapped = apex_double.DistributedDataParallel(torch.nn.Linear(1, 1), delay_allreduce=True)
     with pytest.raises(ValueError, match=r"amp.initialize must come before the wrapper"):
         backend.setup(wrapped, torch.optim.SGD(wrapped.parameters(), lr=0.1))
+
+
+def test_kernels_know_no_float64(adapter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = adapter(BackendOptions(settings=ApexSettings()))
+    model = torch.nn.Linear(1, 1, dtype=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    backend.setup(model, optimizer)  # Python does
+    monkeypatch.setattr(sys.modules["backends.apex"].multi_tensor_applier, "available", True)
+    with pytest.raises(UnsupportedError, match="apex cannot train weight, which is float64"):
+        backend.setup(model, optimizer)
 
 
 def test_fused_adam_needs_the_kernels(adapter: Any) -> None:
