@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from backends.devices import count_gpus
 from launch.starters.interface import PROJECT_DIRECTORY
 from tests.forked.client import interpreter
-from tests.gpu.campaign import Entry, entries
+from tests.gpu.campaign import Campaign, Entry, entries
 
 pytestmark = pytest.mark.slow
 
@@ -70,6 +71,15 @@ def test_bad_requests_are_refused(arguments: tuple[str, ...], words: str) -> Non
     done = _run(*arguments)
     assert done.returncode == 2
     assert words in done.stderr.splitlines()[-1]
+
+
+def test_an_adapter_without_the_clauses_that_are_asked_for_is_not_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.gpu.campaign.more_options", lambda adapter: ["--precision", "fp16"])
+    options = Namespace(device="cpu", check="C36", time_limit=120)
+    found = Campaign(options, tmp_path, tmp_path / "target.json", {}).hold_to_contract("single")
+    assert "no clause matches" in found["unavailable"]
 
 
 def test_apex_races_at_both_levels_and_uncompiled() -> None:
