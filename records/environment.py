@@ -24,6 +24,8 @@ VARIABLES = (
     *("CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_", "NCCL_", "GLOO_"),
     *("TOKENIZERS_PARALLELISM", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES", "THP_MEM_ALLOC_ENABLE", "LD_PRELOAD"),
 )
+# How the names of those end that say where files are on this machine, such as CUDA_HOME: a record does not note them.
+_PLACES = ("_HOME", "_PATH", "_ROOT", "_DIR")
 
 
 def describe_environment(*, with_torch: bool) -> Environment:
@@ -38,7 +40,11 @@ def describe_environment(*, with_torch: bool) -> Environment:
             cuda = torch.version.cuda
             nccl = ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
             gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    variables = {name: value for name, value in sorted(os.environ.items()) if name.startswith(noted_variables())}
+    variables = {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(noted_variables()) and not name.endswith(_PLACES)
+    }
     return Environment(
         git_commit=commit,
         git_dirty=dirty,

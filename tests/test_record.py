@@ -11,6 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from launch.starters.interface import PROJECT_DIRECTORY
+from records.environment import describe_environment
 from records.record import RunRecord, read_record, write_record
 from records.throughput import NUM_WARMUP_STEPS, samples_per_second
 from tests.launching import train
@@ -54,6 +55,14 @@ def test_a_run_leaves_a_valid_record(run: Path) -> None:
         assert rank["num_threads"] == content["config"]["threads_per_rank"]
     assert content["environment"]["packages"]["torch"]
     assert 0 < content["seconds_to_first_step"] < content["seconds"]
+
+
+def test_variables_are_noted_unless_they_say_where_files_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CUDA_HOME", "NCCL_DEBUG", "TORCH_EXTENSIONS_DIR", "HOME"):
+        monkeypatch.setenv(name, "something")
+    variables = describe_environment(with_torch=False).variables
+    assert variables["NCCL_DEBUG"] == "something"
+    assert not {"CUDA_HOME", "TORCH_EXTENSIONS_DIR", "HOME"} & set(variables)
 
 
 def test_a_record_is_never_overwritten(run: Path, tmp_path: Path) -> None:
