@@ -12,7 +12,8 @@ from launch.errors import UsageError
 from launch.starters.environment import starter_environment
 from launch.starters.interface import Ranks
 from launch.starters.python import Python
-from tests.launching import DISTRIBUTED, require_backend, train
+from tests.launching import DISTRIBUTED, OF_EACH_STARTER, require_backend, train
+from tests.sparing import in_ci
 
 
 @pytest.fixture
@@ -47,7 +48,13 @@ def test_it_comes_before_what_the_user_loads(monkeypatch: pytest.MonkeyPatch, tm
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("backend", "asked"), [*((name, "auto") for name in DISTRIBUTED), ("ddp", "glibc")])
+@pytest.mark.parametrize(
+    ("backend", "asked"),
+    in_ci(
+        [*((name, "auto") for name in OF_EACH_STARTER), ("ddp", "glibc")],
+        [*((name, "auto") for name in DISTRIBUTED), ("ddp", "glibc")],
+    ),
+)
 def test_ranks_have_it(backend: str, asked: str, tmp_path: Path) -> None:
     require_backend(backend)
     options = ("--task", "token-tagging", "--num-processes", "2", "--max-steps", "2", "--allocator", asked)

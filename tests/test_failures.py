@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,7 @@ from tests.launching import (
     train,
     wait_for_steps,
 )
+from tests.sparing import in_ci
 
 pytestmark = pytest.mark.launchers
 
@@ -102,8 +104,13 @@ def test_other_start_methods_end_too(tmp_path: Path, start_method: tuple[str, st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("backend", ["ddp", "horovod"])
+@pytest.mark.parametrize(
+    ("backend", "number"),
+    in_ci(
+        [("ddp", signal.SIGINT), ("horovod", signal.SIGTERM)],
+        [*product(("ddp", "horovod"), (signal.SIGINT, signal.SIGTERM))],
+    ),
+)
 def test_an_interrupted_job_leaves_no_process(tmp_path: Path, backend: str, number: signal.Signals) -> None:
     require_backend(backend)
     run = tmp_path / "run"

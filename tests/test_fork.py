@@ -89,12 +89,3 @@ def test_ranks_are_no_copies_of_a_process_that_cannot_be_copied(
     assert printed in output
     assert "the ranks are spawned instead of forked" in log
     assert logged in log
-
-
-def test_threads_and_a_compiled_model(own: Path) -> None:
-    """Neither waits for a thread that only the copied process had."""
-    options = ("--start-method", "fork", "--num-processes", "2", "--threads-per-rank", "2", "--max-steps", "1")
-    task = ("--task", "own_task:OwnTask", "--torch-compile", "--no-evaluate")
-    path = {"PYTHONPATH": f"{PROJECT_DIRECTORY}:{own}"}
-    done = lockstep("ddp", *task, *options, "--output-dir", own / "run", env=path, timeout=200)
-    assert done.returncode == 0, done.stderr

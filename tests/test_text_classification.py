@@ -24,6 +24,7 @@ from tasks.text.models import PRESETS, VOCAB_SIZE, build_preset, load_pretrained
 from tasks.text.settings import TextClassificationSettings
 from tasks.text.tokenizers import train_wordpiece
 from tests.launching import lockstep, require_backend, train
+from tests.sparing import in_ci
 
 ROWS = [
     ("the plot was superb", "good"),
@@ -309,7 +310,7 @@ def test_two_processes_prepare_a_cold_cache_once(tmp_path: Path) -> None:
     assert len(directories) == 1
 
 
-@pytest.mark.parametrize("backend", ["single", "ddp", "horovod", "accelerate"])
+@pytest.mark.parametrize("backend", in_ci(["ddp", "horovod"], ["single", "ddp", "horovod", "accelerate"]))
 def test_fine_tuning_a_pretrained_model_on_ones_own_csv(tmp_path: Path, backend: str) -> None:
     require_backend(backend)
     for split in ("train", "validation"):

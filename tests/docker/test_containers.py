@@ -123,7 +123,8 @@ def test_a_service_trains_as_the_owner_of_its_results(compose: Compose, outside:
     _assert_arrived(compose.runs / "mine", CALLER, outside(compose.options))
 
 
-@pytest.mark.parametrize("name", IMAGES)
+# The services above run the others.
+@pytest.mark.parametrize("name", in_ci(["ddp", "fabric", "deepspeed"], IMAGES))
 def test_the_launcher_runs_an_image_with_the_same_options(
     images: dict[str, float], outside: Outside, tmp_path: Path, name: str
 ) -> None:
