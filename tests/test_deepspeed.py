@@ -84,7 +84,7 @@ def test_a_rank_holds_a_part_of_the_optimizer_state(tmp_path: Path, stage: str) 
 def test_the_second_stage_keeps_the_contract() -> None:
     """Gradients, weights, clipping and traffic: all that parts of averaged gradients could change."""
     require_backend("deepspeed")
-    which = ("--num-processes", "3", "--check", "C16,C17,C20,C24,C26,C27")
+    which = ("--num-processes", "2,3", "--check", "C16,C17,C20,C24,C26,C27")
     done = lockstep("contract", "deepspeed", "--zero-stage", "2", *which)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "deepspeed --zero-stage 2 on cpu: 6 passed" in done.stdout
