@@ -9,6 +9,7 @@ import pytest
 
 from tests.faults.hangs import hang_one
 from tests.launching import lockstep, require_backend, train
+from tests.sparing import in_ci
 
 ASLEEP = ("--wait", "sleep")
 
@@ -52,9 +53,10 @@ def test_a_rank_that_hangs_is_named(tmp_path: Path, fault: str) -> None:
 
 
 @pytest.mark.slow
-def test_it_keeps_the_contract() -> None:
+@pytest.mark.parametrize("numbers_of_ranks", in_ci(["2"], ["2", "2,3"]))
+def test_it_keeps_the_contract(numbers_of_ranks: str) -> None:
     """Gradients, weights, bits, traffic, overflow, and unused parameters."""
-    clauses = ("--num-processes", "2", "--check", "C09,C16,C17,C24,C25,C26,C27,C30,C37")
+    clauses = ("--num-processes", numbers_of_ranks, "--check", "C09,C16,C17,C24,C25,C26,C27,C30,C37")
     done = lockstep("contract", "horovod", *ASLEEP, *clauses)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "horovod --wait sleep on cpu: 9 passed" in done.stdout

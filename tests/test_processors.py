@@ -15,7 +15,7 @@ from tests.sparing import in_ci
 
 pytestmark = pytest.mark.slow
 
-# All changes at once, and then each of them alone.
+# All changes at once, then some, and each of them alone.
 TOGETHER = {
     "ATEN_CPU_CAPABILITY": "default",
     "ONEDNN_MAX_CPU_ISA": "AVX2",
@@ -24,6 +24,8 @@ TOGETHER = {
 }
 PROCESSORS = (
     TOGETHER,
+    {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "OMP_NUM_THREADS": "3"},
+    {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"},
     {"OMP_NUM_THREADS": "3"},
     {"ATEN_CPU_CAPABILITY": "default"},
     {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"},

@@ -117,7 +117,7 @@ class Campaign:
             command += ["--check", options.check]
         # The race shall have its share of the time, whatever hangs here.
         code, output = self._run([*command, "--json", str(target)], seconds=0.5 * options.time_limit)
-        if code == _REFUSED:  # it has none of the clauses that are asked for
+        if code == _REFUSED and options.check:  # it has none of these clauses
             return {"adapter": adapter, "unavailable": output.strip().splitlines()[-1]}
         if not target.exists():
             return {"adapter": adapter, "broken": output[-2000:]}
