@@ -124,8 +124,9 @@ def _lost_node(name: str) -> Iterator[None]:
     try:
         yield
     finally:
+        # A node that is down is back in service as soon as its daemon has registered (ReturnToService=2).
         subprocess.run([CLUSTER, "node", name], check=True)
-        _slurm("scontrol", "update", f"nodename={name}", "state=resume")
+        wait_until(lambda: "down" not in _slurm("sinfo", "--noheader", "--nodes", name, "--format=%T"), f"node {name}")
 
 
 @contextlib.contextmanager
