@@ -182,7 +182,7 @@ def _run_once(
     )
     (directory / SPECIFICATION_NAME).write_text(specification.model_dump_json())
     ranks = Ranks(key.world_size, (group.module, str(directory)), group.device, 1, None, timeout, directory / LOGS_NAME)
-    watch = _PhaseWatch(directory, key.world_size, on_phase)
+    watch = _PhaseWatch(directory, key.world_size, on_phase, patience=timeout / COLLECTIVE_SECONDS)
     try:
         row = find_backend(group.adapter)
         starter = settle_starter(group.adapter, row.capabilities.start_methods, None, device=group.device)
@@ -202,8 +202,20 @@ def _breakdown(failure: JobFailure) -> Breakdown:
 class _PhaseWatch:
     """Follows the phases that ranks report, and ends the group when a rank is in one of them for too long."""
 
-    def __init__(self, directory: Path, world_size: int, on_phase: Callable[[str], None]) -> None:
+    def __init__(
+        self, directory: Path, world_size: int, on_phase: Callable[[str], None], *, patience: float = 1.0
+    ) -> None:
+        """Remembers where ranks report.
+
+        Args:
+            directory: Their directory.
+            world_size: How many there are.
+            on_phase: Gets the name of the phase of the slowest rank at each look.
+            patience: How many times as long as on an idle machine the ranks themselves wait for each other: what they
+                would find is not to be reported before, in words that say less.
+        """
         self._directory, self._world_size, self._on_phase = directory, world_size, on_phase
+        self._patience = patience
         self._began = time.time()
 
     def look(self) -> None:
@@ -213,7 +225,7 @@ class _PhaseWatch:
         late = [
             rank
             for rank, (since, name) in enumerate(phases)
-            if now - since > stretched(PHASE_SECONDS if name != "start" else START_SECONDS)
+            if now - since > self._limit(PHASE_SECONDS if name != "start" else START_SECONDS)
         ]
         if late:
             # The rank that hangs entered its phase first: ranks that wait for it have come further.
@@ -223,6 +235,9 @@ class _PhaseWatch:
             where = "; ".join(f"rank {n} {innermost_frame(stacks.get(n, ''))}" for n in range(self._world_size))
             seconds = f"{now - phases[rank][0]:.0f} s"
             raise Hung(name, Breakdown(None, f"hung: {name} has not ended after {seconds} ({where})", True))
+
+    def _limit(self, seconds: float) -> float:
+        return max(stretched(seconds), self._patience * seconds)
 
     def phase(self, rank: int | None) -> str:
         """Returns the phase that a rank is in; for None, the phase of the slowest rank."""

@@ -130,11 +130,16 @@ def _read(arguments: Sequence[str]) -> _Plan:
 
 
 def race_options(num_processes: int, budget: str, planted: float) -> list[str]:
-    """Returns the options of a race between DDP, the same again, and DDP slowed by a share of its steps."""
+    """Returns the options of a race between DDP, the same again, and DDP slowed by a share of its steps.
+
+    A single rank has one thread, as each of two has: starts of a rank with several threads differ.
+    """
+    threads = ["--threads-per-rank", "1"] if num_processes == 1 else []
     return [
         *("--backends", f"ddp,{_SAME}", "--entrant", f"slowed={_SLOWED}:--planted-slowdown={planted}"),
         *("--num-processes", str(num_processes), "--budget", budget, "--no-limits", "--no-collectives"),
         "--no-diagnosis",
+        *threads,
     ]
 
 

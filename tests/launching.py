@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -148,8 +149,9 @@ def processes_of(directory: Path) -> list[psutil.Process]:
     """All processes with this run directory on their command line."""
     found = []
     for process in psutil.process_iter(["cmdline"]):
-        if str(directory) in (process.info["cmdline"] or []) and process.status() != psutil.STATUS_ZOMBIE:
-            found.append(process)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if str(directory) in (process.info["cmdline"] or []) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
     return found
 
 
@@ -205,11 +207,16 @@ def trains(run: Path) -> bool:
     return any(position is not None and position.step > 2 for position in positions)
 
 
+# Whatever seed a training in this process has set: other workers set the same.
+_DICE = random.SystemRandom()
+
+
 def free_port() -> str:
-    """A port that is free now, as an option has it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
+    """A port that is free now, as an option has it: none of those that the kernel gives to whoever asks for any."""
+    while True:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", _DICE.randrange(20_000, 32_000)))
+            return str(probe.getsockname()[1])
 
 
 def wait_for_steps(run: Path, *, job: subprocess.Popen[Any] | None = None, seconds: float = 180) -> None:

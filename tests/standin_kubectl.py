@@ -139,7 +139,7 @@ def are_gone() -> bool:
     ends = [STATE / f"pod{index}.exit" for index in range(num_pods())]
     if not (STATE / "deleted").exists():
         return False
-    return all(path.exists() and time.time() - path.stat().st_mtime > 3 for path in ends)
+    return all(path.exists() and time.time() - path.stat().st_mtime > 30 for path in ends)
 
 
 def delete(number: signal.Signals) -> int:

@@ -39,11 +39,11 @@ def test_what_is_planted_in_a_phase_is_found_there(place: str, undisturbed: Brea
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", ["data", "forward"])
 def test_the_others_wait_for_a_slow_rank(phase: str, tmp_path: Path) -> None:
-    options = ["--task", "tests.planted:SlowRank", "--max-steps", "20", "--output-dir", tmp_path / "run"]
+    options = ["--task", "tests.planted:SlowRank", "--max-steps", "14", "--output-dir", tmp_path / "run"]
     done = lockstep("ddp", *options, "--diagnose", env={"LOCKSTEP_TEST_SLOW_PHASE": phase})
     assert done.returncode == 0, done.stderr
     record = read_record(tmp_path / "run" / "record.json")
-    assert all(rank.diagnosis and len(rank.diagnosis.rehearsed_seconds) == 20 for rank in record.ranks)
+    assert all(rank.diagnosis and len(rank.diagnosis.rehearsed_seconds) == 14 for rank in record.ranks)
     fast, slow = (_medians(rank.diagnosis) for rank in record.ranks if rank.diagnosis is not None)
     assert fast["communication"] > 0.8 * SlowRank.SECONDS
     assert slow[phase] > 0.8 * SlowRank.SECONDS

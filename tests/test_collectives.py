@@ -296,7 +296,7 @@ def test_a_collective_that_leaves_the_wrong_values_is_an_error(tmp_path: Path) -
 def test_a_rank_that_stops_inside_a_library_that_waits_for_ever_is_named(tmp_path: Path) -> None:
     require_backend("horovod")
     command = [str(LOCKSTEP), "allreduce", "--backends", "horovod", "--sizes", "64MB", "--seconds-per-point", "600"]
-    command += ["--timeout", "5", "--output", str(tmp_path / "out.json")]
+    command += ["--timeout", "15", "--output", str(tmp_path / "out.json")]
     job = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     _measuring_rank(job.pid, "1").suspend()
     _, stderr = job.communicate(timeout=180)
@@ -306,7 +306,7 @@ def test_a_rank_that_stops_inside_a_library_that_waits_for_ever_is_named(tmp_pat
 
 
 def _measuring_rank(launcher: int, rank: str) -> psutil.Process:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while time.monotonic() < deadline:
         for process in psutil.Process(launcher).children(recursive=True):
             with contextlib.suppress(psutil.Error):

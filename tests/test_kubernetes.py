@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,7 +18,7 @@ import pytest
 import yaml
 
 from engines.kubectl import Copying, Kubectl, Logs, Pod, _pod
-from tests.launching import lockstep, start_lockstep, train, trains, wait_until
+from tests.launching import free_port, lockstep, start_lockstep, train, trains, wait_until
 from tests.standin_kubectl import expanded
 
 IMAGE = ("--engine", "kubernetes", "--image", "registry/lockstep-ddp:1")
@@ -220,15 +219,9 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return state
 
 
-def _free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
-
-
-def _job(*options: str, task: str = "token-tagging", steps: int = 10) -> tuple[str, ...]:
-    pods = (*IMAGE, "--volume-claim", "results", "--master-port", _free_port())
-    return ("ddp", *pods, "--task", task, "--max-steps", str(steps), "--threads-per-rank", "1", *options)
+def _job(*, steps: int = 10) -> tuple[str, ...]:
+    pods = (*IMAGE, "--volume-claim", "results", "--master-port", free_port())
+    return ("ddp", *pods, "--task", "token-tagging", "--max-steps", str(steps), "--threads-per-rank", "1")
 
 
 @pytest.mark.slow
@@ -251,26 +244,15 @@ def test_two_pods_compute_what_one_machine_does(tmp_path: Path, cluster: Path) -
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_a_pod_that_fails_gives_its_exit_code(tmp_path: Path, cluster: Path) -> None:
-    """With the stand-in for kubectl: the nodes refuse a file that they do not have."""
-    files = ("--train-file", "/runs/no.csv", "--validation-file", "/runs/no.csv")
-    done = lockstep(*_job(*files, task="text-classification"), "--output-dir", tmp_path / "mine")
-    assert done.returncode == 2
-    assert "lockstep: node 1: " in done.stderr
-    assert "no.csv" in done.stderr
-    assert (cluster / "deleted").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.processes
-def test_a_node_that_refuses_its_options_ends_the_job(tmp_path: Path, cluster: Path) -> None:
-    """With the stand-in for kubectl: node 0 finds a run in its directory, for which node 1 would wait five minutes."""
-    (cluster / "volume" / "mine" / "node0").mkdir(parents=True)
-    (cluster / "volume" / "mine" / "node0" / "record.json").write_text("{}")
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_node_that_refuses_its_options_ends_the_job(tmp_path: Path, cluster: Path, node: int) -> None:
+    """With the stand-in for kubectl: a node finds a run in its directory; the other would wait for it five minutes."""
+    (cluster / "volume" / "mine" / f"node{node}").mkdir(parents=True)
+    (cluster / "volume" / "mine" / f"node{node}" / "record.json").write_text("{}")
     began = time.monotonic()
     done = lockstep(*_job(), "--output-dir", tmp_path / "mine")
     assert done.returncode == 2, done.stderr
-    assert "lockstep: --output-dir " in done.stderr
+    assert f"lockstep: {'node 1: ' * node}--output-dir " in done.stderr
     assert (cluster / "deleted").exists()
     assert time.monotonic() - began < 150
 

@@ -15,6 +15,7 @@ from launch.errors import UsageError
 from launch.meeting import MeetingFailed, meet
 from launch.nodes import Nodes
 from launch.other_nodes import OtherNodes
+from tests.launching import free_port
 from watch.failures import FailureKind, JobFailure
 
 GREETING = b"lockstep: node 0 waits\n"
@@ -22,9 +23,7 @@ GREETING = b"lockstep: node 0 waits\n"
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return int(free_port())
 
 
 @pytest.fixture
@@ -139,13 +138,13 @@ def test_the_second_node_of_a_number_is_told_so(port: int, threads: ThreadPoolEx
 
 
 def test_what_is_no_node_is_not_counted(port: int, threads: ThreadPoolExecutor) -> None:
-    first = threads.submit(_come, port, 0, seconds=3)
+    first = threads.submit(_come, port, 0, seconds=6)
     for words in (b"GET / HTTP/1.1\r\n\r\n", b'{"node_rank": 1}\n', b"\xff" * 20_000):
         with _report(port, node_rank=7), socket.create_connection(("127.0.0.1", port)) as stranger:
             stranger.sendall(words)
             assert _others_wait(first)
-    with pytest.raises(MeetingFailed, match=r"node 1 did not come to 127.0.0.1:\d+ within 3 s; is the command running"):
-        first.result(5)
+    with pytest.raises(MeetingFailed, match=r"node 1 did not come to 127.0.0.1:\d+ within 6 s; is the command running"):
+        first.result(20)
 
 
 def test_node_0_does_not_come(port: int) -> None:

@@ -26,6 +26,7 @@ from tests.launching import (
     train,
     wait_until,
 )
+from watch.rank_files import RankFiles, started_ranks
 
 OPTIONS = ("--task", "token-tagging", "--max-steps", "10", "--threads-per-rank", "1")
 TWO_HOSTS = ("--engine", "mpi", "--hosts", "n2:1,n1:1")
@@ -124,7 +125,7 @@ def test_collectives_are_measured_between_hosts(place: Path) -> None:
 def test_a_race_between_hosts(place: Path) -> None:
     """What two hosts compute is compared with what one process on the first of them computes."""
     options = ("--backends", "ddp", "--entrant", "own=horovod:HOROVOD_CYCLE_TIME=2", "--num-processes", "2")
-    sizes = ("--repeats", "3", "--timed-steps", "30", "--diagnosis-steps", "10")
+    sizes = ("--repeats", "3", "--timed-steps", "20", "--diagnosis-steps", "10")
     code, output = _run(place, "compare", *RACE, *options, *sizes, "--output-dir", place / "race")
     assert code == 0, output
     results = Results.model_validate_json((place / "race" / "results.json").read_text())
@@ -152,7 +153,7 @@ def _rests(place: Path, host: str) -> bool:
 @pytest.mark.parametrize("who", ["race", "keeper"])
 def test_nothing_is_left_stopped(place: Path, who: str) -> None:
     """Both entrants rest at times on a host that the race reaches through their keepers alone."""
-    sizes = ("--repeats", "3", "--timed-steps", "120", "--no-diagnosis", "--num-processes", "2")
+    sizes = ("--repeats", "3", "--timed-steps", "60", "--no-diagnosis", "--num-processes", "2")
     words = ("compare", *RACE, "--backends", "ddp,horovod", *sizes, "--output-dir", place / "race")
     job = _start(place, *words)
     with ending(job):
@@ -175,12 +176,12 @@ def test_nothing_is_left_stopped(place: Path, who: str) -> None:
 def test_a_rank_that_is_killed_ends_all_hosts(place: Path) -> None:
     job = _start(place, "ddp", *TWO_HOSTS, *OPTIONS, "--max-steps", "5000", "--output-dir", place / "run")
     with ending(job):
-        logs = place / "run" / "node1" / "logs"
-        pid = wait_until(lambda: next(logs.glob("rank*.pid"), None), "a rank of node 1", job=job)
-        os.kill(int(pid.read_text().split()[0]), signal.SIGKILL)
+        node = place / "run" / "node1"
+        rank = wait_until(lambda: next(filter(RankFiles.position, started_ranks(node)), None), "a rank", job=job)
+        os.kill(rank.running_pid(), signal.SIGKILL)
         code, output = _ended(place, job)
     assert code == 1
-    assert f"lockstep: node 1: ddp failed: {pid.stem[:4]} {pid.stem[4:]} (n1, " in output
+    assert f"lockstep: node 1: ddp failed: rank {rank.rank} (n1, " in output
 
 
 @pytest.mark.slow

@@ -205,7 +205,7 @@ def test_a_killed_race_leaves_nothing_to_its_resume(tmp_path: Path) -> None:
     killed_at = time.time()
     second = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     wait_until_gone(orphan)
-    _, errors = second.communicate(timeout=200)
+    _, errors = second.communicate(timeout=600)
     assert second.returncode == 0, errors
     records = [read_record(path) for path in set(RaceDirectory(directory).records()) - finished]
     plan = RacePlan.model_validate_json((directory / "plan.json").read_bytes())

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.launching import ending, lockstep, processes_of, start_lockstep, train, wait_until
+from tests.launching import ending, free_port, lockstep, processes_of, start_lockstep, train, wait_until
 
 OPTIONS = ("--task", "token-tagging", "--max-steps", "10", "--threads-per-rank", "1")
 TWO_NODES = ("--engine", "ray", "--num-nodes", "2")
@@ -29,14 +28,17 @@ needs_ray = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
     """The address of a cluster with one machine and two processors."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     # The names of its sockets must be short.
     with tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as place:
         head = [
             *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--num-cpus=2"),
-            *(f"--port={port}", f"--temp-dir={place}", "--include-dashboard=false", "--object-store-memory=80000000"),
+            *(
+                f"--port={port}",
+                f"--temp-dir={place}",
+                "--include-dashboard=false",
+                "--object-store-memory=80000000",
+            ),
         ]
         with (Path(place) / "head.log").open("w") as log:
             # Ray would let other processes of this machine go first.

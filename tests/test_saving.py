@@ -40,9 +40,9 @@ def test_saving_by_minutes(tmp_path: Path) -> None:
         "--keep",
         "100",
     )
-    train("ddp", tmp_path / "run", *options, "--save-every", "0.05min")
+    record = train("ddp", tmp_path / "run", *options, "--save-every", "0.05min")
     steps = [checkpoint_step(path) for path in list_checkpoints(tmp_path / "run")]
-    assert 1 <= len(steps) <= 3
+    assert 1 <= len(steps) <= record["seconds"] / 3
 
 
 @pytest.mark.slow

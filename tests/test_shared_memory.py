@@ -16,7 +16,7 @@ CLAUSES = "C09,C16,C17,C24,C25,C26,C27,C28,C30,C37,C38,C43"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("numbers_of_ranks", in_ci(["2,3"], ["2,3", "1,2,3,4"]))
+@pytest.mark.parametrize("numbers_of_ranks", in_ci(["2"], ["2", "1,3,4"]))
 def test_it_keeps_the_contract(numbers_of_ranks: str) -> None:
     done = lockstep("contract", "ddp", *SHARED, "--num-processes", numbers_of_ranks, "--check", CLAUSES)
     assert done.returncode == 0, done.stdout + done.stderr

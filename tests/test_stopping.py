@@ -78,7 +78,7 @@ def test_asked_twice_it_ends_at_once(tmp_path: Path, save_every: str) -> None:
         wait_for_steps(run, job=job)
         if save_every != "never":
             job.send_signal(signal.SIGTERM)
-            time.sleep(0.5)
+            wait_until((run / "logs" / "stop").exists, "a request to stop")
         job.send_signal(signal.SIGTERM)
         began = time.monotonic()
         _, stderr = job.communicate(timeout=180)
@@ -96,7 +96,7 @@ def test_the_record_of_a_run_stopped_twice_has_its_past(tmp_path: Path) -> None:
     for more in ((), ("--resume",)):
         job = start_lockstep("ddp", *options, *more)
         if more:
-            wait_until((run / "attempts").exists, "the start that goes on")
+            wait_until((run / "attempts" / "1" / "progress.jsonl").exists, "the start that goes on")
         wait_for_steps(run)
         job.send_signal(signal.SIGTERM)
         assert job.wait(timeout=180) == 75

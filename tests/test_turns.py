@@ -179,7 +179,7 @@ def test_an_entrant_rests_between_its_turns_and_ends_by_itself(tmp_path: Path, l
     record = json.loads((tmp_path / "run" / "record.json").read_text())
     assert record["status"] == "completed"
     assert len(record["steps"]) == NUM_STEPS
-    assert all(max(rank["step_seconds"]) < 2 for rank in record["ranks"])
+    assert all(max(rank["step_seconds"][1:]) < 2 for rank in record["ranks"])
 
 
 @pytest.mark.slow
@@ -240,8 +240,7 @@ def test_a_race_that_is_killed_between_turns_leaves_nothing_stopped(tmp_path: Pa
     command += [
         "--global-batch-size",
         "16",
-        "--diagnosis-steps",
-        "10",
+        "--no-diagnosis",
         "--timed-steps",
         "100000",
         "--num-processes",

@@ -11,8 +11,12 @@ import sys
 import time
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
 import pytest
+import torch
 
 from backends.capabilities import TORCH_SIGNS
 from backends.registry import BACKENDS
@@ -21,6 +25,7 @@ from records.names import LOGS_NAME
 from tests.faults.hangs import HANGS, hang_one
 from tests.launching import OF_EACH_STARTER, lockstep, processes_of, require_backend
 from tests.sparing import in_ci
+from training import data
 from watch.heartbeat import read_position
 from watch.rank_files import RankFiles, started_ranks
 from watch.watchdog import Hang, Limits, Watchdog
@@ -60,6 +65,19 @@ def test_workers_that_take_long_to_start_are_no_hang(tmp_path: Path) -> None:
     options = ("--task", "token-tagging", "--dataloader-num-workers", "2", "--hang-timeout", "1")
     done = lockstep("ddp", *options, "--max-steps", "2", "--output-dir", tmp_path / "run")
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("num_workers", "starts"), [(0, 0), (1, 1), (2, 2)])
+def test_each_worker_may_take_long_to_start(monkeypatch: pytest.MonkeyPatch, num_workers: int, starts: int) -> None:
+    """The second batch comes from the second worker."""
+    monkeypatch.setattr(data, "DataLoader", lambda *_, **options: "abcd")
+    config, hooks = SimpleNamespace(dataloader_num_workers=num_workers), mock.Mock()
+    state = SimpleNamespace(step=0, backend=SimpleNamespace(device=torch.device("cpu")))
+    loader: Any = data.Loader(config, None, None, state, hooks)  # type: ignore[arg-type]
+    loader.micro_batches = mock.Mock()
+    assert "".join(loader.load([])) == "abcd"
+    phases = [call.args[0] for call in hooks.on_phase.call_args_list]
+    assert phases == ["start"] * starts + ["data"] * (5 - starts)
 
 
 def test_a_rank_whose_data_loader_hangs_is_named(tmp_path: Path) -> None:

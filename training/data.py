@@ -36,7 +36,7 @@ class Loader:
     def load(self, global_batches: list[SampleIds]) -> Iterator[Batch]:
         """Yields this rank's micro-batches of consecutive steps in order; the first step is the current one."""
         num_workers, backend = self._config.dataloader_num_workers, self._state.backend
-        # The workers begin by loading torch. This may take long and must not look like a hang.
+        # Each worker begins by loading torch. This may take long and must not look like a hang.
         self._hooks.on_phase("start" if num_workers else "data", self._state.step)
         batches = DataLoader(
             self.micro_batches(self._state.step, global_batches),
@@ -46,9 +46,9 @@ class Loader:
             # Forking a process that communicates in background threads may deadlock.
             multiprocessing_context="forkserver" if num_workers else None,
         )
-        for batch in batches:
+        for number, batch in enumerate(batches, start=1):
             yield batch
-            self._hooks.on_phase("data", self._state.step)
+            self._hooks.on_phase("start" if number < num_workers else "data", self._state.step)
 
     def micro_batches(self, step: int, global_batches: list[SampleIds]) -> MicroBatches:
         """Returns this rank's micro-batches of the steps from `step` on, in order; each is made when it is read."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -70,10 +71,12 @@ def kill_one(backend: str, run: Path, whole: Path, draw: random.Random) -> Kill 
         return None
     saved = [checkpoint_step(path) for path in list_checkpoints(run)]
     killed_at = time.time()
-    os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    has_succeeded = files.succeeded()  # in the moment before
     position = str(files.position() or "start")
     _, errors = job.communicate(timeout=120)
-    if "the training had ended before, and rank 0 saved the model and the record" in errors:
+    if has_succeeded or "the training had ended before, and rank 0 saved the model and the record" in errors:
         return None
     record = _read(run)
     resumed = record.get("resumed_from") or {}
@@ -162,7 +165,7 @@ def _wait_for(run: Path, rank: int) -> int:
     while time.monotonic() < deadline:
         for files in started_ranks(run) if (run / "logs").exists() else []:
             pid = files.running_pid()
-            if files.rank == rank and pid is not None:
+            if files.rank == rank and pid is not None and files.position() is not None:
                 return pid
         time.sleep(0.01)
     sys.exit(f"rank {rank} of {run} did not start")

@@ -70,10 +70,15 @@ def serve(path: str, served: int) -> None:
                 os.kill(pid, signal.SIGKILL)
         if listener in readable:
             requester, _ = listener.accept()
-            request, descriptors = receive(requester)
+            try:
+                request, descriptors = receive(requester)
+            except EOFError:
+                requester.close()
+                continue
             pid = _fork(request, interpreter, descriptors, [listener, *requesters.values()])
             requesters[pid] = requester
-            requester.sendall(b"%d\n" % pid)
+            with contextlib.suppress(OSError):  # if it has gone, the next look ends the process
+                requester.sendall(b"%d\n" % pid)
             for descriptor in descriptors:
                 os.close(descriptor)
 
@@ -108,11 +113,18 @@ def _answer_ended(requesters: dict[int, socket.socket]) -> None:
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Receives a request and its three file descriptors."""
+    """Receives a request and its three file descriptors.
+
+    Raises:
+        EOFError: Who asks has gone before all was sent.
+    """
     first, descriptors, _, _ = socket.recv_fds(connection, _LENGTH_BYTES, 3)
-    length, content = int.from_bytes(first, "big"), b""
-    while len(content) < length:
-        content += connection.recv(length - len(content))
+    length = int.from_bytes(first, "big")
+    content = connection.recv(length, socket.MSG_WAITALL)
+    if not first or len(content) < length:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise EOFError
     return json.loads(content), descriptors
 
 

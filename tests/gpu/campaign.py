@@ -29,6 +29,7 @@ from backends.capabilities import PRECISIONS
 from backends.devices import count_gpus
 from backends.registry import BACKENDS
 from contract.check import all_checks
+from contract.patience import stretched
 from launch.starters.environment import EXACT_FLOAT32
 from launch.starters.interface import PROJECT_DIRECTORY
 from records.environment import describe_environment
@@ -178,7 +179,7 @@ class Campaign:
         arguments += ["--logging-steps", "5", "--max-seq-length", str(options.sequence_length)]
         files = {"--train-file": self.texts("train"), "--validation-file": self.texts("validation")}
         paths = [word for option, path in files.items() for word in (option, str(path))]
-        _, output = self._run([*arguments, *paths, "--output-dir", str(output_dir)], seconds=180)
+        _, output = self._run([*arguments, *paths, "--output-dir", str(output_dir)], seconds=stretched(180))
         record = output_dir / "record.json"
         content = json.loads(record.read_text()) if record.exists() else {"status": "failed", "error": output[-2000:]}
         if content["status"] == "failed":

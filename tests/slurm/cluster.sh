@@ -18,12 +18,12 @@ start() {
     --log-file=$state/log/munged.log --seed-file=$state/munged.seed
   controller
   for node in node1 node2 node3; do node "$node"; done
-  for _ in $(seq 100); do
+  for _ in $(seq 600); do
     [[ $(sinfo --noheader --states=idle --format=%D) == 3 ]] && return
     sleep 0.1
   done
   tail -n 5 $state/log/*.log >&2
-  echo "cluster: the nodes are not idle after 10 s; the logs are in $state/log" >&2
+  echo "cluster: the nodes are not idle after 60 s; the logs are in $state/log" >&2
   exit 1
 }
 
