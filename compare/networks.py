@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from backends.registry import REFERENCE
+from engines.hosts import address_of
 from engines.interface import Engine, NodeJob
 from engines.mpi import MpiSettings, address_of_first
 from engines.registry import find_engine
@@ -166,7 +167,7 @@ def _resolved(host: str) -> str:
         UsageError: Its name cannot be resolved.
     """
     try:
-        return socket.gethostbyname(host)
+        return address_of(host)
     except (OSError, UnicodeError) as error:
         raise UsageError(f"--hosts: {host} cannot be found ({error}); give its address") from error
 

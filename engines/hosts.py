@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import re
+import socket
+import subprocess
 import sys
 
 from engines.interface import NodeJob
@@ -34,6 +38,34 @@ def host_environment() -> dict[str, str]:
         for name, value in command_environment().items()
         if name.startswith(passed_on) and not name.startswith(_NOT_PASSED_ON)
     }
+
+
+@functools.cache
+def address_of(host: str) -> str:
+    """Returns the address of a host.
+
+    Inside a job of SLURM that is what SLURM knows, if nothing else does: names of its nodes need not resolve.
+
+    Raises:
+        OSError, UnicodeError: The name cannot be resolved.
+    """
+    try:
+        return socket.gethostbyname(host)
+    except OSError:
+        address = _address_in_slurm(host) if "SLURM_JOB_ID" in os.environ else None
+        if address is None:
+            raise
+        return socket.gethostbyname(address)
+
+
+def _address_in_slurm(host: str) -> str | None:
+    command = ["scontrol", "show", "node", "--oneliner", host]
+    try:
+        shown = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL).stdout
+    except FileNotFoundError:
+        return None
+    found = re.search(r"\bNodeAddr=(\S+)", shown)
+    return found[1] if found else None
 
 
 def told_codes(output: str) -> dict[int, int]:

@@ -12,7 +12,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -22,7 +21,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from typing_extensions import Self, override
 
 from engines.following import Followed, exit_code_of
-from engines.hosts import host_environment, on_host, told_codes
+from engines.hosts import address_of, host_environment, on_host, told_codes
 from engines.interface import Engine, EngineSettings
 from engines.on_host import REFUSED
 from launch.errors import UsageError, tell
@@ -33,6 +32,8 @@ from launch.signals import signals_raised
 _POLL_SECONDS = 0.1
 # mpirun kills, after a second, what SIGTERM has not ended.
 _SECONDS_TO_END = 5.0
+# Inside a job of SLURM, mpirun reaches the nodes by srun, whose steps would otherwise wait for the cores of another.
+_SHARED_STEPS = {"SLURM_OVERLAP": "1"}
 _HOST = re.compile(r"([A-Za-z0-9][\w.-]*)(?::([1-9]\d*))?", re.ASCII)
 _SLOTS = re.compile(r"\s+slots\s*=\s*")
 
@@ -135,7 +136,7 @@ class Mpi(Engine[MpiSettings]):
         with guarded() as mark, log.open("wb") as output:
             mpirun = subprocess.Popen(
                 command,
-                env={**os.environ, **host_environment(), **mark},
+                env={**os.environ, **_SHARED_STEPS, **host_environment(), **mark},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -196,11 +197,11 @@ def address_of_first(hosts: list[Host]) -> str:
     """
     host = hosts[0]
     try:
-        address = socket.gethostbyname(host.name)
+        address = address_of(host.name)
         if len(hosts) > 1 and address.startswith("127."):
             # This machine, whose own name may lead to its loopback interface.
             host = hosts[1]
-            address = own_address(Nodes(len(hosts), 0, socket.gethostbyname(host.name)))
+            address = own_address(Nodes(len(hosts), 0, address_of(host.name)))
     except (OSError, UnicodeError) as error:
         raise UsageError(f"--engine mpi: the host {host.name} cannot be found ({error}); give its address") from error
     return address

@@ -13,6 +13,7 @@ import torch
 from launch.starters.interface import PROJECT_DIRECTORY
 from tests import launching
 from tests.forked.client import SESSION_VARIABLE, session
+from tests.slurm_cluster import running_cluster
 
 _SESSION = pytest.StashKey[ExitStack]()
 
@@ -74,6 +75,12 @@ def hidden_gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     """What is started runs on the CPU, as the expectations of all tests say that are not about GPUs."""
     if request.node.get_closest_marker("gpu") is None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+@pytest.fixture(scope="module")
+def slurm_cluster() -> Iterator[None]:
+    with running_cluster():
+        yield
 
 
 # Files that take long: begun last, one of them would keep one worker busy while the other has nothing left to do.

@@ -9,7 +9,7 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -19,7 +19,6 @@ from compare.collectives.measurement import read_collectives
 from records.checkpoint import checkpoint_step, list_checkpoints
 from tests.launching import (
     OF_EACH_STARTER,
-    PROJECT_DIRECTORY,
     ending,
     lockstep,
     processes_of,
@@ -29,53 +28,22 @@ from tests.launching import (
     train,
     wait_until,
 )
+from tests.slurm_cluster import CLUSTER, STATE, on_slurm, slurm
 
-CLUSTER = PROJECT_DIRECTORY / "tests" / "slurm" / "cluster.sh"
-STATE = Path("/run/lockstep-slurm")
 OPTIONS = ("--task", "token-tagging", "--max-steps", "10", "--threads-per-rank", "1")
 TWO_NODES = ("--engine", "slurm", "--num-nodes", "2", "--time", "10")
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    """A cluster with three idle nodes; without SLURM these tests are skipped, with REQUIRE_SLURM=1 they fail."""
-    reason = None
-    if shutil.which("slurmctld", path=f"{os.environ['PATH']}:/usr/sbin") is None:
-        reason = "SLURM is not installed (slurm-wlm and munge)"
-    elif os.getuid() != 0:
-        reason = "only root can start the daemons of a cluster"
-    if reason is not None:
-        if os.environ.get("REQUIRE_SLURM"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    was_running = (STATE / "slurmctld.pid").exists()
-    subprocess.run([CLUSTER, "start"], check=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SLURM_CONF", str(STATE / "slurm.conf"))
-        yield
-    if not was_running:
-        subprocess.run([CLUSTER, "stop"], check=True)
-
-
-def on_slurm(test: Callable[..., None]) -> Callable[..., None]:
-    """Marks a test that needs the cluster, whose daemons must start and end everything themselves."""
-    return pytest.mark.slurm(pytest.mark.processes(pytest.mark.usefixtures("cluster")(test)))
-
-
-def _slurm(*command: str) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-
 def _state(number: str) -> str:
     """The state of a job in the queue, and its nodes."""
-    return _slurm("squeue", "--noheader", "--format=%T on %N", "--jobs", number)
+    return slurm("squeue", "--noheader", "--format=%T on %N", "--jobs", number)
 
 
 def _number_of_job(run: Path) -> str:
     """The number of the only job in the queue whose output goes there."""
 
     def find() -> str | None:
-        listed = [line.split() for line in _slurm("squeue", "--noheader", "--Format=JobID:20,STDOUT:900").splitlines()]
+        listed = [line.split() for line in slurm("squeue", "--noheader", "--Format=JobID:20,STDOUT:900").splitlines()]
         return next((number for number, output in listed if output == str(run / "job.log")), None)
 
     return wait_until(find, "the job in the queue")
@@ -120,13 +88,13 @@ def _lost_node(name: str) -> Iterator[None]:
         if process is not None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-    _slurm("scontrol", "update", f"nodename={name}", "state=down", "reason=test")
+    slurm("scontrol", "update", f"nodename={name}", "state=down", "reason=test")
     try:
         yield
     finally:
         # A node that is down is back in service as soon as its daemon has registered (ReturnToService=2).
         subprocess.run([CLUSTER, "node", name], check=True)
-        wait_until(lambda: "down" not in _slurm("sinfo", "--noheader", "--nodes", name, "--format=%T"), f"node {name}")
+        wait_until(lambda: "down" not in slurm("sinfo", "--noheader", "--nodes", name, "--format=%T"), f"node {name}")
 
 
 @contextlib.contextmanager
@@ -138,7 +106,7 @@ def _full_cluster() -> Iterator[None]:
         wait_until(lambda: "RUNNING" in _state(number), "a full cluster")
         yield
     finally:
-        _slurm("scancel", number)
+        slurm("scancel", number)
 
 
 # What ddp computes is compared below, too.
@@ -179,7 +147,7 @@ def test_a_job_survives_its_rank_its_time_limit_and_its_node(tmp_path: Path) -> 
         # Node 0 saves no more before it has started again, which takes its ranks seconds.
         wait_until((run / "node0" / "attempts" / "1").exists, "a restart of node 0")
         _next_checkpoint(run, after=_next_checkpoint(run))
-        _slurm("scancel", "--signal=USR1", "--batch", number)  # what SLURM does before the time limit
+        slurm("scancel", "--signal=USR1", "--batch", number)  # what SLURM does before the time limit
         wait_until((run / "node0" / "logs" / "stop").exists, "a request to stop")
         go_on.touch()
         wait_until(lambda: "PENDING" in _state(number), "a requeue")
@@ -218,7 +186,7 @@ def test_a_job_that_is_told_to_stop_saves_a_checkpoint(tmp_path: Path) -> None:
     assert job.returncode == 75, output + errors + (run / "job.log").read_text()
     assert re.search(r"stopped after step \d+; continue with --resume", errors), errors
     assert _next_checkpoint(run)
-    assert "JobState=FAILED" in _slurm("scontrol", "show", "job", "--oneliner", number)  # and not requeued
+    assert "JobState=FAILED" in slurm("scontrol", "show", "job", "--oneliner", number)  # and not requeued
     assert _is_gone(run)
 
 
@@ -231,7 +199,7 @@ def test_a_job_waits_for_nodes_and_for_slurm(tmp_path: Path) -> None:
             with _no_controller():
                 refused = lockstep("ddp", *TWO_NODES, *OPTIONS, "--output-dir", tmp_path / "another")
                 assert "lockstep: SLURM does not answer (" in _line(job)
-            _slurm("scancel", number)
+            slurm("scancel", number)
             _, errors = job.communicate(timeout=60)
         assert job.returncode == 1
         assert errors == f"lockstep: job {number} was cancelled\n"
@@ -246,7 +214,7 @@ def test_a_job_waits_for_nodes_and_for_slurm(tmp_path: Path) -> None:
             job.send_signal(signal.SIGTERM)
             _, errors = job.communicate(timeout=60)
         assert job.returncode == 143, errors
-        assert "JobState=CANCELLED" in _slurm("scontrol", "show", "job", "--oneliner", number)
+        assert "JobState=CANCELLED" in slurm("scontrol", "show", "job", "--oneliner", number)
 
 
 @on_slurm
@@ -267,7 +235,7 @@ def test_a_signal_that_comes_before_the_job_has_a_number(tmp_path: Path) -> None
     assert job.returncode == 143, errors
     number = re.search(r"job (\d+) is in the queue", output)
     assert number is not None
-    assert "JobState=CANCELLED" in _slurm("scontrol", "show", "job", "--oneliner", number[1])
+    assert "JobState=CANCELLED" in slurm("scontrol", "show", "job", "--oneliner", number[1])
 
 
 def _started(*arguments: str | Path) -> subprocess.Popen[str]:
@@ -307,10 +275,9 @@ REFUSALS_OF_SLURM = {
 def test_slurm_refuses(tmp_path: Path, case: str) -> None:
     options, *words = REFUSALS_OF_SLURM[case]
     _assert_refused(tmp_path / "run", options, words)
-    assert _slurm("squeue", "--noheader") == ""
+    assert slurm("squeue", "--noheader") == ""
 
 
-# What is refused on any machine.
 @on_slurm
 def test_collectives_are_measured_on_its_nodes(tmp_path: Path) -> None:
     require_backend("horovod")
@@ -365,20 +332,11 @@ def _assert_refused(run: Path, options: str, words: list[str], env: dict[str, st
 
 
 def test_a_dry_run_starts_nothing(tmp_path: Path) -> None:
-    options = (
-        "--num-nodes",
-        "4",
-        "--gpus-per-node",
-        "2",
-        "--partition",
-        "gpu",
-        "--time",
-        "1-0",
-        "--cpus-per-task",
-        "8",
-    )
+    options = "--num-nodes 4 --gpus-per-node 2 --partition gpu --time 1-0 --cpus-per-task 8"
     further = ("--sbatch-option", "constraint=a100|h100", "--sbatch-option", "exclusive", "--no-requeue")
-    done = lockstep("ddp", "--engine", "slurm", *options, *further, "--dry-run", "--output-dir", tmp_path / "run")
+    done = lockstep(
+        "ddp", "--engine", "slurm", *options.split(), *further, "--dry-run", "--output-dir", tmp_path / "run"
+    )
     assert done.returncode == 0, done.stderr
     for line in ("nodes=4", "gpus-per-node=2", "time=1-0", "constraint='a100|h100'", "exclusive", "no-requeue"):
         assert f"\n#SBATCH --{line}\n" in done.stdout
