@@ -202,9 +202,7 @@ def _breakdown(failure: JobFailure) -> Breakdown:
 class _PhaseWatch:
     """Follows the phases that ranks report, and ends the group when a rank is in one of them for too long."""
 
-    def __init__(
-        self, directory: Path, world_size: int, on_phase: Callable[[str], None], *, patience: float = 1.0
-    ) -> None:
+    def __init__(self, directory: Path, world_size: int, on_phase: Callable[[str], None], *, patience: float) -> None:
         """Remembers where ranks report.
 
         Args:
