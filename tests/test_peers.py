@@ -92,7 +92,12 @@ def trained(peer: str, task: list[str], directory: Path) -> RunRecord:
 
 
 @pytest.mark.parametrize(
-    "peer", ["trainer", *(pytest.param(peer, marks=pytest.mark.slow) for peer in (GROUPED, "fabric"))]
+    "peer",
+    [
+        "trainer",
+        pytest.param(GROUPED, marks=[pytest.mark.slow, pytest.mark.exhaustive]),
+        pytest.param("fabric", marks=pytest.mark.slow),
+    ],
 )
 def test_real_tokens_are_counted_step_by_step(peer: str, task: list[str], tmp_path: Path) -> None:
     record = trained(peer, task, tmp_path)

@@ -29,6 +29,7 @@ from tests.launching import (
     wait_until,
 )
 from tests.slurm_cluster import CLUSTER, STATE, on_slurm, slurm
+from tests.sparing import in_ci
 
 OPTIONS = ("--task", "token-tagging", "--max-steps", "10", "--threads-per-rank", "1")
 TWO_NODES = ("--engine", "slurm", "--num-nodes", "2", "--time", "10")
@@ -111,7 +112,7 @@ def _full_cluster() -> Iterator[None]:
 
 # What ddp computes is compared below, too.
 @on_slurm
-@pytest.mark.parametrize("backend", [name for name in OF_EACH_STARTER if name != "ddp"])
+@pytest.mark.parametrize("backend", in_ci(["horovod"], [name for name in OF_EACH_STARTER if name != "ddp"]))
 def test_two_nodes_of_two_ranks_compute_what_one_does(
     tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
