@@ -65,6 +65,14 @@ def require_backend(name: str) -> None:
         pytest.skip(f"{name}: {reason}")
 
 
+def skip_or_fail(reason: str | None, variable: str) -> None:
+    """Skips if there is a reason to; if this variable of the environment is set, the test fails instead."""
+    if reason is not None:
+        if os.environ.get(variable):
+            pytest.fail(reason)
+        pytest.skip(reason)
+
+
 def require_start_method(name: str) -> None:
     """Skips where mpirun cannot start Horovod's ranks, unless LOCKSTEP_REQUIRE lists it."""
     if name != "mpirun":

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from launch.starters.interface import PROJECT_DIRECTORY
+from tests.launching import skip_or_fail
 
 CLUSTER = PROJECT_DIRECTORY / "tests" / "slurm" / "cluster.sh"
 STATE = Path("/run/lockstep-slurm")
@@ -25,10 +26,7 @@ def running_cluster() -> Iterator[None]:
         reason = "SLURM is not installed (slurm-wlm and munge)"
     elif os.getuid() != 0:
         reason = "only root can start the daemons of a cluster"
-    if reason is not None:
-        if os.environ.get("REQUIRE_SLURM"):
-            pytest.fail(reason)
-        pytest.skip(reason)
+    skip_or_fail(reason, "REQUIRE_SLURM")
     was_running = (STATE / "slurmctld.pid").exists()
     subprocess.run([CLUSTER, "start"], check=True)
     with pytest.MonkeyPatch.context() as patch:

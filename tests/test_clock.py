@@ -137,16 +137,12 @@ def test_threads_are_counted_and_child_processes_are_not(task_clock: str) -> Non
     assert one.read().instructions is None
 
 
-def _agree(counted: float, cpu_seconds: float) -> bool:
-    """Whether no thread is left out or counted twice; what the hypervisor takes, and interrupts, may count, too."""
-    return 0.75 * cpu_seconds < counted < 1.6 * cpu_seconds
-
-
 @pytest.mark.slow
 def test_threads_of_torch_are_counted_whether_they_are_there_or_not(task_clock: str) -> None:
     for line in _python(task_clock + _TORCH).splitlines():
         cpu_seconds, nanoseconds = map(float, line.split())
-        assert _agree(nanoseconds / 1e9, cpu_seconds)
+        # The system may book interrupts and what the hypervisor takes on one of them and not on the other.
+        assert nanoseconds / 1e9 == pytest.approx(cpu_seconds, rel=0.25)
 
 
 def test_twice_the_work_is_twice_the_instructions() -> None:
@@ -268,7 +264,7 @@ def _train(tmp_path: Path, prelude: str) -> RankRecord:
 def test_a_rank_records_what_is_counted(tmp_path: Path, task_clock: str) -> None:
     rank = _train(tmp_path, task_clock)
     assert rank.step_instructions is not None
-    assert _agree(sum(rank.step_instructions) / 1e9, sum(rank.step_cpu_seconds))
+    assert sum(rank.step_instructions) / 1e9 == pytest.approx(sum(rank.step_cpu_seconds), rel=0.25)
 
 
 @pytest.mark.slow

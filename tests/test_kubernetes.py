@@ -219,9 +219,9 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return state
 
 
-def _job(*, steps: int = 10) -> tuple[str, ...]:
+def _job(*options: str, task: str = "token-tagging", steps: int = 10) -> tuple[str, ...]:
     pods = (*IMAGE, "--volume-claim", "results", "--master-port", free_port())
-    return ("ddp", *pods, "--task", "token-tagging", "--max-steps", str(steps), "--threads-per-rank", "1")
+    return ("ddp", *pods, "--task", task, "--max-steps", str(steps), "--threads-per-rank", "1", *options)
 
 
 @pytest.mark.slow
@@ -239,6 +239,17 @@ def test_two_pods_compute_what_one_machine_does(tmp_path: Path, cluster: Path) -
     assert "into the volume of results: mine/node*" in done.stdout
     assert "record" in (tmp_path / "mine" / "node0.log").read_text()
     assert done.stdout.startswith((tmp_path / "mine" / "node0.log").read_text().splitlines()[0])
+    assert (cluster / "deleted").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_pod_that_fails_gives_its_exit_code(tmp_path: Path, cluster: Path) -> None:
+    """With the stand-in for kubectl: the nodes refuse a file that they do not have; either may be seen first."""
+    files = ("--train-file", "/runs/no.csv", "--validation-file", "/runs/no.csv")
+    done = lockstep(*_job(*files, task="text-classification"), "--output-dir", tmp_path / "mine")
+    assert done.returncode == 2
+    assert re.search(r"^lockstep: (node 1: )?--train-file \S*no\.csv", done.stderr, re.MULTILINE), done.stderr
     assert (cluster / "deleted").exists()
 
 

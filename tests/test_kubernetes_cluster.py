@@ -21,6 +21,7 @@ from tests.launching import (
     lockstep,
     processes_of,
     require_backend,
+    skip_or_fail,
     start_lockstep,
     train,
     wait_until,
@@ -44,10 +45,7 @@ def cluster() -> Iterator[None]:
         reason = f"not on PATH: {' '.join(missing)}"
     elif os.getuid() != 0:
         reason = "only root can start the daemons of a cluster"
-    if reason is not None:
-        if os.environ.get("REQUIRE_KUBERNETES"):
-            pytest.fail(reason)
-        pytest.skip(reason)
+    skip_or_fail(reason, "REQUIRE_KUBERNETES")
     was_running = (STATE / "kubelet.pid").exists()
     subprocess.run([CLUSTER, "start"], check=True)
     with pytest.MonkeyPatch.context() as patch:

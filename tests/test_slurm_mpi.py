@@ -38,7 +38,7 @@ def test_jobs_of_mpirun_share_the_nodes(tmp_path: Path) -> None:
     _in_job(
         tmp_path,
         f"{_line('ddp', *first, '--task', 'tests.faulty:HeldTask', '--until', go_on)} &",
-        f"until [ -e {tmp_path}/first/node0/progress.jsonl ]; do sleep 0.1; done",
+        f"until [ -e {tmp_path}/first/node0/progress.jsonl ] || ! kill -0 $!; do sleep 0.1; done",
         f"{_line('ddp', *second)} || exit",
         f"touch {go_on}",
         "wait $!",

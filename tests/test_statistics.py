@@ -245,9 +245,8 @@ def test_real_races_are_there_to_be_judged() -> None:
 
 @pytest.mark.parametrize("path", CAMPAIGNS, ids=lambda path: path.stem)
 def test_separate_real_races_find_what_was_planted_and_nothing_else(path: Path) -> None:
-    """Of forty, or so that forty can still do so: a campaign takes hours, and goes on from what is there."""
+    """Campaigns go on from what is there: where a tenth of the races is no whole number, one more may overlook it."""
     campaign = Campaign.model_validate_json(path.read_bytes())
     judged = [race.judged() for race in campaign.races]
-    num_races = max(len(judged), NUM_RACES)
-    assert sum(claims["ddp same"] != "none" for claims in judged) <= 0.05 * num_races
-    assert sum(claims["ddp slowed"] != "slower" for claims in judged) <= 0.1 * num_races
+    assert sum(claims["ddp same"] != "none" for claims in judged) <= 0.05 * len(judged)
+    assert sum(claims["ddp slowed"] != "slower" for claims in judged) <= math.ceil(0.1 * len(judged))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from launch.starters.interface import PROJECT_DIRECTORY
+from tests.launching import skip_or_fail
 
 HERE = Path(__file__).parent
 
@@ -21,10 +22,7 @@ def engine() -> None:
         reason = "no Docker engine answers (tests/docker/engine.sh start)"
     elif os.getuid() != 0:
         reason = "only root can be somebody else, and check what becomes of that"
-    if reason is not None:
-        if os.environ.get("REQUIRE_DOCKER"):
-            pytest.fail(reason)
-        pytest.skip(reason)
+    skip_or_fail(reason, "REQUIRE_DOCKER")
 
 
 def _has_docker() -> bool:

@@ -119,12 +119,14 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
         EOFError: Who asks has gone before all was sent.
     """
     first, descriptors, _, _ = socket.recv_fds(connection, _LENGTH_BYTES, 3)
-    length = int.from_bytes(first, "big")
-    content = connection.recv(length, socket.MSG_WAITALL)
-    if not first or len(content) < length:
-        for descriptor in descriptors:
-            os.close(descriptor)
-        raise EOFError
+    length, content = int.from_bytes(first, "big"), b""
+    while not first or len(content) < length:  # a signal may cut what is received
+        received = connection.recv(length - len(content)) if first else b""
+        if not received:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise EOFError
+        content += received
     return json.loads(content), descriptors
 
 
