@@ -16,6 +16,7 @@ from forecast.profile import Collective, Computing, Profile
 from forecast.sending import Buckets, Fusion, Whole
 
 End = Literal["low", "estimate", "high"]
+_OPPOSITE: dict[End, End] = {"low": "high", "estimate": "estimate", "high": "low"}
 """Of all inputs at once: those that make a step shortest, those that were measured, those that make it longest."""
 
 
@@ -71,13 +72,13 @@ class Scenario:
         Raises:
             NotMeasured: The profile lacks something.
         """
-        modelled = self._modelled(variant, num_ranks, end)
+        modelled = self._modelled(variant, num_ranks, end, end)
         remainder = (self._remainder(num_ranks, end) or 0.0) if num_ranks > 1 else 0.0
         return modelled._replace(remainder=max(-modelled.exposed, remainder))
 
-    def _modelled(self, variant: Variant, num_ranks: int, end: End) -> StepTime:
+    def _modelled(self, variant: Variant, num_ranks: int, end: End, end_of_reduces: End) -> StepTime:
         work = self.work.accumulated(variant.accumulation).compressed(variant.share).slowed(self._end_of_work(end))
-        reduce = self._all_reduce(variant.algorithm, num_ranks, end)
+        reduce = self._all_reduce(variant.algorithm, num_ranks, end_of_reduces)
         return step_time(work, num_ranks, variant.sending, reduce, self._conditions(num_ranks, end))
 
     def _remainder(self, num_ranks: int, end: End) -> float | None:
@@ -86,13 +87,17 @@ class Scenario:
         It is negative where the model says more than they took. What ranks and their libraries do to each other on
         shared cores is in it, which they do on a slower network as well, and machines of their own do not have. Without
         so many ranks, or all-reduces over them, nothing is known (None).
+
+        The step on the network and the one here compute with the same inputs, whose errors cancel. Those of all-reduces
+        on two networks do not: at the low end of a step, the ones here take as long as they may.
         """
         together = next((one for one in self.profile.together if one.num_processes == num_ranks), None)
         fit = next((one for one in self.profile.collectives if one.num_processes == num_ranks), None)
         if not self.same_machine or together is None or fit is None:
             return None
-        here = replace(self, network=Network(link_of(fit)), measured=(fit,))
-        modelled = here._modelled(Variant("ring", self.profile.sending), num_ranks, end).total
+        opposite = _OPPOSITE[end]
+        here = replace(self, network=Network(link_of(fit, opposite)), measured=(fit,))
+        modelled = here._modelled(Variant("ring", self.profile.sending), num_ranks, end, opposite).total
         return (_end(together.step_seconds, end) or together.step_seconds.estimate) - modelled
 
     def _all_reduce(self, algorithm: Algorithm, num_ranks: int, end: End) -> AllReduce:
@@ -116,9 +121,9 @@ class Scenario:
 
     def step_interval(self, variant: Variant, num_ranks: int) -> Interval:
         """Returns the time of a step, between inputs at their low and at their high ends."""
-        ends: tuple[End, ...] = ("low", "estimate", "high")
-        low, estimate, high = (self.step(variant, num_ranks, end).total for end in ends)
-        return Interval(estimate=estimate, low=low, high=high)
+        ends: tuple[End, ...] = ("estimate", "low", "high")
+        estimate, *others = (self.step(variant, num_ranks, end).total for end in ends)
+        return Interval(estimate=estimate, low=min(estimate, *others), high=max(estimate, *others))
 
     @property
     def remarks(self) -> list[str]:
@@ -227,8 +232,7 @@ class Scenario:
 def link_of(fit: Collective, end: End = "estimate") -> Link:
     """Returns the link that a ring over these ranks would show such all-reduces on: see `algorithms`."""
     num_messages = 2 * (fit.num_processes - 1)
-    opposite: dict[End, End] = {"low": "high", "estimate": "estimate", "high": "low"}
-    rate = _end(fit.bytes_per_second, opposite[end])
+    rate = _end(fit.bytes_per_second, _OPPOSITE[end])
     return Link(
         (_end(fit.latency_seconds, end) or 0.0) / num_messages,
         float("inf") if rate is None else rate * num_messages / fit.num_processes,

@@ -79,7 +79,8 @@ class DiagnosisRecord(_Strict):
     )
     alone_seconds: dict[str, list[Seconds]] = Field(
         description="forward, backward and optimizer (clipping included) of the same micro-batches in one process "
-        "without communication, on a model of its own"
+        "without communication, on a model of its own: the mean of one before the step and one after it; in older "
+        "records, the one after it"
     )
     inner_dtype: str = Field(description="of what the first linear layer of the model returned")
     reductions: list[dict[str, int]] = Field(

@@ -19,6 +19,7 @@ from records.traffic import Payload, needed_bytes, sent_bytes
 from tasks.token_tagging import TokenTagging, TokenTaggingSettings
 from tests.launching import EXAMPLES, lockstep, require_backend, run_config, train
 from tests.sizes import compare
+from tests.sparing import in_ci
 from training.plan import Layout, MicroBatch, Plan, expected_imbalance, heaviest_share
 
 TAGGING = ("--task", "token-tagging", "--threads-per-rank", "1")
@@ -165,7 +166,7 @@ def test_a_resumed_run_shows_its_own_options_and_is_left_alone(tmp_path: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("backend", in_ci(["fsdp2"], ["ddp", "fsdp2"]))
 def test_a_rank_takes_what_is_said(tmp_path: Path, backend: str) -> None:
     require_backend(backend)
     for size in compare(backend, 2, tmp_path, "--model", "bert-tiny"):

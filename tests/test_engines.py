@@ -206,7 +206,7 @@ def test_only_whole_new_lines_are_shown(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 @needs_namespaces
-@pytest.mark.slow
+@pytest.mark.exhaustive  # the race between hosts of test_mpi
 @pytest.mark.processes
 def test_a_race_between_hosts(tmp_path: Path) -> None:
     """Its runs are compared with those of one process on the same machine, and bytes are counted on the interfaces."""

@@ -51,7 +51,10 @@ TINY = ("--task", "contract.awkward_tasks:FaultyTask", "--num-processes", "2", "
     [
         pytest.param("ddp", "is-killed"),
         *(pytest.param("ddp", fault, marks=pytest.mark.slow) for fault in FAULTS if fault != "is-killed"),
-        *(pytest.param(backend, "hangs", marks=pytest.mark.slow) for backend in DISTRIBUTED[1:]),
+        *(
+            pytest.param(backend, "hangs", marks=pytest.mark.slow if backend == "horovod" else pytest.mark.exhaustive)
+            for backend in DISTRIBUTED[1:]
+        ),
     ],
 )
 def test_a_failing_rank_ends_the_job_by_name(tmp_path: Path, backend: str, fault: str) -> None:

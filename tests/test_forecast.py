@@ -251,6 +251,21 @@ def test_what_the_model_lacks_is_seen_on_the_profiled_machine() -> None:
     assert elsewhere.step(variant, 2).total == pytest.approx(0.150)  # machines of their own do not share cores
     assert here.step(variant, 1).total == pytest.approx(0.1)
     assert any("beyond the model (+20 ms for 2)" in line for line in here.remarks)
+    # The errors of all-reduces here and there do not cancel: 4 to 6 ms, and 40 to 60 ms.
+    uncertain = [
+        found.model_copy(
+            update={"times": [], "bytes_per_second": Interval(estimate=rate, low=rate / 1.2, high=rate / 0.8)}
+        )
+        for found, rate in (
+            (collective(2, latency=0.0, bandwidth=0.8e9), 0.8e9),
+            (collective(2, latency=0.0, bandwidth=0.8e8), 0.8e8),
+        )
+    ]
+    scenario = Scenario(
+        profile.model_copy(update={"collectives": uncertain[:1]}), network, measured=(uncertain[1],), same_machine=True
+    )
+    whole = scenario.step_interval(variant, 2)
+    assert (whole.low, whole.estimate, whole.high) == pytest.approx((0.159, 0.170, 0.181))
     # Where ranks took less than the model says, no more is taken off than communication.
     faster = profile.model_copy(
         update={"together": [Computing(num_processes=2, step_seconds=certain(0.01), spread_seconds=0.0)]}

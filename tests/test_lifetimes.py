@@ -40,7 +40,11 @@ VICTIMS = ("launcher", "agent", "rank")
 OWN_LAUNCHERS = {"ddp": "fork", "accelerate": "accelerate launch", "horovod": "horovodrun"}
 OTHERS = [("ddp", "torchrun"), ("ddp", "spawn"), ("horovod", "mpirun"), ("horovod", "horovod-node")]
 KILLS = [
-    *product(OF_EACH_STARTER, [""], VICTIMS),
+    # Accelerate's launcher and ranks end as torchrun's and ddp's do.
+    *in_ci(
+        [*product(("ddp", "horovod"), [""], VICTIMS), ("accelerate", "", "agent")],
+        list(product(OF_EACH_STARTER, [""], VICTIMS)),
+    ),
     *in_ci(
         [("ddp", "torchrun", "launcher"), ("horovod", "mpirun", "launcher")],
         [(*other, victim) for other in OTHERS for victim in VICTIMS],

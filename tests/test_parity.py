@@ -124,7 +124,7 @@ def test_all_ranks_skip_together_while_the_fp16_scale_settles(tmp_path: Path, ru
 @pytest.mark.parametrize(
     ("backend", "start_method"),
     in_ci(
-        [("ddp", "spawn"), ("horovod", "mpirun"), ("horovod", "horovod-node")],
+        [("ddp", "spawn"), ("horovod", "mpirun")],
         [
             *(("ddp", "torchrun"), ("ddp", "spawn"), ("horovod", "mpirun"), ("horovod", "horovod-node")),
             ("accelerate", "torchrun"),

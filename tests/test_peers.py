@@ -95,8 +95,8 @@ def trained(peer: str, task: list[str], directory: Path) -> RunRecord:
     "peer",
     [
         "trainer",
-        pytest.param(GROUPED, marks=[pytest.mark.slow, pytest.mark.exhaustive]),
-        pytest.param("fabric", marks=pytest.mark.slow),
+        pytest.param(GROUPED, marks=pytest.mark.exhaustive),
+        pytest.param("fabric", marks=pytest.mark.exhaustive),
     ],
 )
 def test_real_tokens_are_counted_step_by_step(peer: str, task: list[str], tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_real_tokens_are_counted_step_by_step(peer: str, task: list[str], tmp_pa
     assert len({rank.weights_sha256 for rank in record.ranks}) == 1
 
 
-@pytest.mark.parametrize("peer", ["trainer", pytest.param("fabric", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("peer", ["trainer", pytest.param("fabric", marks=pytest.mark.exhaustive)])
 def test_a_peer_learns_and_says_what_it_reaches(peer: str, task: list[str], tmp_path: Path) -> None:
     record = trained(peer, task, tmp_path)
     accuracy = record.quality["accuracy"]

@@ -24,12 +24,13 @@ from records.config import NETWORK_VARIABLE
 from records.environment import num_cpus, num_ranks_here
 from records.record import read_record
 from tests.launching import LOCKSTEP, lockstep, require_backend, wait_for_steps
+from tests.sparing import in_ci
 from training.scheduling import policy_in_force, schedule_as_batch
 
 
 @pytest.mark.launchers
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["ddp", "horovod"])
+@pytest.mark.parametrize("backend", in_ci(["ddp"], ["ddp", "horovod"]))
 def test_each_rank_has_a_core_of_its_own(tmp_path: Path, backend: str) -> None:
     require_backend(backend)
     run = tmp_path / "run"

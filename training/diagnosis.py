@@ -6,10 +6,11 @@ hide, waiting for slower ranks, and the library's own work. The diagnosis change
 
 Libraries build kernels for each new shape of their input (oneDNN for each length of a batch under bf16), and only the
 first pass over a batch pays for them. Were this the real step, its difference to the step alone would be no measure of
-communication. Therefore the step is taken alone before the real one, too, and what its passes take beyond those of the
-later step alone is the time of building. The second pass over a batch still takes a per cent or two longer than the
-fourth, so this is done three times. The model of the step alone was then used more recently than that of the real
-step, and more of it is still in the caches, so each model is read once more before its step.
+communication. Therefore the step is taken alone before the real one, too, and what its first passes take beyond later
+ones is the time of building. Later passes over a batch still become a per cent or two shorter, and a machine becomes
+faster and slower. So the step is taken alone three times before the real one and once after it, and the mean of the two
+beside the real one counts. The model of the step alone was then used more recently than that of the real step, and more
+of it is still in the caches, so each model is read once more before its step.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ class Diagnosis(Hooks):
         self._sent_bytes: list[int] = []
         self._inner_dtype = ""
         self._rehearsed_seconds: list[float] = []
+        self._alone_before: dict[str, float] = {}
         self._step: _Step | None = None
         self._counting = ExitStack()
         self._sent_before = 0
@@ -75,12 +77,10 @@ class Diagnosis(Hooks):
         began = time.perf_counter()
         self._step = self._own_step(global_batch)
         loading = time.perf_counter() - began
-        for number in range(_NUM_REHEARSALS):
-            seconds = self._alone.take(self._step)
-            passes = seconds["forward"] + seconds["backward"]
-            if number == 0:
-                self._first_seconds.append(passes)
-        self._rehearsed_seconds.append(loading + passes)
+        rehearsals = [self._alone.take(self._step) for _ in range(_NUM_REHEARSALS)]
+        first, second, self._alone_before = rehearsals
+        self._first_seconds.append(_passes(first))
+        self._rehearsed_seconds.append(loading + _passes(second))
         _read_into_caches(self._state)
         self._backend.barrier()
         self._sent_before = _sent_bytes(_interface())
@@ -101,7 +101,7 @@ class Diagnosis(Hooks):
         assert self._step is not None
         alone = self._alone.take(self._step)
         for part, phase in (("forward", "forward"), ("backward", "backward"), ("optimizer", "update")):
-            self._alone_seconds[part].append(alone[phase])
+            self._alone_seconds[part].append((self._alone_before[phase] + alone[phase]) / 2)
         self._take_fingerprints()
 
     def _own_step(self, global_batch: SampleIds) -> _Step:
@@ -262,6 +262,11 @@ class _Fingerprints:
         signed = weight.double() * self._signs[: len(weight)]
         rows = torch.nn.functional.pad(signed, (0, -len(signed) % _NUM_CELLS)).reshape(-1, _NUM_CELLS)
         return [cell if math.isfinite(cell) else None for cell in rows.sum(dim=0).tolist()]
+
+
+def _passes(seconds: dict[str, float]) -> float:
+    """Returns what the forward and the backward passes of a step took."""
+    return seconds["forward"] + seconds["backward"]
 
 
 def _read_into_caches(training: TrainingState) -> None:
