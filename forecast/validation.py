@@ -2,7 +2,8 @@
 
 ``run FORECAST DIRECTORY [OPTIONS]`` makes the trainings that were forecast, in network namespaces of this machine, and
 prints a file of measured step times; ``measured NETWORK@RECORD ...`` makes this file of the records of other runs.
-``compare FORECAST MEASURED`` prints the table of errors. Forecasts that are younger than a measurement are refused.
+``compare FORECAST MEASURED ...`` prints the table of errors. Of several runs of a kind, their median counts; how far
+they differ is what no forecast can be better than. Forecasts that are younger than a measurement are refused.
 """
 
 from __future__ import annotations
@@ -54,19 +55,34 @@ _File = TypeVar("_File", ForecastFile, MeasuredFile)
 
 
 class Comparison(NamedTuple):
-    """A forecast beside what was measured, in seconds."""
+    """A forecast beside what was measured, in seconds; of each run, its median step."""
 
     name: str
     network: str
     ranks: int
-    forecast: float
-    measured: float
-    is_inside: bool
+    forecast: Interval
+    runs: list[float]
+
+    @property
+    def measured(self) -> float:
+        """The median of the runs."""
+        return median(self.runs)
 
     @property
     def error(self) -> float:
         """By which share of the measured time the forecast was too long."""
-        return self.forecast / self.measured - 1
+        return self.forecast.estimate / self.measured - 1
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether what was measured lies within the interval of the forecast."""
+        low, high = (self.forecast.estimate if end is None else end for end in (self.forecast.low, self.forecast.high))
+        return low <= self.measured <= high
+
+    @property
+    def difference(self) -> float | None:
+        """By which share the longest run is longer than the shortest one; None of a single run."""
+        return max(self.runs) / min(self.runs) - 1 if len(self.runs) > 1 else None
 
 
 def measured_steps(network: str, record: RunRecord) -> MeasuredSteps:
@@ -93,7 +109,7 @@ def measured_steps(network: str, record: RunRecord) -> MeasuredSteps:
 
 
 def compare(forecasts: ForecastFile, measured: MeasuredFile) -> list[Comparison]:
-    """Returns each run beside its forecast; several runs of a kind count each.
+    """Returns what was measured beside its forecast, in the order of the first run of each kind.
 
     Raises:
         UsageError: A run has no forecast, or began before the forecasts were made.
@@ -105,30 +121,32 @@ def compare(forecasts: ForecastFile, measured: MeasuredFile) -> list[Comparison]
             if (key := (one.name, one.network, row.ranks)) in rows:
                 raise UsageError(f"{one.name} has two forecasts on {one.network}; make a forecast with one of them")
             rows[key] = row.step_seconds
-    found = []
+    runs: dict[tuple[str, str, int], list[float]] = {}
     for run in measured.runs:
         what = f"{run.name} with {run.ranks} ranks on {run.network}"
         if run.started_at <= made_at:
             raise UsageError(f"{what}: was measured before the forecast of {forecasts.created_at}; forecast first")
-        if (step := rows.get((run.name, run.network, run.ranks))) is None:
+        key = (run.name, run.network, run.ranks)
+        if key not in rows:
             there = ", ".join(f"{name} with {ranks} ranks on {network}" for name, network, ranks in rows)
             raise UsageError(f"{what}: has no forecast; leave the run out, or forecast it, too (there are {there})")
-        seconds = median(run.step_seconds)
-        low, high = (step.estimate if end is None else end for end in (step.low, step.high))
-        found.append(
-            Comparison(run.name, run.network, run.ranks, step.estimate, seconds, is_inside=low <= seconds <= high)
-        )
-    return found
+        runs.setdefault(key, []).append(median(run.step_seconds))
+    return [Comparison(*key, rows[key], seconds) for key, seconds in runs.items()]
 
 
 def summary(comparisons: Sequence[Comparison]) -> str:
-    """Says how large the errors are."""
+    """Says how large the errors are, and how far runs of the same kind differ."""
     errors = [abs(one.error) for one in comparisons]
     inside = sum(one.is_inside for one in comparisons)
-    return (
+    found = (
         f"mean absolute error {100 * fmean(errors):.1f} %, worst {100 * max(errors):.1f} %; {inside} of {len(errors)} "
         "measured steps are within their intervals"
     )
+    differences = [one.difference for one in comparisons if one.difference is not None]
+    if differences:
+        mean, worst = 100 * fmean(differences), 100 * max(differences)
+        found += f"; runs of the same kind differ by {mean:.1f} % on average, and by {worst:.1f} % at most"
+    return found
 
 
 def run(arguments: list[str]) -> int:
@@ -143,15 +161,17 @@ def run(arguments: list[str]) -> int:
         case ["measured", first, *others]:
             runs = [_read_run(word) for word in (first, *others)]
             print(MeasuredFile(runs=runs).model_dump_json(indent=1))
-        case ["compare", forecast, measured]:
-            comparisons = compare(_read(forecast, ForecastFile), _read(measured, MeasuredFile))
+        case ["compare", forecast, first, *others]:
+            forecasts = _read(forecast, ForecastFile)
+            files = [_read(name, MeasuredFile) for name in (first, *others)]
+            comparisons = compare(forecasts, MeasuredFile(runs=[run for file in files for run in file.runs]))
             terminal = console()
             terminal.print(_table(comparisons))
             terminal.print(summary(comparisons))
         case _:
             raise UsageError(
                 "python -m forecast.validation run FORECAST DIRECTORY [OPTIONS] makes the runs and a file of what they "
-                "took; measured NETWORK@RECORD ... makes that of other runs; compare FORECAST MEASURED compares"
+                "took; measured NETWORK@RECORD ... makes that of other runs; compare FORECAST MEASURED ... compares"
             )
     return 0
 
@@ -204,12 +224,13 @@ def _table(comparisons: Sequence[Comparison]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in ("backend", "network"):
         table.add_column(heading)
-    for heading in ("ranks", "forecast, ms", "measured, ms", "error, %", "in its interval"):
+    for heading in ("ranks", "forecast, ms", "measured, ms", "error, %", "in its interval", "runs differ by, %"):
         table.add_column(heading, justify="right")
     for one in comparisons:
-        seconds = [number(1e3 * value, 4) for value in (one.forecast, one.measured)]
+        seconds = [number(1e3 * value, 4) for value in (one.forecast.estimate, one.measured)]
         inside = "yes" if one.is_inside else "no"
-        table.add_row(one.name, one.network, str(one.ranks), *seconds, f"{100 * one.error:+.1f}", inside)
+        differ = "" if one.difference is None else f"{100 * one.difference:.1f}"
+        table.add_row(one.name, one.network, str(one.ranks), *seconds, f"{100 * one.error:+.1f}", inside, differ)
     return table
 
 

@@ -311,7 +311,23 @@ def test_errors_of_forecasts() -> None:
     runs = MeasuredFile(runs=[_measured(2, two / 1.1), _measured(4, four / 0.8)])
     found = validation.compare(content, runs)
     assert [one.error for one in found] == pytest.approx([0.1, -0.2])
-    assert validation.summary(found).startswith("mean absolute error 15.0 %, worst 20.0 %; 0 of 2")
+    assert validation.summary(found) == (
+        "mean absolute error 15.0 %, worst 20.0 %; 0 of 2 measured steps are within their intervals"
+    )
+
+
+def test_of_several_runs_the_median_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content = forecast_file("", [_forecast("1gbit", 2, 4)])
+    (tmp_path / "forecast.json").write_text(content.model_dump_json())
+    two, four = (row.step_seconds.estimate for row in content.forecasts[0].rows)
+    passes = [[_measured(2, two / 1.1), _measured(4, four)], [_measured(2, two / 1.3)], [_measured(2, two / 1.2)]]
+    files = [tmp_path / f"measured-{number}.json" for number in range(len(passes))]
+    for path, runs in zip(files, passes, strict=True):
+        path.write_text(MeasuredFile(runs=runs).model_dump_json())
+    assert validation.run(["compare", str(tmp_path / "forecast.json"), *map(str, files)]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "mean absolute error 10.0 %, worst 20.0 %; 1 of 2 measured steps are within their intervals" in printed
+    assert "runs of the same kind differ by 18.2 % on average, and by 18.2 % at most" in printed
 
 
 @pytest.mark.parametrize(
