@@ -38,8 +38,6 @@ from training.state import TrainingState
 
 # Counting slows a step down; comparisons of time leave these steps out as warm-up.
 NUM_COUNTED_STEPS = 3
-# How often each step is taken alone before the real one.
-_NUM_REHEARSALS = 3
 _NUM_CELLS = 8
 
 
@@ -77,8 +75,7 @@ class Diagnosis(Hooks):
         began = time.perf_counter()
         self._step = self._own_step(global_batch)
         loading = time.perf_counter() - began
-        rehearsals = [self._alone.take(self._step) for _ in range(_NUM_REHEARSALS)]
-        first, second, self._alone_before = rehearsals
+        first, second, self._alone_before = (self._alone.take(self._step) for _ in range(3))
         self._first_seconds.append(_passes(first))
         self._rehearsed_seconds.append(loading + _passes(second))
         _read_into_caches(self._state)
