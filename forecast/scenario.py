@@ -16,8 +16,8 @@ from forecast.profile import Collective, Computing, Profile
 from forecast.sending import Buckets, Fusion, Whole
 
 End = Literal["low", "estimate", "high"]
-_OPPOSITE: dict[End, End] = {"low": "high", "estimate": "estimate", "high": "low"}
 """Of all inputs at once: those that make a step shortest, those that were measured, those that make it longest."""
+_OPPOSITE: dict[End, End] = {"low": "high", "estimate": "estimate", "high": "low"}
 
 
 class NotMeasured(Exception):

@@ -2,8 +2,8 @@
 
 ``run FORECAST DIRECTORY [OPTIONS]`` makes the trainings that were forecast, in network namespaces of this machine, and
 prints a file of measured step times; ``measured NETWORK@RECORD ...`` makes this file of the records of other runs.
-``compare FORECAST MEASURED ...`` prints the table of errors. Of several runs of a kind, their median counts; how far
-they differ is what no forecast can be better than. Forecasts that are younger than a measurement are refused.
+``compare FORECAST MEASURED ...`` prints the table of errors. Of several runs of a kind, their median counts, and it
+is said how far they differ. Forecasts that are younger than a measurement are refused.
 """
 
 from __future__ import annotations

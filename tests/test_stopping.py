@@ -23,7 +23,6 @@ from tests.launching import (
     wait_until,
 )
 from tests.resuming import UnbrokenRuns, assert_same_run
-from tests.sparing import in_ci
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +68,7 @@ def test_asked_to_stop_it_saves_and_goes_on(
 
 @pytest.mark.slow
 @pytest.mark.launchers
-@pytest.mark.parametrize("save_every", in_ci(["500"], ["500", "never"]))
+@pytest.mark.parametrize("save_every", ["500", "never"])
 def test_asked_twice_it_ends_at_once(tmp_path: Path, save_every: str) -> None:
     """And the first time, where it is not to save anything."""
     run = tmp_path / "run"
