@@ -24,9 +24,10 @@ from typing_extensions import override
 from backends.apex_settings import ApexSettings
 from backends.capabilities import UnsupportedError
 from backends.interface import BackendOptions, StepResult
+from backends.memory_layout import make_contiguous
 from backends.registry import BACKENDS
 from backends.torch_amp import clip_gradients
-from backends.torch_group import TorchGroupBackend
+from backends.torch_group import TorchGroupBackend, broadcast_from_first
 
 # amp's loss scaler has the same constants as torch's, but no names for them.
 _SCALER = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000}
@@ -56,11 +57,11 @@ class ApexBackend(TorchGroupBackend):
         if isinstance(model, (DistributedDataParallel, torch.nn.parallel.DistributedDataParallel)):
             raise ValueError("the model is wrapped already; amp.initialize must come before the wrapper")
         _require_kernels_for(model)
+        make_contiguous(model, optimizer)  # Apex's kernels refuse other tensors
         _unpatch_torch()
         # Apex broadcasts the parameters when it wraps, and never the buffers. Under O2 the
         # parameters have by then lost half of their digits, which the master weights should keep.
-        for tensor in [*model.parameters(), *model.buffers()]:
-            dist.broadcast(tensor.detach(), src=0)
+        broadcast_from_first([*model.parameters(), *model.buffers()])
         weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
         if self.settings.fused_adam:
             optimizer = _fused_adam(optimizer)

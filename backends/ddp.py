@@ -23,7 +23,7 @@ from backends.interface import BackendOptions
 from backends.registry import BACKENDS
 from backends.shared_memory import SharedGradients
 from backends.torch_amp import TorchAmpBackend
-from backends.torch_group import TorchGroupBackend
+from backends.torch_group import TorchGroupBackend, broadcast_from_first
 from backends.traffic import Count
 
 # Parameters and buffers are made equal once. By default DDP broadcasts buffers again in every forward, which costs
@@ -49,8 +49,7 @@ class DDPBackend(TorchGroupBackend, TorchAmpBackend):
     def setup(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer
     ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-        for buffer in model.buffers():  # before torch 2.13, the option also stops the broadcast at the start
-            dist.broadcast(buffer, src=0)
+        broadcast_from_first(model.buffers())  # before torch 2.13, the option also stops the broadcast at the start
         wrapped = DistributedDataParallel(
             model,
             device_ids=[self.device.index] if self.device.type == "cuda" else None,

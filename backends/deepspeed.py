@@ -22,7 +22,7 @@ from backends.flat_parts import FlatPart, PartsOptimizer, Place
 from backends.interface import BackendOptions, StepResult, UnsupportedError
 from backends.memory_layout import make_contiguous
 from backends.registry import BACKENDS
-from backends.torch_group import TorchGroupBackend
+from backends.torch_group import TorchGroupBackend, broadcast_from_first
 
 
 class DeepSpeedBackend(TorchGroupBackend):
@@ -43,8 +43,7 @@ class DeepSpeedBackend(TorchGroupBackend):
     ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         _require_float32(model)
         make_contiguous(model, optimizer)  # it broadcasts the bytes of a weight as they are
-        for buffer in model.buffers():  # it broadcasts parameters only
-            dist.broadcast(buffer, src=0)
+        broadcast_from_first(model.buffers())  # it broadcasts parameters only
         saved = optimizer.state_dict()
         optimizer.state.clear()
         groups = [list(group["params"]) for group in optimizer.param_groups]

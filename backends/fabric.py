@@ -24,7 +24,7 @@ from backends.bucket_settings import BucketSettings, bucket_arguments
 from backends.compression import compress_gradients, compression_of
 from backends.interface import Backend, BackendOptions, StepResult
 from backends.registry import BACKENDS
-from backends.torch_group import all_reduce_in_group, transport_for
+from backends.torch_group import all_reduce_in_group, broadcast_from_first, transport_for
 
 
 class FabricBackend(Backend):
@@ -74,8 +74,7 @@ class FabricBackend(Backend):
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer
     ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         # With broadcast_buffers=False the wrapper leaves buffers alone at the start, too.
-        for buffer in model.buffers():
-            dist.broadcast(buffer, src=0)
+        broadcast_from_first(model.buffers())
         if self._scaler is not None:  # which is Fabric's for as long as it lives
             self._scaler.load_state_dict(self._fresh_scale)
         self.model, self.optimizer = self.fabric.setup(model, optimizer)

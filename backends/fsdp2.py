@@ -23,7 +23,7 @@ from backends.interface import StepResult, UnsupportedError
 from backends.memory_layout import make_contiguous
 from backends.registry import BACKENDS
 from backends.torch_amp import TorchAmpBackend
-from backends.torch_group import TorchGroupBackend
+from backends.torch_group import TorchGroupBackend, broadcast_from_first
 
 
 class FSDP2Backend(TorchGroupBackend, TorchAmpBackend):
@@ -37,8 +37,7 @@ class FSDP2Backend(TorchGroupBackend, TorchAmpBackend):
     ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         _require_parts(model)
         make_contiguous(model, optimizer)  # fully_shard refuses other parameters
-        for tensor in (*model.parameters(), *model.buffers()):  # fully_shard takes each rank's rows as they are
-            dist.broadcast(tensor.detach(), src=0)
+        broadcast_from_first((*model.parameters(), *model.buffers()))  # fully_shard takes each rank's rows as they are
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         mesh = init_device_mesh(self.device.type, (self.world_size,))
         for layer in _layers(model):

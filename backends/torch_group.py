@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from datetime import timedelta
 
 import torch
@@ -25,6 +26,15 @@ def all_reduce_in_group(tensor: torch.Tensor, op: str) -> torch.Tensor:
     reduced = tensor.clone(memory_format=torch.contiguous_format)  # NCCL refuses any other
     dist.all_reduce(reduced, op=_REDUCE_OPS[op])
     return reduced
+
+
+def broadcast_from_first(tensors: Iterable[torch.Tensor]) -> None:
+    """Gives all ranks the values of rank 0, in place, over the default group, which must exist."""
+    for tensor in tensors:
+        values = tensor.detach().contiguous()  # NCCL refuses any other
+        dist.broadcast(values, src=0)
+        if values.data_ptr() != tensor.data_ptr():
+            tensor.detach().copy_(values)
 
 
 class TorchGroupBackend(Backend):

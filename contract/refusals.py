@@ -45,7 +45,7 @@ def main(adapter_name: str, path: Path) -> None:
         options = {name: value for name, value in request.items() if name != "names"}
         answer: dict[str, Any] = {"asked": options, "names": request["names"]}
         try:
-            adapter(BackendOptions(**options))
+            adapter(BackendOptions(**options, settings=adapter.Settings()))
         except Exception as error:
             answer |= {"error": str(error), "type": type(error).__name__, "clear": isinstance(error, UnsupportedError)}
         else:

@@ -197,12 +197,13 @@ class Suite:
                 grad_compression=case.grad_compression,
             )
         except UnsupportedError as error:
-            if self._refuses(case, world_size):
+            seen = self._other_than_a_refusal(case, world_size)
+            if seen is None:
                 raise
-            raise Violation(f"a refusal of what is not declared ({error})", "the adapter accepted it") from error
+            raise Violation(f"a refusal of what is not declared ({error})", seen) from error
 
-    def _refuses(self, case: Case, world_size: int) -> bool:
-        """Whether the adapter refuses what this case needs with a clear error."""
+    def _other_than_a_refusal(self, case: Case, world_size: int) -> str | None:
+        """Returns what the adapter did when it was asked for what this case needs; None if it refused that clearly."""
         evidence = self.evidence(REFUSALS, 1)
         assert isinstance(evidence, Evidence), "a job always leaves evidence"
         limit = self.row.capabilities.max_world_size
@@ -216,7 +217,12 @@ class Suite:
             wanted = "unused"
         else:
             wanted = case.precision
-        return any(answer["clear"] and answer["names"] == wanted for answer in evidence.ranks[0]["answers"])
+        for answer in evidence.ranks[0]["answers"]:
+            if answer["names"] == wanted:
+                if answer["clear"]:
+                    return None
+                return "the adapter accepted it" if answer["error"] is None else f"{answer['type']}: {answer['error']}"
+        return "another request that was not refused, after which nothing else was asked (C04)"
 
     @property
     def known_failures(self) -> dict[str, KnownFailure]:

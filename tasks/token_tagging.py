@@ -161,11 +161,14 @@ class TokenTagging(Task):
         return rows.index_add(0, sentences, counts[0])
 
     def _scores(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        import torch
+
         tensors = batch.tensors
         scores: torch.Tensor
         # An argument only where there is one: models made from this task's take the tokens alone.
         scores = model(tensors["tokens"], tensors["is_first"]) if "is_first" in tensors else model(tensors["tokens"])
-        return scores
+        # On a GPU, cross-entropy of scores in half precision rounds their logarithms to half precision under autocast.
+        return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
     @property
     def num_evaluation_columns(self) -> int:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, cast
 
 import pytest
+from pydantic import Field
 
-from backends.interface import KnownFailure
+from backends.capabilities import BackendSettings
+from backends.interface import BackendOptions, KnownFailure
 from contract.cases import ALL
 from contract.check import Evidence, State, Violation, all_checks
 from contract.groups import Breakdown, Group, GroupKey, Outcome, run_group
@@ -101,6 +103,36 @@ def test_expected_failures_are_shown_and_strict(tmp_path: Path) -> None:
     assert "tells no transport" in verdicts[0].reason
     assert "https://example.org/1" in verdicts[0].reason
     assert "it passes: remove it" in verdicts[1].reason
+
+
+class LevelSettings(BackendSettings):
+    level: Literal["low", "high"] = Field("low", description="how carefully")
+
+
+class LevelBackend(ByHandBackend):
+    """Reads an option of its own before it refuses anything."""
+
+    Settings = LevelSettings
+
+    def __init__(self, options: BackendOptions) -> None:
+        self.is_careful = cast(LevelSettings, options.settings).level == "high"
+        super().__init__(options)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "check", "reason"),
+    [
+        (f"{__name__}:LevelBackend", "C04", None),
+        ("tests.mutants.adapters:CarelessBackend", "C37", "saw another request that was not refused"),
+    ],
+)
+def test_adapters_are_asked_for_what_they_do_not_declare(
+    tmp_path: Path, adapter: str, check: str, reason: str | None
+) -> None:
+    suite = Suite(adapter, tmp_path, ContractOptions(num_processes=[1], check=[check]))
+    (verdict,) = summarise(list(suite.results()), {})
+    assert verdict.state is (State.PASSED if reason is None else State.FAILED)
+    assert (reason or "") in verdict.reason
 
 
 def test_states_are_summed_up_by_the_worst() -> None:

@@ -9,6 +9,16 @@ from tasks.registry import TASKS, load_task
 
 
 @pytest.mark.parametrize("name", TASKS)
+def test_the_loss_of_scores_in_half_precision_is_computed_in_float32(name: str) -> None:
+    """On a GPU, autocast computes cross-entropy in the precision of the scores."""
+    task_class = load_task(name)
+    task = task_class(task_class.Settings())
+    task.prepare()
+    model = task.build_model().bfloat16()
+    assert task.loss_sum(model, task.collate("train", list(range(7)))).dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", TASKS)
 def test_the_loss_adds_up_over_the_parts_of_a_batch(name: str) -> None:
     task_class = load_task(name)
     task = task_class(task_class.Settings())

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -181,7 +180,6 @@ def side_by_side(tensors: _Tensors, bounds: torch.Tensor, longest: int, layer: L
     return attended[samples, (tokens - bounds[samples]).clamp(max=longest - 1)][None]
 
 
-@cache
 def _has_kernel() -> bool:
     """Whether the GPU has the tensor cores that the kernel needs: those of Ampere, or later ones."""
     return torch.cuda.get_device_capability() >= (8, 0)

@@ -71,6 +71,7 @@ def _measure(
     task: TextClassification, directory: Path, batching: str, asked: argparse.Namespace
 ) -> tuple[float, float, str]:
     """Returns the seconds of a step, those until its last kernel was asked for, and a table of its kernels."""
+    torch.compiler.reset()  # what was compiled for another layout would be compiled anew, for any shape
     settled = {"global_batch_size": asked.batch_size, "micro_batch_size": asked.batch_size, "max_grad_norm": 1.0}
     settled |= {"task": "text-classification", "device": "cuda", "precision": asked.precision, "optimizer": "adamw"}
     settled |= {"learning_rate": 1e-5, "batching": batching, "torch_compile": asked.torch_compile}
