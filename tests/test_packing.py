@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from transformers.masking_utils import bidirectional_mask_function
 
 from tasks.interface import Batch
+from tasks.text import attention
 from tasks.text.attention import Layer, side_by_side
 from tasks.text.batches import MODEL_INPUTS, Texts, packed_batch, padded_batch
 from tasks.text.dropout import Draws, SampleDropout
@@ -143,6 +146,16 @@ def test_padding_for_attention_alone_computes_what_one_sample_after_the_other_do
         alone = layer.attend((query, key, value), None, layer.kept(keys, query)).transpose(1, 2)
         torch.testing.assert_close(padded[:, begin:end], alone, rtol=1e-12, atol=1e-12)
     assert bool(padded.isfinite().all())
+
+
+def test_a_compiled_model_makes_a_mask_only_where_something_is_padded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.11 says of a model that it compiles that it exports it, and transformers makes a mask for any export."""
+    monkeypatch.setattr("transformers.masking_utils.is_torchdynamo_exporting", lambda: True)
+    make = partial(attention._mask, 2, 3, 3, mask_function=bidirectional_mask_function)
+    padding = torch.tensor([[True, True, False]] * 2)
+    assert make(attention_mask=None, allow_is_bidirectional_skip=True) is None
+    assert make(attention_mask=padding, allow_is_bidirectional_skip=True) is not None
+    assert make(attention_mask=None, allow_is_bidirectional_skip=False) is not None  # such a model masks more
 
 
 def test_a_row_is_lengthened_by_five_per_cent_at_most() -> None:

@@ -27,6 +27,7 @@ class Dtypes(TorchDispatchMode):
 
 
 def gradient(scores, targets, dtype):
+    """Returns the gradient of the scores, whose loss is computed in `dtype`, and the dtypes of its logarithms."""
     leaf = scores.clone().requires_grad_()
     with torch.autocast(scores.device.type, dtype=torch.bfloat16), Dtypes() as dtypes:
         loss = cross_entropy(leaf.to(dtype), targets, reduction="sum")

@@ -33,8 +33,11 @@ def attend_within_samples(model: PreTrainedModel) -> None:
 
 def _mask(*arguments: Any, **options: Any) -> torch.Tensor | None:
     """Makes the mask of padding where there is padding: to look for it in the mask would wait for a GPU."""
-    options["allow_is_bidirectional_skip"] = options["attention_mask"] is None
-    mask: torch.Tensor | None = sdpa_mask(*arguments, **options)
+    may_skip = options["attention_mask"] is None and options.get("allow_is_bidirectional_skip", False)
+    if may_skip and options.get("local_size") is None:
+        # transformers makes a mask when it is compiled by torch 2.11, with which no fast kernel of a GPU is chosen.
+        return None
+    mask: torch.Tensor | None = sdpa_mask(*arguments, **options | {"allow_is_bidirectional_skip": may_skip})
     return mask
 
 
