@@ -300,7 +300,7 @@ class CollectivePoint(_Strict):
     """One collective at one size."""
 
     bytes: int
-    seconds: list[float] = Field(description="every repetition, slowest rank")
+    seconds: list[float] = Field(description="every repetition of every start, slowest rank")
     median_seconds: float
     algbw: float = Field(description="bytes over time, as nccl-tests defines it")
     busbw: float = Field(description="algbw times the operation's factor, as nccl-tests defines it")

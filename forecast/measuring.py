@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import truediv
 from statistics import median
 from typing import NamedTuple
+
+from scipy import special
 
 from backends.registry import BACKENDS
 from compare.report.statistics import median_bounds
@@ -18,6 +20,7 @@ NO_POWERSGD = "--grad-compression powersgd sends what depends on the shapes of w
 _BYTES_SAVED = {"fp16": 0.5, "bf16": 0.5}
 # Between the quartiles of a normal distribution, in standard deviations.
 _QUARTILES = 1.349
+_CONFIDENCE = 0.95
 
 
 def halving_compressions(backend: str) -> list[str]:
@@ -35,6 +38,49 @@ def interval_of_median(values: Sequence[float]) -> Interval:
     """Returns the median with its 95 % interval, whatever the distribution."""
     low, high = median_bounds(values)
     return Interval(estimate=median(values), low=low, high=high)
+
+
+class Spread(NamedTuple):
+    """By how much the median steps of several starts of the same run differ.
+
+    Attributes:
+        deviation: The standard deviation of their logarithms.
+        freedom: The degrees of freedom with which it is known.
+    """
+
+    deviation: float
+    freedom: int
+
+
+def spread_of_starts(runs: Iterable[Sequence[Sequence[float]]]) -> Spread | None:
+    """Returns what several runs, each started several times, show together; None where each was started once.
+
+    Args:
+        runs: For each run, and for each of its starts, what the steps took.
+    """
+    squares, freedom = 0.0, 0
+    for starts in runs:
+        medians = [math.log(median(steps)) for steps in starts]
+        mean = sum(medians) / len(medians)
+        squares += sum((one - mean) ** 2 for one in medians)
+        freedom += len(medians) - 1
+    return Spread(math.sqrt(squares / freedom), freedom) if freedom else None
+
+
+def interval_of_run(starts: Sequence[Sequence[float]], spread: Spread | None) -> Interval:
+    """Returns the median of the starts' median steps, with the 95 % interval for the median step of one more start.
+
+    The interval is that of a prediction, with Student's t
+    (https://www.itl.nist.gov/div898/handbook/pmd/section5/pmd512.htm). Of a single start, it is the interval of its
+    median step, which says nothing of other starts.
+    """
+    if spread is None:
+        (steps,) = starts
+        return interval_of_median(steps)
+    estimate = median(median(steps) for steps in starts)
+    quantile = float(special.stdtrit(spread.freedom, (1 + _CONFIDENCE) / 2))
+    factor = math.exp(quantile * spread.deviation * math.sqrt(1 + 1 / len(starts)))
+    return Interval(estimate=estimate, low=estimate / factor, high=estimate * factor)
 
 
 def ratio(over: Interval, under: Interval) -> Interval:

@@ -30,7 +30,9 @@ class Computing(Strict):
     """Processes that do the work of a rank each, at the same time, on one machine."""
 
     num_processes: int = Field(ge=1)
-    step_seconds: Interval = Field(description="median over steps")
+    step_seconds: Interval = Field(
+        description="median over steps; of several starts the median, in the interval of one more start"
+    )
     spread_seconds: Seconds | None = Field(
         description="standard deviation of what processes take for the same step, from quartiles; null for one process"
     )
@@ -66,7 +68,7 @@ class Profile(OfBackend):
     sending: Sending
     samples_per_rank: int = Field(ge=1, description="of one step")
     num_samples: int = Field(ge=1, description="of one epoch, over all ranks")
-    num_steps: int = Field(ge=1, description="steps that were timed in one process")
+    num_steps: int = Field(ge=1, description="steps that were timed in one process, in all its starts")
     micro_steps: int = Field(ge=1, description="micro-batches of one rank in a step")
     data_seconds: Seconds
     forward_seconds: Seconds = Field(description="of all micro-steps")

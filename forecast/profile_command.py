@@ -38,7 +38,12 @@ class ProfileOptions(BaseModel):
         description="numbers of processes that also do the work of a rank each at the same time, without "
         "communication, and of ranks that do: as many as a node will have, or as share this machine",
     )
-    profile_steps: int = Field(_NUM_STEPS, ge=6, le=1000, description="steps that are timed, after the warm-up")
+    profile_steps: int = Field(
+        _NUM_STEPS, ge=6, le=1000, description="steps of each start that are timed, after the warm-up"
+    )
+    starts: int = Field(
+        3, ge=1, le=100, description="how often each run is started: starts differ, above all where ranks share cores"
+    )
     collectives: bool = Field(True, description="also measure the library's all-reduce here, over these processes")
     output_dir: Path | None = Field(None, description=f"receives {PROFILE_NAME} (default: runs/profile-TIME)")
 
@@ -67,6 +72,7 @@ def run(arguments: list[str]) -> int:
         num_samples=resolved.task.num_samples("train"),
         processes=options.processes,
         num_steps=options.profile_steps,
+        num_starts=options.starts,
         with_collectives=options.collectives,
         command=command_line(["forecast", "profile", *arguments], without="--output-dir"),
     )

@@ -11,17 +11,19 @@ from typing import Any, NamedTuple
 from backends.registry import INDEPENDENT, REFERENCE, find_backend
 from compare.collectives.measurement import CollectivesFile, read_collectives
 from compare.collectives.selection import changing_collectives
-from compare.results import Interval
 from compare.strict import named
 from forecast.measuring import (
+    Spread,
     gradients_of,
     halving_compressions,
     interval_of_median,
+    interval_of_run,
     last_ready,
     parts_of,
     quartile_spread,
     ratio,
     sent_share,
+    spread_of_starts,
 )
 from forecast.profile import AllReduceTime, Collective, Computing, Profile
 from forecast.sending import sending_of
@@ -58,7 +60,8 @@ class Request(NamedTuple):
         config: The training, as it could start.
         num_samples: The samples of an epoch.
         processes: How many processes compute at the same time, in runs of their own; one is always measured.
-        num_steps: How many steps are timed.
+        num_steps: How many steps of each start are timed.
+        num_starts: How often each run is started.
         with_collectives: Whether the library's all-reduce is measured.
         command: The command, to be repeated.
     """
@@ -67,6 +70,7 @@ class Request(NamedTuple):
     num_samples: int
     processes: list[int]
     num_steps: int
+    num_starts: int
     with_collectives: bool
     command: str
 
@@ -77,16 +81,41 @@ class Request(NamedTuple):
 
 
 class _Measured(NamedTuple):
-    ranks: list[RankTimes]
-    record: RunRecord
+    """One kind of run: for each of its starts the times of its ranks, and its record."""
+
+    backend: str
+    num_processes: int
+    starts: list[list[RankTimes]]
+    records: list[RunRecord]
 
     @property
-    def step_seconds(self) -> Interval:
-        return interval_of_median([second for rank in self.ranks for second in rank.step_seconds])
+    def told(self) -> str:
+        """What it is, in words."""
+        if self.backend == REFERENCE:
+            return "one process"
+        what = "processes that do not communicate" if self.backend == INDEPENDENT else f"ranks of {self.backend}"
+        return f"{self.num_processes} {what}"
+
+    @property
+    def ranks(self) -> list[RankTimes]:
+        """The times of each rank in all starts."""
+        return [RankTimes.joined(of_starts) for of_starts in zip(*self.starts, strict=True)]
+
+    @property
+    def steps(self) -> list[list[float]]:
+        """By start, what a step took on every rank."""
+        return [[second for rank in ranks for second in rank.step_seconds] for ranks in self.starts]
+
+    @property
+    def slowest_steps(self) -> list[list[float]]:
+        """By start, what each step took on its slowest rank."""
+        return [
+            [max(step) for step in zip(*(rank.step_seconds for rank in ranks), strict=True)] for ranks in self.starts
+        ]
 
 
 def make_profile(request: Request, directory: Path, say: Callable[[str], None]) -> Profile:
-    """Makes all runs, one after the other.
+    """Makes all runs, one after the other, and then all of them again, so that starts of a run are far apart.
 
     Args:
         request: What is to be profiled.
@@ -98,16 +127,17 @@ def make_profile(request: Request, directory: Path, say: Callable[[str], None]) 
         Interrupted: A signal asked to stop; what was running has been ended.
     """
     config, numbers = request.config, sorted({*request.processes, _NUM_RANKS} - {1})
-    say("one process")
-    alone = _run(request, REFERENCE, 1, directory / "alone")
-    independent: dict[int, _Measured] = {}
-    for number in numbers:
-        say(f"{number} processes that do not communicate")
-        independent[number] = _run(request, INDEPENDENT, number, directory / f"independent-{number}")
-    together: dict[int, _Measured] = {}
-    for number in numbers:
-        say(f"{number} ranks of {config.backend}")
-        together[number] = _run(request, config.backend, number, directory / f"ranks-{number}")
+    together, independent = (
+        {number: _Measured(backend, number, [], []) for number in numbers} for backend in (config.backend, INDEPENDENT)
+    )
+    alone = _Measured(REFERENCE, 1, [], [])
+    for start in range(1, request.num_starts + 1):
+        which = f", start {start} of {request.num_starts}" if request.num_starts > 1 else ""
+        for kind, run in enumerate((alone, *independent.values(), *together.values())):
+            say(f"{run.told}{which}")
+            ranks, record = _run(request, run.backend, run.num_processes, directory / f"{start}-{kind}")
+            run.starts.append(ranks)
+            run.records.append(record)
     collectives: list[Collective] = []
     if request.with_collectives:
         say("all-reduces")
@@ -124,8 +154,10 @@ def _profile(
 ) -> Profile:
     """Puts together what was measured in one process, in several, by ranks of the backend, and of all-reduces."""
     config, ranks = request.config, together[_NUM_RANKS]
-    settings = ranks.record.ranks[0].effective_settings
+    settings = ranks.records[0].ranks[0].effective_settings
     times = alone.ranks[0]
+    alone_spread = spread_of_starts(run.steps for run in (alone, *independent.values()))
+    spread = spread_of_starts(run.slowest_steps for run in together.values())
     work = parts_of(times)
     lacks_some = request.with_collectives and len(collectives) < len(independent)
     return Profile(
@@ -140,7 +172,7 @@ def _profile(
         samples_per_rank=request.samples_per_rank,
         num_samples=request.num_samples,
         num_steps=len(times.step_seconds),
-        micro_steps=alone.record.gradient_accumulation_steps,
+        micro_steps=alone.records[0].gradient_accumulation_steps,
         data_seconds=work.data,
         forward_seconds=work.forward,
         backward_seconds=work.backward,
@@ -148,25 +180,23 @@ def _profile(
         update_seconds=work.update,
         gradients=gradients_of(times, work.last_backward, sent_share(config.grad_compression)),
         computing=[
-            Computing(num_processes=1, step_seconds=alone.step_seconds, spread_seconds=None),
-            *(_computing(number, measured) for number, measured in independent.items()),
+            _computing(alone, alone.steps, alone_spread),
+            *(_computing(run, run.steps, alone_spread) for run in independent.values()),
         ],
         overlap_slow_down=ratio(last_ready(ranks.ranks), last_ready(independent[_NUM_RANKS].ranks)),
         collectives=collectives,
-        together=[_together(number, measured) for number, measured in together.items()],
+        together=[_computing(run, run.slowest_steps, spread) for run in together.values()],
         remarks=["an all-reduce took no longer for more bytes on this machine, and was left out"] if lacks_some else [],
     )
 
 
-def _computing(number: int, measured: _Measured) -> Computing:
-    spread = quartile_spread([rank.step_seconds for rank in measured.ranks])
-    return Computing(num_processes=number, step_seconds=measured.step_seconds, spread_seconds=spread)
-
-
-def _together(number: int, measured: _Measured) -> Computing:
-    slowest = [max(step) for step in zip(*(rank.step_seconds for rank in measured.ranks), strict=True)]
-    spread = quartile_spread([rank.step_seconds for rank in measured.ranks])
-    return Computing(num_processes=number, step_seconds=interval_of_median(slowest), spread_seconds=spread)
+def _computing(run: _Measured, steps: list[list[float]], spread: Spread | None) -> Computing:
+    between_ranks = quartile_spread([rank.step_seconds for rank in run.ranks]) if run.num_processes > 1 else None
+    return Computing(
+        num_processes=run.num_processes,
+        step_seconds=interval_of_run(steps, spread),
+        spread_seconds=between_ranks,
+    )
 
 
 def _default_scheduling(config: RunConfig) -> str:
@@ -178,8 +208,8 @@ def _default_scheduling(config: RunConfig) -> str:
     )
 
 
-def _run(request: Request, backend: str, num_processes: int, place: Path) -> _Measured:
-    """Trains with so many ranks, each with the work of one, and returns what they measured."""
+def _run(request: Request, backend: str, num_processes: int, place: Path) -> tuple[list[RankTimes], RunRecord]:
+    """Trains with so many ranks, each with the work of one, and returns what they measured, and the record."""
     config, is_own = request.config, backend == request.config.backend
     asked = config.model_dump(mode="json", include=_OF_THE_WORK | (_OF_THE_BACKEND if is_own else set()))
     options: dict[str, Any] = {
@@ -205,7 +235,7 @@ def _run(request: Request, backend: str, num_processes: int, place: Path) -> _Me
         raise ProfileFailed(f"the run of {backend} with {num_processes} process(es) did not complete: {why}")
     paths = [times_path(place, rank) for rank in range(num_processes)]
     ranks = [RankTimes.model_validate_json(path.read_bytes()) for path in paths]
-    return _Measured(ranks, read_record(place / RECORD_NAME))
+    return ranks, read_record(place / RECORD_NAME)
 
 
 def _measure_collectives(request: Request, numbers: list[int], target: Path) -> list[Collective]:
@@ -215,7 +245,7 @@ def _measure_collectives(request: Request, numbers: list[int], target: Path) -> 
     done = own_command.run_command(
         [
             *("allreduce", f"--backends={config.backend}", *changing),
-            f"--num-processes={','.join(map(str, numbers))}",
+            *(f"--num-processes={','.join(map(str, numbers))}", f"--starts={request.num_starts}"),
             *("--operations=all_reduce", f"--sizes={_SIZES}", f"--seconds-per-point={_SECONDS_PER_POINT}"),
             *(f"--device={config.device}", f"--threads-per-rank={config.threads_per_rank}", f"--output={target}"),
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,27 @@ class RankTimes(Strict):
         """All of it, by step."""
         parts = (self.data_seconds, self.forward_seconds, self.backward_seconds, self.update_seconds)
         return [sum(step) for step in zip(*parts, strict=True)]
+
+    @classmethod
+    def joined(cls, starts: Sequence[RankTimes]) -> RankTimes:
+        """Puts the steps of the same rank in several starts one after the other."""
+
+        def steps(name: str) -> list[float]:
+            return [second for one in starts for second in getattr(one, name)]
+
+        return cls(
+            rank=starts[0].rank,
+            data_seconds=steps("data_seconds"),
+            forward_seconds=steps("forward_seconds"),
+            backward_seconds=steps("backward_seconds"),
+            last_backward_seconds=steps("last_backward_seconds"),
+            update_seconds=steps("update_seconds"),
+            gradient_bytes=starts[0].gradient_bytes,
+            ready_seconds={
+                name: [second for one in starts for second in one.ready_seconds[name]]
+                for name in starts[0].ready_seconds
+            },
+        )
 
     @property
     def last_ready_of_steps(self) -> list[float]:

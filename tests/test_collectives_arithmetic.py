@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compare.collectives.measurement import collective_point, elements_per_rank, fit_line, size_in_bytes
+from compare.collectives.measurement import collective_point, elements_per_rank, fit_line, pooled, size_in_bytes
 from compare.numbers import format_seconds, format_size
-from compare.results import CollectivePoint
+from compare.results import CollectiveFit, CollectivePoint, CollectiveSeries
 
 SIZES = (2**10, 2**14, 2**18)
 
@@ -51,6 +51,20 @@ def _points(
         collective_point("broadcast", 2, size, [(latency + size / bandwidth) * float(np.exp(random.normal(0, noise)))])
         for size in (2**10 * 4**exponent for exponent in range(num_sizes))
     ]
+
+
+def test_repetitions_of_all_starts_count_together() -> None:
+    def series(seconds: float, fit: CollectiveFit | None = None) -> CollectiveSeries:
+        points = [collective_point("all_reduce", 2, 1024 * size, [size * seconds] * 2) for size in (1, 2, 3)]
+        what = {"backend": "ddp", "transport": "gloo", "operation": "all_reduce", "num_processes": 2, "device": "cpu"}
+        return CollectiveSeries.model_validate({**what, "points": points, "fit": fit})
+
+    (found,) = pooled([[series(1.0)], [series(2.0)], [series(9.0)]])
+    assert found.points[0].seconds == [1.0, 1.0, 2.0, 2.0, 9.0, 9.0]
+    assert [point.median_seconds for point in found.points] == [2.0, 4.0, 6.0]
+    assert found.fit == fit_line(found.points)
+    once = series(1.0, found.fit)
+    assert pooled([[once]])[0].points == once.points
 
 
 @pytest.mark.parametrize(("latency", "bandwidth"), [(1e-4, 1e9), (5e-6, 2e11), (2e-3, 3e8)])

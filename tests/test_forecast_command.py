@@ -256,15 +256,18 @@ def test_a_record_with_a_diagnosis_is_enough(tmp_path: Path, capsys: pytest.Capt
 
 @pytest.mark.slow
 def test_a_profile_is_measured(tmp_path: Path) -> None:
-    """Of a real task, in real processes: one, two that do not communicate, and two ranks of DDP."""
+    """Of a real task, in real processes: one, two that do not communicate, and two ranks of DDP, each started twice."""
     done = lockstep(
-        *("forecast", "profile", "ddp", *shlex.split(SMALL), "--profile-steps", "8", "--no-collectives"),
+        *("forecast", "profile", "ddp", *shlex.split(SMALL), "--profile-steps", "6", "--starts", "2"),
+        "--no-collectives",
         *("--output-dir", tmp_path / "p"),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     profile = read_source("--profile", tmp_path / "p")
     assert (profile.backend, profile.transport, profile.samples_per_rank, profile.micro_steps) == ("ddp", "gloo", 8, 2)
     assert [one.num_processes for one in profile.computing] == [1, 2]
+    assert profile.num_steps == 2 * 6
+    assert all(one.spread_seconds is not None for one in (*profile.computing[1:], *profile.together))
     assert profile.overlap_slow_down is not None
     ready = [one.ready_seconds for one in profile.gradients]
     assert ready == sorted(ready)

@@ -20,7 +20,7 @@ from backends.devices import count_gpus
 from backends.registry import BackendRow
 from compare.collectives.cluster import Cluster, add_engine_options, cluster_of, parse
 from compare.collectives.job import MeasuringJob, ranks_of
-from compare.collectives.measurement import ELEMENT_BYTES, CollectivesFile, Measurement
+from compare.collectives.measurement import ELEMENT_BYTES, CollectivesFile, Measurement, pooled
 from compare.collectives.options import CollectivesOptions, parse_sizes
 from compare.collectives.selection import add_own_options, measured_backends, say_what_is_left_out
 from compare.collectives.table import show
@@ -71,7 +71,7 @@ def run(arguments: list[str]) -> int:
         cleanup.callback(shutil.rmtree, directory, ignore_errors=True)
         try:
             with signals_raised():
-                found = _measure(measurements, cluster, directory, terminal)
+                found = _measure(measurements, options.starts, cluster, directory, terminal)
         except Interrupted as interruption:
             print(f"lockstep: interrupted by {interruption}; all ranks have been ended", file=sys.stderr)
             return 128 + interruption.signal_number
@@ -112,22 +112,26 @@ class _Found(NamedTuple):
     environment: Environment | None
 
 
-def _measure(measurements: list[Measurement], cluster: Cluster | None, directory: Path, terminal: Console) -> _Found:
-    """Makes all measurements, one after the other.
+def _measure(
+    measurements: list[Measurement], num_starts: int, cluster: Cluster | None, directory: Path, terminal: Console
+) -> _Found:
+    """Makes all measurements, one after the other, and then all of them again, so that starts are far apart.
 
     Raises:
         _RanksFailed: Ranks failed.
     """
-    series: list[CollectiveSeries] = []
+    starts: list[list[CollectiveSeries]] = []
     environment: Environment | None = None
-    for number, measurement in enumerate(measurements):
-        job = MeasuringJob(measurement, directory / str(number), terminal, cluster)
-        failure = job.run()
-        if failure is not None:
-            raise _RanksFailed(f"{measurement.name} with {measurement.num_processes} ranks failed: {failure}")
-        series += job.series
-        environment = environment or job.environment
-    return _Found(series, environment)
+    for start in range(num_starts):
+        starts.append([])
+        for number, measurement in enumerate(measurements):
+            job = MeasuringJob(measurement, directory / f"{start}-{number}", terminal, cluster)
+            failure = job.run()
+            if failure is not None:
+                raise _RanksFailed(f"{measurement.name} with {measurement.num_processes} ranks failed: {failure}")
+            starts[-1] += job.series
+            environment = environment or job.environment
+    return _Found(pooled(starts), environment)
 
 
 def _directory(target: Path, cluster: Cluster | None) -> Path:

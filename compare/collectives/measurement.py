@@ -10,7 +10,7 @@ the number of ranks.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -99,6 +99,26 @@ def collective_point(operation: str, num_processes: int, num_bytes: int, seconds
         algbw=algbw,
         busbw=algbw * bus_factor(operation, num_processes),
     )
+
+
+def pooled(starts: Sequence[Sequence[CollectiveSeries]]) -> list[CollectiveSeries]:
+    """Puts the repetitions of several starts of the same measurements together.
+
+    Args:
+        starts: The series of each start, in the same order.
+    """
+    return [_pooled(series) for series in zip(*starts, strict=True)]
+
+
+def _pooled(series: Sequence[CollectiveSeries]) -> CollectiveSeries:
+    first = series[0]
+    points = [
+        collective_point(
+            first.operation, first.num_processes, same[0].bytes, [second for point in same for second in point.seconds]
+        )
+        for same in zip(*(one.points for one in series), strict=True)
+    ]
+    return first.model_copy(update={"points": points, "fit": fit_line(points)})
 
 
 def fit_line(points: list[CollectivePoint]) -> CollectiveFit | None:
