@@ -71,15 +71,15 @@ def interval_of_run(starts: Sequence[Sequence[float]], spread: Spread | None) ->
     """Returns the median of the starts' median steps, with the 95 % interval for the median step of one more start.
 
     The interval is that of a prediction, with Student's t
-    (https://www.itl.nist.gov/div898/handbook/pmd/section5/pmd512.htm). Of a single start, it is the interval of its
-    median step, which says nothing of other starts.
+    (https://www.itl.nist.gov/div898/handbook/pmd/section5/pmd512.htm). The variance of a median is up to pi/2 times
+    that of a mean. Of a single start, it is the interval of its median step, which says nothing of other starts.
     """
     if spread is None:
         (steps,) = starts
         return interval_of_median(steps)
     estimate = median(median(steps) for steps in starts)
     quantile = float(special.stdtrit(spread.freedom, (1 + _CONFIDENCE) / 2))
-    factor = math.exp(quantile * spread.deviation * math.sqrt(1 + 1 / len(starts)))
+    factor = math.exp(quantile * spread.deviation * math.sqrt(1 + math.pi / 2 / len(starts)))
     return Interval(estimate=estimate, low=estimate / factor, high=estimate * factor)
 
 
@@ -128,16 +128,16 @@ class Parts(NamedTuple):
     update: float
 
 
-def parts_of(times: RankTimes) -> Parts:
-    """Returns the parts of the median step.
+def parts_of(times: RankTimes, step_seconds: float) -> Parts:
+    """Returns the parts of a step that takes `step_seconds`, which is about the median.
 
     Steps differ in length, and medians do not add up. Therefore the median over steps is taken of the share that a
-    part has in its step, and the shares, brought to a sum of 1, divide the median step.
+    part has in its step, and the shares, brought to a sum of 1, divide the step.
     """
     steps = times.step_seconds
     measured = (times.data_seconds, times.forward_seconds, times.backward_seconds, times.update_seconds)
     shares = [median(map(truediv, seconds, steps)) for seconds in measured]
-    data, forward, backward, update = (share / sum(shares) * median(steps) for share in shares)
+    data, forward, backward, update = (share / sum(shares) * step_seconds for share in shares)
     last_backward = backward * median(map(truediv, times.last_backward_seconds, times.backward_seconds))
     return Parts(data, forward, backward, last_backward, update)
 

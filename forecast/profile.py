@@ -31,7 +31,8 @@ class Computing(Strict):
 
     num_processes: int = Field(ge=1)
     step_seconds: Interval = Field(
-        description="median over steps; of several starts the median, in the interval of one more start"
+        description="the median step, with its interval; of several starts, the median of their median steps, with the "
+        "interval in which the median step of one more start is expected"
     )
     spread_seconds: Seconds | None = Field(
         description="standard deviation of what processes take for the same step, from quartiles; null for one process"
@@ -68,6 +69,7 @@ class Profile(OfBackend):
     sending: Sending
     samples_per_rank: int = Field(ge=1, description="of one step")
     num_samples: int = Field(ge=1, description="of one epoch, over all ranks")
+    num_starts: int = Field(default=1, ge=1, description="how often each run was started")
     num_steps: int = Field(ge=1, description="steps that were timed in one process, in all its starts")
     micro_steps: int = Field(ge=1, description="micro-batches of one rank in a step")
     data_seconds: Seconds

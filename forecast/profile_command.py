@@ -42,7 +42,11 @@ class ProfileOptions(BaseModel):
         _NUM_STEPS, ge=6, le=1000, description="steps of each start that are timed, after the warm-up"
     )
     starts: int = Field(
-        3, ge=1, le=100, description="how often each run is started: starts differ, above all where ranks share cores"
+        3,
+        ge=1,
+        le=100,
+        description="how often each run is started, each time with as many steps: starts differ, above all where ranks "
+        "share cores; 2 say little of how far",
     )
     collectives: bool = Field(True, description="also measure the library's all-reduce here, over these processes")
     output_dir: Path | None = Field(None, description=f"receives {PROFILE_NAME} (default: runs/profile-TIME)")

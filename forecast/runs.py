@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +13,6 @@ from compare.collectives.measurement import CollectivesFile, read_collectives
 from compare.collectives.selection import changing_collectives
 from compare.strict import named
 from forecast.measuring import (
-    Spread,
     gradients_of,
     halving_compressions,
     interval_of_median,
@@ -32,7 +31,7 @@ from launch import own_command
 from launch.options import own_options
 from launch.scheduling import default_scheduling
 from records.config import RunConfig
-from records.environment import describe_environment, num_ranks_here
+from records.environment import describe_environment, num_cpus, num_ranks_here
 from records.names import RECORD_NAME
 from records.record import RunRecord, read_record
 from records.throughput import NUM_WARMUP_STEPS
@@ -156,9 +155,8 @@ def _profile(
     config, ranks = request.config, together[_NUM_RANKS]
     settings = ranks.records[0].ranks[0].effective_settings
     times = alone.ranks[0]
-    alone_spread = spread_of_starts(run.steps for run in (alone, *independent.values()))
-    spread = spread_of_starts(run.slowest_steps for run in together.values())
-    work = parts_of(times)
+    computing = _described(request, [(run, run.steps) for run in (alone, *independent.values())])
+    work = parts_of(times, computing[0].step_seconds.estimate)
     lacks_some = request.with_collectives and len(collectives) < len(independent)
     return Profile(
         created_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -171,6 +169,7 @@ def _profile(
         sending=sending_of(settings, config.backend_settings),
         samples_per_rank=request.samples_per_rank,
         num_samples=request.num_samples,
+        num_starts=request.num_starts,
         num_steps=len(times.step_seconds),
         micro_steps=alone.records[0].gradient_accumulation_steps,
         data_seconds=work.data,
@@ -179,24 +178,31 @@ def _profile(
         last_backward_seconds=work.last_backward,
         update_seconds=work.update,
         gradients=gradients_of(times, work.last_backward, sent_share(config.grad_compression)),
-        computing=[
-            _computing(alone, alone.steps, alone_spread),
-            *(_computing(run, run.steps, alone_spread) for run in independent.values()),
-        ],
+        computing=computing,
         overlap_slow_down=ratio(last_ready(ranks.ranks), last_ready(independent[_NUM_RANKS].ranks)),
         collectives=collectives,
-        together=[_computing(run, run.slowest_steps, spread) for run in together.values()],
+        together=_described(request, [(run, run.slowest_steps) for run in together.values()]),
         remarks=["an all-reduce took no longer for more bytes on this machine, and was left out"] if lacks_some else [],
     )
 
 
-def _computing(run: _Measured, steps: list[list[float]], spread: Spread | None) -> Computing:
-    between_ranks = quartile_spread([rank.step_seconds for rank in run.ranks]) if run.num_processes > 1 else None
-    return Computing(
-        num_processes=run.num_processes,
-        step_seconds=interval_of_run(steps, spread),
-        spread_seconds=between_ranks,
-    )
+def _described(request: Request, runs: Sequence[tuple[_Measured, list[list[float]]]]) -> list[Computing]:
+    """Describes runs that all communicate, or that all do not, each with the steps of its starts.
+
+    How far starts of a run differ is taken from all that have a core for each thread, or from all that have not: where
+    threads share cores, starts differ by much more.
+    """
+
+    def shares_cores(run: _Measured) -> bool:
+        return run.num_processes * (request.config.threads_per_rank or 1) > num_cpus()
+
+    described = []
+    for run, steps in runs:
+        alike = [of_other for other, of_other in runs if shares_cores(other) == shares_cores(run)]
+        spread = quartile_spread([rank.step_seconds for rank in run.ranks]) if run.num_processes > 1 else None
+        step_seconds = interval_of_run(steps, spread_of_starts(alike))
+        described.append(Computing(num_processes=run.num_processes, step_seconds=step_seconds, spread_seconds=spread))
+    return described
 
 
 def _default_scheduling(config: RunConfig) -> str:

@@ -129,6 +129,8 @@ class Scenario:
     def remarks(self) -> list[str]:
         """What the profile assumes, and what is assumed here."""
         profile, found = self.profile, list(self.profile.remarks)
+        if profile.together and profile.num_starts == 1:
+            found.append("each run was started once: how far another start differs is in no interval")
         if profile.overlap_slow_down is not None:
             kappa = profile.overlap_slow_down.estimate
             found.append(f"a backward pass during which gradients are sent takes {kappa:.3g} times as long (measured)")

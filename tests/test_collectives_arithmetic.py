@@ -53,7 +53,7 @@ def _points(
     ]
 
 
-def test_repetitions_of_all_starts_count_together() -> None:
+def test_equally_many_repetitions_of_each_start_count() -> None:
     def series(seconds: float, fit: CollectiveFit | None = None) -> CollectiveSeries:
         points = [collective_point("all_reduce", 2, 1024 * size, [size * seconds] * 2) for size in (1, 2, 3)]
         what = {"backend": "ddp", "transport": "gloo", "operation": "all_reduce", "num_processes": 2, "device": "cpu"}
@@ -63,6 +63,9 @@ def test_repetitions_of_all_starts_count_together() -> None:
     assert found.points[0].seconds == [1.0, 1.0, 2.0, 2.0, 9.0, 9.0]
     assert [point.median_seconds for point in found.points] == [2.0, 4.0, 6.0]
     assert found.fit == fit_line(found.points)
+    fast = series(0.1)
+    fast.points[0].seconds.extend([0.1] * 50)
+    assert pooled([[series(1.0)], [fast], [series(2.0)]])[0].points[0].seconds == [1.0, 1.0, 0.1, 0.1, 2.0, 2.0]
     once = series(1.0, found.fit)
     assert pooled([[once]])[0].points == once.points
 

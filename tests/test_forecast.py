@@ -336,7 +336,7 @@ def test_the_parts_of_a_step_add_up_to_the_median_step() -> None:
         gradient_bytes={"weight": 4, "unused": 4},
         ready_seconds={"weight": [1.0, 2.0, 3.0], "unused": []},
     )
-    assert parts_of(times) == pytest.approx((0.0, 2.0, 6.0, 3.0, 2.0))
+    assert parts_of(times, 10.0) == pytest.approx((0.0, 2.0, 6.0, 3.0, 2.0))
     assert times.last_ready_of_steps == [1.0, 2.0, 3.0]
 
 

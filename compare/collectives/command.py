@@ -122,10 +122,11 @@ def _measure(
     """
     starts: list[list[CollectiveSeries]] = []
     environment: Environment | None = None
-    for start in range(num_starts):
+    for start in range(1, num_starts + 1):
         starts.append([])
         for number, measurement in enumerate(measurements):
-            job = MeasuringJob(measurement, directory / f"{start}-{number}", terminal, cluster)
+            which = f", start {start} of {num_starts}" if num_starts > 1 else ""
+            job = MeasuringJob(measurement, directory / f"{start}-{number}", terminal, cluster, which)
             failure = job.run()
             if failure is not None:
                 raise _RanksFailed(f"{measurement.name} with {measurement.num_processes} ranks failed: {failure}")

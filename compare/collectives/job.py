@@ -49,7 +49,12 @@ class MeasuringJob:
     """
 
     def __init__(
-        self, measurement: Measurement, directory: Path, terminal: Console, cluster: Cluster | None = None
+        self,
+        measurement: Measurement,
+        directory: Path,
+        terminal: Console,
+        cluster: Cluster | None = None,
+        which_start: str = "",
     ) -> None:
         """Settles what is measured.
 
@@ -58,10 +63,11 @@ class MeasuringJob:
             directory: Where to; it does not exist yet.
             terminal: Receives a line, and shows how far the ranks are.
             cluster: The nodes on which the ranks are started; None where all are on this one.
+            which_start: Goes behind what is measured in all that is told.
         """
         self.environment: Environment | None = None
         self._measurement, self._directory, self._terminal = measurement, directory, terminal
-        self._cluster = cluster
+        self._cluster, self._which_start = cluster, which_start
         self._transport = ""
         self._operations: list[str] = []
         self._points: list[tuple[str, CollectivePoint]] = []
@@ -133,7 +139,7 @@ class MeasuringJob:
     @property
     def _title(self) -> str:
         measurement = self._measurement
-        return f"{measurement.name}, {measurement.num_processes} x {measurement.device}"
+        return f"{measurement.name}, {measurement.num_processes} x {measurement.device}{self._which_start}"
 
     @contextmanager
     def _progress(self) -> Iterator[Callable[[], None]]:

@@ -104,6 +104,9 @@ def collective_point(operation: str, num_processes: int, num_bytes: int, seconds
 def pooled(starts: Sequence[Sequence[CollectiveSeries]]) -> list[CollectiveSeries]:
     """Puts the repetitions of several starts of the same measurements together.
 
+    A start that is fast repeats more in the same time. So that all starts count the same, only as many repetitions of
+    each are kept as the one with the fewest has.
+
     Args:
         starts: The series of each start, in the same order.
     """
@@ -112,12 +115,11 @@ def pooled(starts: Sequence[Sequence[CollectiveSeries]]) -> list[CollectiveSerie
 
 def _pooled(series: Sequence[CollectiveSeries]) -> CollectiveSeries:
     first = series[0]
-    points = [
-        collective_point(
-            first.operation, first.num_processes, same[0].bytes, [second for point in same for second in point.seconds]
-        )
-        for same in zip(*(one.points for one in series), strict=True)
-    ]
+    points = []
+    for same in zip(*(one.points for one in series), strict=True):
+        fewest = min(len(point.seconds) for point in same)
+        seconds = [second for point in same for second in point.seconds[:fewest]]
+        points.append(collective_point(first.operation, first.num_processes, same[0].bytes, seconds))
     return first.model_copy(update={"points": points, "fit": fit_line(points)})
 
 

@@ -59,7 +59,7 @@ class CollectivesOptions(BaseModel):
         0.3, ge=0, le=3600, description="how long to repeat each collective at each size, 5 to 100 times"
     )
     starts: int = Field(
-        1, ge=1, le=100, description="how often ranks are started; the repetitions of all starts count together"
+        1, ge=1, le=100, description="how often ranks are started; equally many repetitions of each start count"
     )
     output: Path | None = Field(None, description="must not exist yet (default: runs/collectives-TIME.json)")
 
