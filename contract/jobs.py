@@ -48,7 +48,7 @@ def refusals(
     answers = directory / "answers.jsonl"
     answers.touch()
     ranks = Ranks(1, (), "cpu", 1, None, 15.0, directory)
-    command = [sys.executable, "-m", "contract.refusals", adapter, str(answers)]
+    command = [sys.executable, "-m", "contract.refusals", adapter, str(answers), *own]
     with contextlib.suppress(subprocess.TimeoutExpired), guarded() as mark:
         subprocess.run(
             command,

@@ -1,6 +1,7 @@
-"""Asks an adapter for what it does not declare: ``python -m contract.refusals ADAPTER FILE``, in one process.
+"""Asks an adapter for what it does not declare: ``python -m contract.refusals ADAPTER FILE [OPTIONS OF ITS OWN]``.
 
-The constructor must refuse each request. The answers are written to the file, a line of JSON for each.
+The constructor must refuse each request, in this one process. The answers are written to the file, a line of JSON for
+each.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 from backends.capabilities import COMPRESSIONS, PRECISIONS, Capabilities, UnsupportedError
 from backends.interface import BackendOptions
 from backends.registry import load_backend
+from launch.options import read_options
 
 
 def undeclared(capabilities: Capabilities) -> list[dict[str, Any]]:
@@ -38,14 +40,15 @@ def undeclared(capabilities: Capabilities) -> list[dict[str, Any]]:
     return requests
 
 
-def main(adapter_name: str, path: Path) -> None:
+def main(adapter_name: str, path: Path, own: list[str]) -> None:
     """Makes the requests in turn, and ends at the first that is not refused, since a group may then exist."""
     adapter = load_backend(adapter_name)
+    settings = read_options(adapter_name, adapter.Settings, own).backend_settings
     for request in undeclared(adapter.capabilities):
         options = {name: value for name, value in request.items() if name != "names"}
         answer: dict[str, Any] = {"asked": options, "names": request["names"]}
         try:
-            adapter(BackendOptions(**options, settings=adapter.Settings()))
+            adapter(BackendOptions(**options, settings=settings))
         except Exception as error:
             answer |= {"error": str(error), "type": type(error).__name__, "clear": isinstance(error, UnsupportedError)}
         else:
@@ -57,4 +60,4 @@ def main(adapter_name: str, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])

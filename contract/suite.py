@@ -217,11 +217,16 @@ class Suite:
             wanted = "unused"
         else:
             wanted = case.precision
-        for answer in evidence.ranks[0]["answers"]:
-            if answer["names"] == wanted:
+        answers = evidence.ranks[0]["answers"]
+        for answer in answers:
+            # A precision is refused for each device by itself.
+            elsewhere = wanted == case.precision and answer["asked"]["device"] != self.device
+            if answer["names"] == wanted and not elsewhere:
                 if answer["clear"]:
                     return None
                 return "the adapter accepted it" if answer["error"] is None else f"{answer['type']}: {answer['error']}"
+        if all(answer["clear"] for answer in answers):
+            return "no answer"
         return "another request that was not refused, after which nothing else was asked (C04)"
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from backends.interface import BackendOptions, KnownFailure
 from contract.cases import ALL
 from contract.check import Evidence, State, Violation, all_checks
 from contract.groups import Breakdown, Group, GroupKey, Outcome, run_group
-from contract.options import ContractOptions
+from contract.options import ContractOptions, OwnOptions
 from contract.suite import Instance, Result, Suite
 from contract.verdicts import Verdict, summarise
 from launch.job import compose_job
@@ -110,27 +111,37 @@ class LevelSettings(BackendSettings):
 
 
 class LevelBackend(ByHandBackend):
-    """Reads an option of its own before it refuses anything."""
+    """Needs an option of its own before it refuses anything."""
 
     Settings = LevelSettings
 
     def __init__(self, options: BackendOptions) -> None:
-        self.is_careful = cast(LevelSettings, options.settings).level == "high"
+        if cast(LevelSettings, options.settings).level != "high":
+            raise ValueError("--level low: too low")
         super().__init__(options)
+
+
+class SilentBackend(ByHandBackend):
+    """Ends its process instead of refusing anything."""
+
+    def __init__(self, options: BackendOptions) -> None:
+        os._exit(0)
 
 
 @pytest.mark.parametrize(
     ("adapter", "check", "reason"),
     [
         (f"{__name__}:LevelBackend", "C04", None),
+        (f"{__name__}:SilentBackend", "C37", "saw no answer"),
         ("tests.mutants.adapters:CarelessBackend", "C37", "saw another request that was not refused"),
     ],
 )
 def test_adapters_are_asked_for_what_they_do_not_declare(
     tmp_path: Path, adapter: str, check: str, reason: str | None
 ) -> None:
-    suite = Suite(adapter, tmp_path, ContractOptions(num_processes=[1], check=[check]))
-    (verdict,) = summarise(list(suite.results()), {})
+    options = ContractOptions(num_processes=[1], check=[check])
+    own = OwnOptions(("--level", "high"), LevelSettings(level="high")) if "Level" in adapter else None
+    (verdict,) = summarise(list(Suite(adapter, tmp_path, options, own=own).results()), {})
     assert verdict.state is (State.PASSED if reason is None else State.FAILED)
     assert (reason or "") in verdict.reason
 
