@@ -280,6 +280,7 @@ def test_slurm_refuses(tmp_path: Path, case: str) -> None:
 
 
 @on_slurm
+@pytest.mark.exhaustive
 def test_collectives_are_measured_on_its_nodes(tmp_path: Path) -> None:
     require_backend("horovod")
     output = tmp_path / "out.json"
