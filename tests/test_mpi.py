@@ -26,6 +26,7 @@ from tests.launching import (
     train,
     wait_until,
 )
+from tests.sparing import in_ci
 from watch.rank_files import RankFiles, started_ranks
 
 OPTIONS = ("--task", "token-tagging", "--max-steps", "10", "--threads-per-rank", "1")
@@ -150,7 +151,7 @@ def _rests(place: Path, host: str) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("who", ["race", "keeper"])
+@pytest.mark.parametrize("who", in_ci(["race"], ["race", "keeper"]))
 def test_nothing_is_left_stopped(place: Path, who: str) -> None:
     """Both entrants rest at times on a host that the race reaches through their keepers alone."""
     sizes = ("--repeats", "3", "--timed-steps", "60", "--no-diagnosis", "--num-processes", "2")
