@@ -113,7 +113,7 @@ class HorovodBackend(TorchAmpBackend):
         for parameter in unused:
             parameter.grad = None
         self.scaler.unscale_(self.optimizer)
-        grad_norm = clip_gradients(self.model.parameters(), max_grad_norm)
+        grad_norm = clip_gradients(self.parameters, max_grad_norm)
         with self.optimizer.skip_synchronize():
             skipped = self.update(grad_norm)
         self.optimizer.zero_grad()

@@ -37,6 +37,7 @@ class TorchAmpBackend(Backend):
     def prepare_amp(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Remembers what `setup` made and starts a fresh loss scaler (inert unless fp16)."""
         self.model = model
+        self.parameters = list(model.parameters())  # to look for them in each step takes a tenth of a millisecond
         self.optimizer = optimizer
         self.scaler = torch.amp.GradScaler(
             self.device.type, init_scale=self.options.init_loss_scale, enabled=self.options.precision == "fp16"
@@ -54,7 +55,7 @@ class TorchAmpBackend(Backend):
     @override
     def step(self, max_grad_norm: float) -> StepResult:
         self.scaler.unscale_(self.optimizer)
-        grad_norm = clip_gradients(self.model.parameters(), max_grad_norm)
+        grad_norm = clip_gradients(self.parameters, max_grad_norm)
         skipped = self.update(grad_norm)
         self.optimizer.zero_grad()
         return StepResult(grad_norm, skipped)
@@ -74,7 +75,7 @@ class TorchAmpBackend(Backend):
 
     def release(self) -> None:
         """Drops the wrappers, which must not outlive the process group that they communicate through."""
-        del self.model, self.optimizer, self.scaler
+        del self.model, self.parameters, self.optimizer, self.scaler
 
     @override
     def state_dict(self) -> dict[str, Any]:

@@ -35,4 +35,4 @@ class Idleness(Strict):
     """What share of the machine's cores other programs took while entrants were timed."""
 
     mean: float
-    largest: float = Field(description="in one turn, or in one run where no turns were taken")
+    largest: float = Field(description="in one start of an entrant; in results of 2026-11-27 and before, in one turn")

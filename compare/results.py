@@ -29,6 +29,8 @@ ASKED = "asked_"
 RANKED: tuple[Role, ...] = ("backend", "alternative")
 # Entrants that were started together less often are not compared.
 MIN_PAIRS = 3
+# A race spends a larger budget on longer starts rather than on more of them than this.
+SETTLED_STARTS = 10
 # A race should be able to show this difference in time.
 TARGET = 0.05
 # Differences of no more than this are never claimed.
@@ -112,7 +114,7 @@ class Spread(_Strict):
     turns: float = Field(description="the part that is due to its turns, which more turns reduce")
     starting: float = Field(
         description="the part that is due to starting, which only more starts average out; the same for all pairs of a "
-        "group"
+        "group, but for one whose starts clearly differ more"
     )
 
 
@@ -154,6 +156,9 @@ class Placing(_Strict):
     claim: Claim | None = Field(description="what may be claimed of it; null for the opponent")
     detectable: float | None = Field(
         default=None, description="smallest difference from the opponent that 4 races of 5 would claim"
+    )
+    spread: Spread | None = Field(
+        default=None, description="why starts differ beside the opponent; null where that is not known"
     )
 
     @property

@@ -42,6 +42,9 @@ def _install(path: Path, monkeypatch: pytest.MonkeyPatch, packages: dict[str, st
     for package in packages:
         (path / "apex" / package).mkdir(parents=True)
         (path / "apex" / "__init__.py").touch()
+    # One that was imported before would be found first.
+    for module in [name for name in sys.modules if name.split(".")[0] == "apex"]:
+        monkeypatch.delitem(sys.modules, module)
     monkeypatch.syspath_prepend(str(path))
     monkeypatch.setattr(registry, "count_gpus", lambda: num_gpus)
 

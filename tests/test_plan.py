@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import product
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import torch
 from tests.launching import run_config
 from training.optimizer import build_optimizer, learning_rate_factor
 from training.plan import Plan, evaluation_batches
-from training.seeds import random_seed
+from training.seeds import DROPOUT, random_seed, seed_all, seed_micro_batch
 
 SIZES = list(product((1, 7, 16, 23, 64), (1, 2, 4), (1, 2)))
 
@@ -60,6 +61,19 @@ def test_random_streams_differ_and_repeat() -> None:
     keys = list(product(range(3), range(3), range(3)))
     assert len({random_seed(*key) for key in keys}) == len(keys)
     assert random_seed(1, 2, 3) == random_seed(1, 2, 3)
+
+
+def test_the_seeds_of_steps_are_those_of_their_keys() -> None:
+    """They are mixed for several steps at once."""
+    for step, micro_step in ((0, 0), (15, 1), (16, 1), (17, 0), (1000, 3), (5, 3)):
+        seed_all(7, DROPOUT, 2, step, micro_step)
+        drawn = _draws()
+        seed_micro_batch(7, DROPOUT, 2, step=step, micro_step=micro_step)
+        assert _draws() == drawn
+
+
+def _draws() -> tuple[float, float, float]:
+    return float(torch.rand(())), float(np.random.random()), random.random()
 
 
 @pytest.mark.parametrize("name", ["linear", "cosine", "constant"])

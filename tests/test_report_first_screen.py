@@ -20,7 +20,7 @@ from compare.report.pages import write_pages
 from compare.report.sections import look_of
 from compare.report.tables import standing as standing_of
 from compare.report.verdict import Ground, breakdown_of, describe_verdict, grounds_of, warnings_of
-from compare.results import Entrant, Interval, Placing, Results
+from compare.results import Comparison, Entrant, GroupResult, Interval, Placing, Results
 from compare.steps import HeldMemory
 from parity.verdict import Parity
 from tests.sample_results import disturbed_results, empty_results, sample_results
@@ -187,7 +187,37 @@ def test_a_race_that_could_not_see_enough_says_so() -> None:
     results = sample_results()
     _placing(results, "ddp #2, 2 ranks").detectable = 0.12
     (warning,) = warnings_of(results)
-    assert "a difference of less than 12 % could have gone unnoticed" in warning
+    assert "one race of five like this misses a difference of 12 %" in warning
+
+
+def test_equally_fast_are_only_those_of_whom_any_two_are() -> None:
+    """Both others may differ from ddp by 4 % at most, and from each other by 4.5 %, or by 6 %."""
+    results = sample_results()
+    (group,) = [one for one in results.groups if one.group.num_processes == 2]
+    for label in ("horovod, 2 ranks", "ddp #2, 2 ranks"):
+        placing = _placing(results, label)
+        placing.longer, placing.claim = Interval(estimate=0.01, low=-0.02, high=0.04), "none"
+    for most, equal in ((0.045, "ddp, ddp #2 and horovod"), (0.06, "ddp and ddp #2")):
+        pair = group.comparisons[0].model_copy(
+            update={"second": "ddp #2", "first": "horovod", "slowdown": Interval(estimate=0.0, low=-0.01, high=most)}
+        )
+        pair.claim = "none"
+        speed = describe_verdict(results.model_copy(update={"groups": [_with(group, pair)]}))[0]
+        assert f"{equal} are equally fast (within {4.5 if most < 0.05 else '4.0'} %)" in speed
+        assert ("horovod may be as fast, or differ by up to 4.0 %" in speed) == (most > 0.05)
+
+
+def _with(group: GroupResult, pair: Comparison) -> GroupResult:
+    return group.model_copy(update={"comparisons": [*group.comparisons, pair]})
+
+
+def test_nothing_is_said_to_be_possible_that_was_not_shown() -> None:
+    results = sample_results()
+    limit = next(one for one in results.standings[0].limits if one.num_processes == 2)
+    limit.longer, limit.claim = Interval(estimate=-0.1, low=-0.25, high=0.05), "none"
+    gain = describe_verdict(results)[1]
+    assert "as many that do not communicate may be no faster" in gain
+    assert "is possible here" not in gain
 
 
 def test_a_little_disturbance_is_only_told() -> None:

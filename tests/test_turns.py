@@ -54,7 +54,8 @@ def test_turns_cover_all_steps_and_cross_no_epoch(warm: int, timed: int, steps_p
     while taken < num_steps:
         turn = next_turn(taken, warm, timed, steps_per_epoch=steps_per_epoch, num_steps=num_steps)
         assert taken < turn.through <= num_steps
-        assert turn.warm_through < turn.through
+        assert taken <= turn.warm_through < turn.through
+        assert turn.warm_through > taken or turn.through == taken + 1  # the one step that an epoch leaves
         assert taken // steps_per_epoch == (turn.through - 1) // steps_per_epoch
         assert turn.through - taken < 2 * (warm + timed)
         taken = turn.through
@@ -291,6 +292,8 @@ def test_what_does_not_fit_into_memory_takes_turns_in_parts_that_share_an_entran
     assert _costs().parts(entrants) == [entrants]
     parts = _costs(available=2**32).parts(entrants)
     assert [[who.backend for who in part] for part in parts] == [["a", "b"], ["a", "c"], ["a", "d"]]
+    on_gpu = _costs().model_copy(update={"gpu_rank_bytes": 30 * 2**30, "gpu_available_bytes": 80 * 2**30})
+    assert on_gpu.parts(entrants) == parts
     plan = draw_plan(entrants, RaceOptions(), repeats=2, costs=_costs(available=2**32))
     heats = [heat for heat in heats_of(plan) if heat[0].purpose == "timed"]
     assert [len(heat) for heat in heats] == [2] * 6

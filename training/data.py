@@ -12,7 +12,7 @@ from records.config import RunConfig
 from tasks.interface import Batch, PackedData, Split, Task
 from training.hooks import Hooks
 from training.plan import MicroBatch, Plan, SampleIds
-from training.seeds import DATA, DROPOUT, random_seed, seed_all
+from training.seeds import DATA, DROPOUT, random_seed, seed_micro_batch
 from training.state import TrainingState
 
 Collate = Callable[[Split, Sequence[int]], Batch]
@@ -55,7 +55,7 @@ class Loader:
         rank, seed = self._state.backend.rank, self._config.seed
         items = [
             # The key has the number of the step after. It stays so: tasks that augment their samples draw from it.
-            _Item(micro_batch, (seed, DATA, rank, key, micro_step), random_seed(seed, DROPOUT, key))
+            _Item(micro_batch, (seed, DATA, rank), key, micro_step, random_seed(seed, DROPOUT, key))
             for key, global_batch in enumerate(global_batches, start=step + 1)
             for micro_step, micro_batch in enumerate(self._plan.micro_batches(global_batch, rank))
         ]
@@ -63,10 +63,12 @@ class Loader:
 
 
 class _Item(NamedTuple):
-    """A micro-batch, the key of the random stream that makes it, and the seed of its step."""
+    """A micro-batch, the random stream that makes it and where in this stream it is, and the seed of its step."""
 
     micro_batch: MicroBatch
-    key: tuple[int, ...]
+    stream: tuple[int, ...]
+    step: int
+    micro_step: int
     seed: int
 
 
@@ -83,5 +85,5 @@ class MicroBatches(Dataset[Batch]):
     def __getitem__(self, index: int) -> Batch:
         # A task that augments its samples at random makes the same ones in any worker.
         item = self._items[index]
-        seed_all(*item.key)
+        seed_micro_batch(*item.stream, step=item.step, micro_step=item.micro_step)
         return replace(self._collate("train", item.micro_batch.sample_ids.tolist()), seed=item.seed)

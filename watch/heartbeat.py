@@ -1,8 +1,8 @@
 """Where each rank is: written into a few bytes of shared memory by the rank, read by the launcher.
 
-Each time a rank enters a phase, it reads the clock and copies 24 bytes; where one of its own phases begins or ends, it
-also reads how long its thread has waited for a processor. There is no lock and no message. A rank that is stopped,
-stuck or dead does not write any more.
+Each time a rank enters a phase, it reads the clock and copies 24 bytes; where its own phases begin or end, it also
+reads how long its thread has waited for a processor. There is no lock and no message. A rank that is stopped, stuck or
+dead does not write any more.
 """
 
 from __future__ import annotations
@@ -49,18 +49,20 @@ class Heartbeat:
         self.own_phases = OWN_PHASES
         self._queue = _RunQueue()
         self._own_seconds = self._queued = 0.0
-        self._step, self._phase, self._since = 0, "start", time.monotonic()
+        self._step, self._phase, self._own_since = 0, "start", 0.0
         self.enter("start")
 
     def enter(self, phase: str, step: int | None = None) -> None:
-        """Notes that a phase begins, and adds up the duration of the previous one if it is one of `own_phases`."""
+        """Notes that a phase begins, and where the last of several `own_phases` ends, adds up how long they took."""
         now = time.monotonic()
-        if self._phase in self.own_phases or phase in self.own_phases:
+        was_own, is_own = self._phase in self.own_phases, phase in self.own_phases
+        if was_own != is_own:
             queued = self._queue.seconds()
-            if self._phase in self.own_phases:
-                self._own_seconds += max(0.0, now - self._since - (queued - self._queued))
-            self._queued = queued
-        self._phase, self._since = phase, now
+            if is_own:
+                self._own_since, self._queued = now, queued
+            else:
+                self._own_seconds += max(0.0, now - self._own_since - (queued - self._queued))
+        self._phase = phase
         if step is not None:
             self._step = step
         _LAYOUT.pack_into(self._memory, 0, now, self._step, PHASES.index(phase))

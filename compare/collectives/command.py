@@ -130,6 +130,9 @@ def _measure(
             failure = job.run()
             if failure is not None:
                 raise _RanksFailed(f"{measurement.name} with {measurement.num_processes} ranks failed: {failure}")
+            if start == 1:
+                for operation in job.left_out:
+                    terminal.print(f"{measurement.name} has no {operation}: left out")
             starts[-1] += job.series
             environment = environment or job.environment
     return _Found(pooled(starts), environment)

@@ -82,10 +82,12 @@ class MeasuringJob:
         if failure is None:
             seconds = time.monotonic() - began
             self._terminal.print(f"{self._title}: {len(self._points)} points over {self._transport} in {seconds:.0f} s")
-            for operation in measurement.operations:
-                if operation not in self._operations:
-                    self._terminal.print(f"{measurement.name} has no {operation}: left out")
         return failure
+
+    @property
+    def left_out(self) -> list[str]:
+        """The operations that were asked for and that the library does not have, once the ranks have measured."""
+        return [operation for operation in self._measurement.operations if operation not in self._operations]
 
     def _run_here(self) -> str | None:
         measurement, directory = self._measurement, self._directory

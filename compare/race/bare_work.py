@@ -153,6 +153,10 @@ class BareWork:
         task, plan, measurements = self._task, self._plan, self._measurements
         global_batches = plan.epoch(epoch)[: self._num_steps - len(self._taken)]
         batches = self._load(global_batches)
+        taken = len(self._taken)
+        seeds = [
+            random_seed(self._config.seed, DROPOUT, taken + number) for number in range(1, 1 + len(global_batches))
+        ]
         measurements.on_epoch_begin()
         self._turns.on_epoch_begin()
         for global_batch in global_batches:
@@ -162,8 +166,7 @@ class BareWork:
             measurements.on_step_begin(global_batch)
             micro_batches = []
             for micro_batch in plan.micro_batches(global_batch, self._start.rank):
-                batch = next(batches)
-                batch = replace(batch, seed=random_seed(self._config.seed, DROPOUT, len(self._taken) + 1))
+                batch = replace(next(batches), seed=seeds[len(self._taken) - taken])
                 measurements.on_micro_batch(micro_batch, batch)
                 micro_batches.append((batch, micro_batch.weight))
             yield Step(micro_batches, task.num_targets("train", global_batch.tolist()))

@@ -7,25 +7,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
-from statistics import median
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
 
-from backends.capabilities import BackendSettings
 from backends.registry import REFERENCE, find_backend
 from compare.networks import RaceNetwork
+from compare.race.reference_steps import ReferenceSteps, take_steps
 from launch.options import settings_in
 from launch.starters.interface import PROJECT_DIRECTORY
 from records.config import RunConfig
 from records.environment import num_cpus
-from records.resident import peak_resident_bytes
 
 if TYPE_CHECKING:
     from compare.race.options import RaceOptions
     from compare.race.plan import Entrant, PlannedRun
 
-_NUM_STEPS = 4
 # Beyond the import of its modules: a model is built, ranks meet, the directory is prepared, the record is written.
 _SECONDS_OF_A_RUN = 4.0
 _SECONDS_TO_SAVE = 1.0
@@ -68,6 +65,8 @@ class Costs(BaseModel):
         num_machines: The number of machines like this one that share the ranks.
         rank_bytes: The memory of a rank.
         available_bytes: The memory that was free.
+        gpu_rank_bytes: The memory of a rank on its GPU; None on CPUs.
+        gpu_available_bytes: The memory of a GPU that was free; None on CPUs.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -83,6 +82,8 @@ class Costs(BaseModel):
     num_machines: int = 1
     rank_bytes: int
     available_bytes: int
+    gpu_rank_bytes: int | None = None
+    gpu_available_bytes: int | None = None
 
     def step(self, who: Entrant) -> float:
         """Returns the expected time of a step of an entrant, in seconds."""
@@ -144,18 +145,24 @@ class Costs(BaseModel):
 
         What a part measures beside the entrant that all parts share can be compared with what another part does.
         """
-        room = _SHARE_OF_MEMORY * self.available_bytes
-        if sum(map(self._bytes, entrants)) <= room or len(entrants) < 3:
+        if self._fit(entrants) or len(entrants) < 3:
             return [entrants]
         shared = min(
             entrants, key=lambda who: (who.role != "backend", who.backend != REFERENCE, who.num_processes, who.label)
         )
         parts: list[list[Entrant]] = []
         for who in (one for one in entrants if one != shared):
-            if not parts or sum(map(self._bytes, [*parts[-1], who])) > room:
+            if not parts or not self._fit([*parts[-1], who]):
                 parts.append([shared])
             parts[-1].append(who)
         return parts
+
+    def _fit(self, entrants: list[Entrant]) -> bool:
+        """Whether entrants fit into memory together, and into that of the first GPU, which each of them uses."""
+        on_gpu = len(entrants) * (self.gpu_rank_bytes or 0)
+        return sum(
+            map(self._bytes, entrants)
+        ) <= _SHARE_OF_MEMORY * self.available_bytes and on_gpu <= _SHARE_OF_MEMORY * (self.gpu_available_bytes or 0)
 
     def _bytes(self, who: Entrant) -> int:
         return math.ceil(who.num_processes / self.num_machines) * self.rank_bytes + _BYTES_OF_A_STARTER
@@ -181,18 +188,21 @@ def measure_costs(configs: dict[Entrant, RunConfig], network: RaceNetwork) -> Co
     Args:
         configs: The configuration of a timed run of each entrant.
         network: Where the ranks are started.
+
+    Raises:
+        UsageError: A process that takes these steps on a GPU failed.
     """
     import psutil
 
-    step_seconds: dict[str, float] = {}
+    asked: dict[str, ReferenceSteps] = {}
     for who, config in configs.items():
         for accumulation in dict.fromkeys((1, who.accumulation)):
             key = _key(who.precision, accumulation, who.global_batch_size)
-            if key not in step_seconds:
-                seen = _measure(config, accumulation)
-                step_seconds[key] = seen.step_seconds
+            asked.setdefault(key, ReferenceSteps(config=config, accumulation=accumulation))
+    found = dict(zip(asked, take_steps(list(asked.values())), strict=True))
+    seen = list(found.values())[-1]
     return Costs(
-        step_seconds=step_seconds,
+        step_seconds={key: one.step_seconds for key, one in found.items()},
         evaluation_seconds=seen.evaluation_seconds,
         import_seconds=_import_seconds(),
         steps_of_whole=seen.steps_of_whole,
@@ -201,8 +211,10 @@ def measure_costs(configs: dict[Entrant, RunConfig], network: RaceNetwork) -> Co
         has_nodes=network.engine is not None,
         num_cpus=num_cpus(),
         num_machines=network.num_machines,
-        rank_bytes=peak_resident_bytes(),  # this process is as large as a rank
+        rank_bytes=seen.rank_bytes,
         available_bytes=psutil.virtual_memory().available,
+        gpu_rank_bytes=seen.gpu_bytes,
+        gpu_available_bytes=seen.gpu_available_bytes,
     )
 
 
@@ -214,52 +226,3 @@ def _import_seconds() -> float:
     began = time.perf_counter()
     subprocess.run([sys.executable, "-c", "import training.rank_work"], cwd=PROJECT_DIRECTORY, check=True)
     return time.perf_counter() - began
-
-
-class _Seen(NamedTuple):
-    """What a few steps of the reference show; the names are those of `Costs`."""
-
-    step_seconds: float
-    evaluation_seconds: float
-    steps_of_whole: int
-    gradient_bytes: int
-
-
-def _measure(config: RunConfig, accumulation: int) -> _Seen:
-    """Takes a few steps of the reference, and evaluates once."""
-    import torch
-
-    from backends.registry import reference_backend
-    from tasks.registry import load_task
-    from training.clock import ProcessorClock
-    from training.loop import Trainer
-    from training.measurements import Measurements
-    from watch.heartbeat import Heartbeat
-
-    task_class = load_task(config.task)
-    task = task_class(task_class.Settings.model_validate(config.task_settings))
-    task.prepare()
-    torch.set_num_threads(config.threads_per_rank)
-    alone = config.model_copy(
-        update={
-            "backend": REFERENCE,
-            "num_processes": 1,
-            "backend_settings": {},
-            "max_steps": _NUM_STEPS,
-            "evaluate": True,
-            "micro_batch_size": config.global_batch_size // accumulation,
-        }
-    )
-    trainer = Trainer(alone, task, reference_backend(alone.backend_options(BackendSettings)))
-    measurements = Measurements(Heartbeat(), ProcessorClock())
-    trainer.observe(measurements)
-    began = time.perf_counter()
-    trainer.train()
-    evaluation = time.perf_counter() - began - sum(measurements.step_seconds)
-    parameters = [one for one in trainer.state.module.parameters() if one.requires_grad]
-    return _Seen(
-        step_seconds=median(measurements.step_seconds[1:]),
-        evaluation_seconds=evaluation,
-        steps_of_whole=config.num_train_epochs * trainer.plan.steps_per_epoch,
-        gradient_bytes=sum(one.numel() * one.element_size() for one in parameters),
-    )

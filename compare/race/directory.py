@@ -7,7 +7,7 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -106,6 +106,14 @@ class RaceDirectory:
         """Tells whether a run has completed."""
         return self.record(run).exists()
 
+    def is_over(self, together: Sequence[PlannedRun]) -> bool:
+        """Tells whether runs that took place together need not be repeated: all have ended, and one has completed.
+
+        If the race was killed while it kept what they left, all of them are repeated.
+        """
+        ended = [self.is_finished(run) or (self.failed / run.name / _REASON_NAME).exists() for run in together]
+        return all(ended) and any(map(self.is_finished, together))
+
     def num_starts(self) -> int:
         """Counts how often entrants were started for timed runs: in as many blocks is there a record of one."""
         names = (path.name for path in (self.path / _RECORDS_NAME).glob("timed-*.json"))
@@ -166,7 +174,7 @@ class RaceDirectory:
         shutil.rmtree(self.failed / run.name, ignore_errors=True)
 
     def keep_failure(self, run: PlannedRun, output_dir: Path, facts: RaceFacts, why: str) -> None:
-        """Keeps what a failed run left; when the race is resumed, it tries the run again."""
+        """Keeps what a failed run left; a race that is resumed tries it again if none of its heat has completed."""
         target = self.failed / run.name
         shutil.rmtree(target, ignore_errors=True)
         target.parent.mkdir(exist_ok=True)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 from compare.race.directory import RaceDirectory
 from compare.race.live import EntrantEnded, LiveEntrant, step_seconds_of
@@ -153,7 +153,7 @@ def _take_turns(
             _let_all_end([starter for starter in running if starter.why is None])
             return
         if number == 0:
-            step_seconds = [min(one.turns[0].step_seconds) for one in running if one.turns]
+            step_seconds = [of_a_step(one.turns[0]) for one in running if one.turns]
             warm, timed = steps_of_a_turn(step_seconds)
             steps_per_epoch = running[0].live.steps_per_epoch
         number += 1
@@ -170,6 +170,11 @@ def _let_all_end(starters: list[_Starter]) -> None:
         starter.live.let_go()
     for starter in starters:
         starter.why = starter.live.end()
+
+
+def of_a_step(turn: TurnFacts) -> float:
+    """Returns the time of a step: of the shortest one, or of the mean where a GPU gives one value for all of them."""
+    return min(turn.step_seconds) * len(turn.step_seconds) / turn.num_steps
 
 
 def steps_of_a_turn(step_seconds: list[float]) -> tuple[int, int]:
@@ -190,7 +195,7 @@ def next_turn(taken: int, warm: int, timed: int, *, steps_per_epoch: int, num_st
     """Returns the turn after `taken` steps.
 
     No turn goes beyond the end of an epoch, since an entrant may evaluate there, or begin the next one. What is left
-    there and is shorter than a turn belongs to the turn before.
+    there and is shorter than a turn belongs to the turn before. Where an epoch leaves a single step, it is timed.
 
     Args:
         taken: The steps that were taken.
@@ -234,7 +239,7 @@ def _facts(plan: RacePlan, starter: _Starter, seen: Idleness, peak: float | None
         heat=starter.run.heat,
         busy_share=round(seen.busy_share, 3),
         gpu_processes=seen.gpu_processes,
-        foreign_share=round(sum(shares) / len(shares), 4) if shares else 0.0,
+        foreign_share=max(0.0, round(fmean(shares), 4)) if shares else 0.0,
         matmul_flops_per_second=peak,
         core_slowdown=plan.core_slowdowns.get(starter.run.entrant.num_processes),
         turns=starter.turns,

@@ -63,14 +63,14 @@ class ForeignLoad:
     """
 
     def __init__(self) -> None:
-        self._cores, self._own = BusyCores(), _own_seconds()
+        self._cores, self._own = BusyCores(), own_seconds()
 
     def share(self) -> float:
         """Returns the share of all cores so far."""
-        return max(0.0, self._cores.share() - self._cores.share_of(_own_seconds() - self._own))
+        return max(0.0, self._cores.share() - self._cores.share_of(own_seconds() - self._own))
 
 
-def _own_seconds() -> float:
+def own_seconds() -> float:
     """Returns the processor time of this process, and of those that it has started and waited for."""
     mine = os.times()
     return mine.user + mine.system + mine.children_user + mine.children_system

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from statistics import mean
 from typing import TYPE_CHECKING
 
-from compare.race.machine import BusyCores
+from compare.race.machine import BusyCores, own_seconds
 from compare.race.messages import Rested
 from launch.guardian import __file__ as guardian_file
 from records.environment import boot_id
@@ -40,22 +40,23 @@ class ProcessTree:
         # Whether a process is one, or belongs to one, by its number.
         self._left_out: dict[int, bool] = {}
         self._of_ranks: dict[int, bool] = {}
-        self._cores, self._own_seconds = BusyCores(), 0.0
+        self._cores, self._known_seconds = BusyCores(), 0.0
 
     def rest(self) -> Rested:
         """Stops all processes, the launcher first: it polls, and so do the threads of some libraries.
 
         Returns:
-            How busy the machine was since they were last let go on.
+            How busy the machine was since they were last let go on; this process, which lets them, belongs to them.
         """
         self._resting = self._processes()
         _send(signal.SIGSTOP, self._resting)
-        own = self.cpu_seconds() - self._own_seconds
+        own = self.cpu_seconds() + own_seconds() - self._known_seconds
         return Rested(boot_id() or "", self._cores.share(), self._cores.share_of(own))
 
     def race(self) -> None:
         """Lets the ranks go on, and what they have started: launchers poll, which would disturb the ranks."""
-        self._cores, self._own_seconds = BusyCores(), self.cpu_seconds()
+        self._cores = BusyCores()
+        self._known_seconds = own_seconds() + self.cpu_seconds()  # this process has been observed from here on
         _send(signal.SIGCONT, [process for process in self._resting if self._belongs_to_a_rank(process)])
 
     def go_on(self) -> None:
@@ -112,13 +113,15 @@ class ProcessTree:
 
 
 def foreign_share_of(rested: Iterable[Rested]) -> float:
-    """Returns the share of the cores that other programs took while an entrant raced: that of the busiest machine."""
+    """Returns the share of the cores that other programs took while an entrant raced: that of the busiest machine.
+
+    It may lie below 0, since the kernel counts in hundredths of a second. Of many turns, the mean is right.
+    """
     nodes: dict[str, list[Rested]] = {}
     for one in rested:
         nodes.setdefault(one.machine, []).append(one)
     return max(
-        max(0.0, mean(one.busy_share for one in machine) - sum(one.own_share for one in machine))
-        for machine in nodes.values()
+        mean(one.busy_share for one in machine) - sum(one.own_share for one in machine) for machine in nodes.values()
     )
 
 

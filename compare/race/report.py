@@ -18,7 +18,7 @@ from compare.report.info import NothingToReport, ReportInfo
 from compare.report.pages import render, write_pages
 from compare.report.reading import read_inputs
 from compare.report.runs import Run
-from compare.results import Results
+from compare.results import Interval, Results
 from launch.arguments import command_line
 from launch.errors import UsageError
 from records.names import RECORD_NAME
@@ -28,7 +28,7 @@ FAILED_GATE = 3
 
 
 def is_decided(directory: RaceDirectory, within: float) -> bool:
-    """Tells whether all differences between entrants of a group are known well enough.
+    """Tells whether all differences between entrants are known well enough: in each group, and from the opponent.
 
     Args:
         directory: The directory of the race.
@@ -38,16 +38,18 @@ def is_decided(directory: RaceDirectory, within: float) -> bool:
 
     runs = read_inputs(directory.records()).runs
     try:
-        groups = analyse(runs, [], ReportInfo(title="")).groups
+        results = analyse(runs, [], ReportInfo(title=""))
     except NothingToReport:
         return False
-    halves = [
-        (interval.high - interval.low) / 2
-        for group in groups
-        for comparison in group.comparisons
-        if (interval := comparison.slowdown) is not None and interval.high is not None and interval.low is not None
-    ]
-    return len(halves) == sum(len(group.comparisons) for group in groups) and all(half <= within for half in halves)
+    differences = [comparison.slowdown for group in results.groups for comparison in group.comparisons]
+    differences += [one.longer for standing in results.standings for one in standing.placings[1:]]
+    return all(_is_known(difference, within) for difference in differences)
+
+
+def _is_known(difference: Interval | None, within: float) -> bool:
+    if difference is None or difference.low is None or difference.high is None:
+        return False
+    return (difference.high - difference.low) / 2 <= within
 
 
 def write_report(directory: RaceDirectory, plan: RacePlan, baseline: Baseline | None, terminal: Console) -> int:

@@ -42,7 +42,7 @@ def run_race(plan: RacePlan, directory: RaceDirectory, terminal: Console, *, sec
     """
     directory.await_orphans()
     runs = plan.runs()
-    finished = [heat for heat in heats_of(runs) if any(directory.is_finished(run) for run in heat)]
+    finished = [heat for heat in heats_of(runs) if directory.is_over(heat)]
     left = [run for run in runs if not any(run in heat for heat in finished)]
     peaks = directory.matmul_peaks(plan)
     pace = Pace(plan, left, seconds)

@@ -8,14 +8,14 @@ from compare.race.costs import Costs
 from compare.race.heat import SECONDS_OF_A_TURN, steps_of_a_turn
 from compare.race.options import RaceOptions
 from compare.race.plan import Entrant, Schedule, draw_plan, heats_of
-from compare.results import MIN_PAIRS
+from compare.results import MIN_PAIRS, SETTLED_STARTS
 from launch.errors import UsageError
 from launch.quantities import format_duration
 from records.throughput import NUM_WARMUP_STEPS
 
 _SECONDS_OF_COLLECTIVES = 40.0
-# A budget is spent on longer starts rather than on more of them.
-_MOST_STARTS = 10
+# A race that ends as soon as it knows enough finds that out between its starts.
+_MOST_STARTS_UNTIL_KNOWN = 40
 # In a start, turns take at least so many times as long as starting did.
 _TURNS_PER_START = 2.0
 # A start has at least so many turns, however long they are, and measures at least as long as so many short ones take.
@@ -43,13 +43,14 @@ def make_schedule(entrants: list[Entrant], options: RaceOptions, costs: Costs, *
     of_a_step = sum(costs.turns(heat, 1) for heat in heats)
     fewest = NUM_WARMUP_STEPS + max(_fewest_steps([costs.step(who) for who in heat]) for heat in heats)
     repeats = options.repeats or 0
+    limit = SETTLED_STARTS if options.until is None else _MOST_STARTS_UNTIL_KNOWN
     if options.timed_steps is not None:
         steps = options.timed_steps
         repeats = repeats or MIN_PAIRS
     else:
         left = options.budget - fixed
         most = min(int(left / ((1 + _TURNS_PER_START) * of_a_start)), int(left / (of_a_start + fewest * of_a_step)))
-        repeats = repeats or max(MIN_PAIRS, min(_MOST_STARTS, most))
+        repeats = repeats or max(MIN_PAIRS, min(limit, most))
         steps = int((left / repeats - of_a_start) / of_a_step)
         if steps < fewest and "budget" not in options.model_fields_set:
             steps = fewest  # a race without options refuses no machine, however slow
@@ -64,7 +65,7 @@ def make_schedule(entrants: list[Entrant], options: RaceOptions, costs: Costs, *
     is_planned = options.repeats is None and options.timed_steps is None
     return Schedule(
         repeats=repeats,
-        most_repeats=max(2 * repeats, _MOST_STARTS) if is_planned else repeats,
+        most_repeats=max(2 * repeats, limit) if is_planned else repeats,
         timed_steps=steps,
         seconds=seconds,
     )

@@ -34,8 +34,7 @@ class Turns(Hooks):
         self._connection = connect(address)
         self._lines = self._connection.makefile("rb")
         self._turn: Turn | None = None
-        self._began, self._reading = self._now()
-        self._ends: list[float] = []
+        self._start_timing()
         send(self._connection, hello)
 
     @override
@@ -47,8 +46,7 @@ class Turns(Hooks):
     def on_step_end(self, step: int) -> None:
         assert self._turn is not None
         if step == self._turn.warm_through:
-            self._began, self._reading = self._now()
-            self._ends = []
+            self._start_timing()
         elif step == self._turn.through:
             ended, reading = self._now()
             send(self._connection, TurnTaken(self._began, [*self._ends, ended], *reading.since(self._reading)))
@@ -60,6 +58,11 @@ class Turns(Hooks):
         self._measurements.rest_begins()
         self._turn = received(Turn, self._lines.readline())
         self._measurements.rest_ends()
+        self._start_timing()  # for the one step of an epoch that is left, all of which is timed
+
+    def _start_timing(self) -> None:
+        self._began, self._reading = self._now()
+        self._ends: list[float] = []
 
     def _now(self) -> tuple[float, Reading]:
         """Reads both clocks when all work that was given to the device is done."""

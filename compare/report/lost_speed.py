@@ -20,11 +20,11 @@ def where_speed_is_lost(standing: Standing, breakdown: Breakdown | None) -> str:
         breakdown: Where the time of a step of the opponent goes; None if it was not diagnosed.
 
     Returns:
-        A sentence; nothing where nobody worked alone, or where the parts would be negative.
+        A sentence; nothing where nobody was shown to be faster alone, or where the parts would be negative.
     """
     opponent, base = standing.placings[0], standing.base
     limit = next((one for one in standing.limits if one.num_processes == opponent.num_processes), None)
-    if base is None or limit is None or opponent.num_processes == 1:
+    if base is None or limit is None or limit.claim == "none" or opponent.num_processes == 1:
         return ""
     ideal = opponent.num_processes / base.num_processes
     possible, reached = speed_of(limit, base), speed_of(opponent, base)

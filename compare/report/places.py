@@ -46,7 +46,8 @@ def idleness_of(completed: Sequence[Run]) -> Idleness | None:
     """Returns what other programs took while entrants were timed; None where no race has watched the machine."""
     shares = []
     for race in (run.race for run in completed if run.race and run.purpose == "timed"):
-        shares += [turn.foreign_share for turn in race.turns if turn.round > 0] or [race.foreign_share]
+        of_turns = [turn.foreign_share for turn in race.turns if turn.round > 0] or [race.foreign_share]
+        shares.append(max(0.0, fmean(of_turns)))  # a single turn is too short for the kernel's clocks
     return Idleness(mean=fmean(shares), largest=max(shares)) if shares else None
 
 

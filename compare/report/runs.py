@@ -36,7 +36,8 @@ class TurnFacts(BaseModel):
     cpu_seconds: float = Field(ge=0, description="processor time of all threads of all ranks in these steps")
     instructions: int | None = Field(ge=0, description="their instructions in user mode; null where none are counted")
     foreign_share: float = Field(
-        ge=0, description="share of the machine's cores that other programs or the hypervisor took during the turn"
+        description="share of the machine's cores that other programs or the hypervisor took during the turn; it may "
+        "lie below 0, since the kernel counts in hundredths of a second"
     )
 
 

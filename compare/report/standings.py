@@ -180,4 +180,5 @@ def _placing(one: _Candidate, comparison: Comparison | None) -> Placing:
         longer=comparison.slowdown if comparison else None,
         claim=comparison.claim if comparison else None,
         detectable=comparison.detectable if comparison else None,
+        spread=comparison.spread if comparison else None,
     )

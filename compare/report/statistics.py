@@ -17,6 +17,8 @@ alone. Few starts estimate B badly, so the share of starting, B - V, is estimate
 each with the weight that its precision deserves: 1 / (share + V)^2 (DerSimonian and Laird 1986 estimate the share of
 studies likewise, https://doi.org/10.1016/0197-2456(86)90046-2). The variance of the mean is (V + max(0, share)) / S,
 and Student's interval has the degrees of freedom of Satterthwaite (1946, https://doi.org/10.2307/3002019), at least 1.
+A pair whose starts differ clearly more than those of the group, by a test at 5 % that its variance is B (chi-squared),
+has Student's interval of its own starts, since the share of the others would say too little of it.
 Where starts have a single value, as runs outside a race, the interval is that of scipy.stats.ttest_1samp. In
 simulations of three to eight entrants, some of them thirty times as noisy as others, all intervals of a race held in 91
 to 100 races of 100, and in 97 on average, whatever the share of starting.
@@ -39,12 +41,14 @@ import numpy as np
 from scipy import special, stats
 
 from compare.report.words import describe_comparison
-from compare.results import MIN_PAIRS, SMALLEST_CLAIM, TARGET, Claim, Comparison, Interval, Spread
+from compare.results import MIN_PAIRS, SETTLED_STARTS, SMALLEST_CLAIM, TARGET, Claim, Comparison, Interval, Spread
 
 CONFIDENCE = 0.95
 _POWER = 0.8
 # The share that is left out at each end, of the steps of a turn and of the turns of a start.
 _TRIMMED = 0.2
+# A pair is judged by its own starts alone if so few pairs would differ so much by chance.
+_SELDOM = 0.05
 # Bounds that a few noisy turns leave open are not followed further than this.
 _MAX_RATIO = 1e6
 # The weights of pairs depend on the share of starting, which depends on them; more passes change neither.
@@ -110,8 +114,14 @@ def compare_group(pairs: Sequence[PairedStarts]) -> list[Comparison]:
     share = _share_of_starting(enough, within)
     comparisons = {}
     for pair, own in zip(enough, within, strict=True):
-        error = _error(pair, own, share) if share else _Error(_standard_error_of_means(pair), len(pair.starts) - 1)
-        spread = Spread(turns=math.sqrt(own), starting=math.sqrt(share.variance)) if share else None
+        spread = None
+        if share is None or _differs_more(pair, own, share):
+            error = _Error(_standard_error_of_means(pair), len(pair.starts) - 1)
+            starting = max(0.0, _variance_of_means(pair) - own)
+        else:
+            error, starting = _error(pair, own, share), share.variance
+        if share is not None:
+            spread = Spread(turns=math.sqrt(own), starting=math.sqrt(starting))
         comparisons[pair.first, pair.second] = _judge(pair, error, level, spread)
     return [
         comparisons.get((pair.first, pair.second)) or _too_few(pair.first, pair.second, len(pair.starts))
@@ -174,6 +184,19 @@ def _share_of_starting(pairs: Sequence[PairedStarts], within: Sequence[float]) -
     return _Share(variance, float(weights @ between), float(weights @ turns), free)
 
 
+def _differs_more(pair: PairedStarts, own: float, share: _Share) -> bool:
+    """Returns whether the starts of a pair differ more than those of the group, by a test of their variance.
+
+    Args:
+        pair: The pair.
+        own: The variance that the means of its starts have because of their turns.
+        share: What starting adds to it in the group.
+    """
+    free = len(pair.starts) - 1
+    most = float(special.chdtri(free, _SELDOM)) / free * (share.variance + own)
+    return _variance_of_means(pair) > most
+
+
 def _error(pair: PairedStarts, own: float, share: _Share) -> _Error:
     """Returns how well the mean of a pair is known.
 
@@ -231,15 +254,23 @@ def detectable_difference(
     return _ratio(quantiles * standard_error) + margin
 
 
-def detectable_later(detectable: float, longer: float, margin: float = SMALLEST_CLAIM) -> float:
-    """Returns about the smallest difference that a longer race would claim: errors shrink with the square root of time.
+def detectable_later(detectable: float, longer: float, *, spread: Spread | None = None, num_starts: int = 1) -> float:
+    """Returns about the smallest difference that a longer race would claim.
+
+    What turns contribute to the variance shrinks with the time. What starting contributes shrinks with the number of
+    starts, and a race has longer starts rather than more than `SETTLED_STARTS` of them.
 
     Args:
         detectable: The smallest difference that this race would claim.
         longer: How many times as long the other race is.
-        margin: The difference that is never claimed.
+        spread: Why starts differ; None to say that it is because of their turns.
+        num_starts: The number of starts of this race.
     """
-    return margin + (detectable - margin) / math.sqrt(longer)
+    shrinks = 1 / longer
+    if spread is not None and (variance := spread.starting**2 + spread.turns**2):
+        starts = min(longer * num_starts, max(num_starts, SETTLED_STARTS))
+        shrinks = (spread.starting**2 * num_starts / starts + spread.turns**2 / longer) / variance
+    return SMALLEST_CLAIM + (detectable - SMALLEST_CLAIM) * math.sqrt(shrinks)
 
 
 def _ratio(logarithm: float) -> float:

@@ -20,6 +20,7 @@ from compare.results import (
     MIN_PAIRS,
     RANKED,
     TARGET,
+    Comparison,
     Entrant,
     GroupResult,
     Interval,
@@ -94,8 +95,8 @@ def warnings_of(results: Results) -> list[str]:
         )
     if first.detectable is not None and first.detectable > TARGET:
         sentences.append(
-            "The race was too short for this machine: a difference of less than "
-            f"{points(first.detectable)} % could have gone unnoticed. Give it more time, or a quieter machine."
+            f"The race was too short for this machine: one race of five like this misses a difference of "
+            f"{points(first.detectable)} %. Give it more time, or a quieter machine."
         )
     return sentences
 
@@ -152,11 +153,14 @@ def _what_is_sent(groups: Sequence[GroupResult]) -> list[Ground]:
 def _overlooked(standing: Standing) -> Ground:
     question, smallest = "Overlooked", standing.detectable
     if not standing.undecided:
-        return Ground(question, "nothing: every difference is larger than its error", "good")
+        return Ground(question, f"nothing: every difference from {standing.opponent} is larger than its error", "good")
     if smallest is None:
         return Ground(question, "perhaps much: too few starts", "bad")
-    later = points(detectable_later(smallest, _LONGER))
-    answer = f"at most differences below {points(smallest)} %; a race {_LONGER} times as long would see {later} %"
+    least_known = max(standing.undecided, key=lambda one: one.detectable or 0.0)
+    later = points(detectable_later(smallest, _LONGER, spread=least_known.spread, num_starts=standing.num_starts))
+    answer = (
+        f"one race of five misses a difference of {points(smallest)} %; if {_LONGER} times as long, one of {later} %"
+    )
     return Ground(question, answer, "good" if smallest <= TARGET else "bad")
 
 
@@ -179,12 +183,11 @@ def _speed(standing: Standing, results: Results) -> str:
     if not others:
         rate = number(opponent.samples_per_second.estimate, 3)
         return f"{where}, only {name} was timed: {rate} samples/s."
-    equal = [one for one in others if one.claim == "none" and largest(one.longer) <= _AS_GOOD_AS_EQUAL]
+    equal, within = _equals(others, results)
     unknown = [one.name for one in others if one.claim == "too few"]
     rest = [one for one in others if one not in equal and one.claim != "too few"]
     if equal:
-        within = points(max(largest(one.longer) for one in equal))
-        start = f"{joined([name, *(one.name for one in equal)])} are equally fast (within {within} %)"
+        start = f"{joined([name, *(one.name for one in equal)])} are equally fast (within {points(within)} %)"
     elif all(one.claim == "slower" for one in others):
         start = f"{name} is the fastest"
     elif all(one.longer is None or one.longer.estimate >= 0 for one in others):
@@ -194,6 +197,25 @@ def _speed(standing: Standing, results: Results) -> str:
     parts = [f"{where}, {start}", *(_relation(one, standing, results) for one in rest)]
     parts += [f"{joined(unknown)} cannot be compared after so few starts"] if unknown else []
     return "; ".join(parts) + "."
+
+
+def _equals(rivals: Sequence[Placing], results: Results) -> tuple[list[Placing], float]:
+    """Returns who is as fast as the opponent and as each other, and the most by which any two of them may differ."""
+    found: list[Placing] = []
+    most = 0.0
+    pairs = {(one.first, one.second): one for group in results.groups for one in _of_group(rivals, group)}
+    for rival in rivals:
+        with_found = [pairs.get((one.name, rival.name)) or pairs.get((rival.name, one.name)) for one in found]
+        claims = [rival.claim, *(pair.claim for pair in with_found if pair)]
+        differences = [largest(rival.longer), *(largest(pair.slowdown) for pair in with_found if pair)]
+        if all(claim == "none" for claim in claims) and max(differences) <= _AS_GOOD_AS_EQUAL:
+            found.append(rival)
+            most = max(most, *differences)
+    return found, most
+
+
+def _of_group(placings: Sequence[Placing], result: GroupResult) -> list[Comparison]:
+    return result.comparisons if any(one.group == result.group.key for one in placings) else []
 
 
 def _relation(placing: Placing, standing: Standing, results: Results) -> str:
@@ -272,6 +294,8 @@ def _limit(limit: Placing, standing: Standing) -> str:
         if base is None:
             return f"{points(speed_of(opponent, limit))} % of what is possible here is reached"
         most = speed_of(limit, base)
+        if limit.claim == "none":  # what they gain is not known to be more than nothing
+            return f"as many that do not communicate may be no faster: {number(most, 2)} times"
         return (
             f"at most {number(most, 2)} is possible here" if most > speed_of(opponent, base) else "no more is possible"
         )
