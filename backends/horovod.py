@@ -109,7 +109,8 @@ class HorovodBackend(TorchAmpBackend):
         unused = self._parameters_unused_everywhere() if self.options.find_unused_parameters else []
         with self._deadline:
             self.optimizer.synchronize()
-        self.optimizer.set_backward_passes_per_step(1)
+        if self.optimizer.backward_passes_per_step != 1:  # it looks through all parameters
+            self.optimizer.set_backward_passes_per_step(1)
         for parameter in unused:
             parameter.grad = None
         self.scaler.unscale_(self.optimizer)

@@ -184,7 +184,7 @@ def _with_defaults(options: RaceOptions, of_runs: RunOptionsOfRace, backend: str
     if "threads_per_rank" not in of_runs.names:
         # A rank is the same share of the machine in every world, or scaling would compare unlike ranks.
         arguments.append(f"--threads-per-rank={max(1, num_cpus() // _most_on_a_machine(options))}")
-    if "logging_steps" not in of_runs.names:
+    if "logging_steps" not in of_runs.names and not _on_cpu(asked.run):
         # Reading the loss waits for the GPU: this happens at both ends of the steps that are timed.
         arguments.append(f"--logging-steps={NUM_WARMUP_STEPS}")
     if options.peers and not options.whole_runs and "num_train_epochs" not in of_runs.names:
@@ -259,9 +259,12 @@ class _Conditions(NamedTuple):
 
 def _can_bind(asked: RunOptions, options: RaceOptions) -> bool:
     """Whether each rank of every entrant can have cores of its own."""
-    on_cpu = asked.device == "cpu" or not count_gpus()
     needed = _most_on_a_machine(options) * (asked.threads_per_rank or 1)
-    return on_cpu and hasattr(os, "sched_setaffinity") and needed <= num_cpus()
+    return _on_cpu(asked) and hasattr(os, "sched_setaffinity") and needed <= num_cpus()
+
+
+def _on_cpu(asked: RunOptions) -> bool:
+    return asked.device == "cpu" or not count_gpus()
 
 
 def _most_on_a_machine(options: RaceOptions) -> int:
