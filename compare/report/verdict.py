@@ -295,7 +295,8 @@ def _limit(limit: Placing, standing: Standing) -> str:
             return f"{points(speed_of(opponent, limit))} % of what is possible here is reached"
         most = speed_of(limit, base)
         if limit.claim == "none":  # what they gain is not known to be more than nothing
-            return f"as many that do not communicate may be no faster: {number(most, 2)} times"
+            alone = f"{limit.num_processes} processes that do not communicate"
+            return f"{alone} may be no faster ({number(most, 2)} times)"
         return (
             f"at most {number(most, 2)} is possible here" if most > speed_of(opponent, base) else "no more is possible"
         )
