@@ -38,3 +38,5 @@ def test_a_heat_is_over_when_all_have_ended_and_one_has_completed(
             file.parent.mkdir(parents=True, exist_ok=True)
             file.touch()
     assert directory.is_over(heat) == is_over
+    directory.forget(heat)
+    assert not [file for file in tmp_path.rglob("*") if file.is_file()]

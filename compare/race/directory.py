@@ -114,6 +114,13 @@ class RaceDirectory:
         ended = [self.is_finished(run) or (self.failed / run.name / _REASON_NAME).exists() for run in together]
         return all(ended) and any(map(self.is_finished, together))
 
+    def forget(self, together: Sequence[PlannedRun]) -> None:
+        """Removes what an earlier attempt has kept of runs that are about to take place together once more."""
+        for run in together:
+            for file in (self.record(run), race_file(self.record(run))):
+                file.unlink(missing_ok=True)
+            shutil.rmtree(self.failed / run.name, ignore_errors=True)
+
     def num_starts(self) -> int:
         """Counts how often entrants were started for timed runs: in as many blocks is there a record of one."""
         names = (path.name for path in (self.path / _RECORDS_NAME).glob("timed-*.json"))

@@ -15,7 +15,7 @@ from statistics import median
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from launch.errors import UsageError
+from launch.errors import UsageError, one_line
 from launch.own_command import run_command
 from records.config import RunConfig
 from records.resident import peak_resident_bytes
@@ -143,11 +143,16 @@ def _take(asked: ReferenceSteps) -> StepsSeen:
     )
 
 
-def main(asked: str, seen: str) -> None:
-    """Takes the steps that a file asks for, and writes what they show."""
-    found = [_take(one) for one in _ASKED.validate_json(Path(asked).read_bytes())]
+def main(asked: str, seen: str) -> int:
+    """Takes the steps that a file asks for, and writes what they show; returns the exit code."""
+    try:
+        found = [_take(one) for one in _ASKED.validate_json(Path(asked).read_bytes())]
+    except Exception as error:  # the race says it in a line, and a library may say more below
+        print(one_line(str(error).strip().partition("\n")[0] or repr(error)), file=sys.stderr)
+        return 1
     Path(seen).write_bytes(_SEEN.dump_json(found))
+    return 0
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sys.exit(main(*sys.argv[1:]))

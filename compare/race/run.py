@@ -53,6 +53,7 @@ def run_race(plan: RacePlan, directory: RaceDirectory, terminal: Console, *, sec
                     pace.skip(heat)
                     continue
                 progress.begin(heat)
+                directory.forget(heat)
                 reasons = run_heat(plan, heat, directory, peaks, progress)
             else:
                 progress.begin(heat)

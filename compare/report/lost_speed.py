@@ -24,7 +24,7 @@ def where_speed_is_lost(standing: Standing, breakdown: Breakdown | None) -> str:
     """
     opponent, base = standing.placings[0], standing.base
     limit = next((one for one in standing.limits if one.num_processes == opponent.num_processes), None)
-    if base is None or limit is None or limit.claim == "none" or opponent.num_processes == 1:
+    if base is None or limit is None or limit.claim in ("none", "too few") or opponent.num_processes == 1:
         return ""
     ideal = opponent.num_processes / base.num_processes
     possible, reached = speed_of(limit, base), speed_of(opponent, base)

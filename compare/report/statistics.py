@@ -17,8 +17,8 @@ alone. Few starts estimate B badly, so the share of starting, B - V, is estimate
 each with the weight that its precision deserves: 1 / (share + V)^2 (DerSimonian and Laird 1986 estimate the share of
 studies likewise, https://doi.org/10.1016/0197-2456(86)90046-2). The variance of the mean is (V + max(0, share)) / S,
 and Student's interval has the degrees of freedom of Satterthwaite (1946, https://doi.org/10.2307/3002019), at least 1.
-A pair whose starts differ clearly more than those of the group, by a test at 5 % that its variance is B (chi-squared),
-has Student's interval of its own starts, since the share of the others would say too little of it.
+A pair whose B is clearly more than share + V explain, by a chi-squared test at 5 %, has Student's interval of its own
+starts, since the share of the others would say too little of it.
 Where starts have a single value, as runs outside a race, the interval is that of scipy.stats.ttest_1samp. In
 simulations of three to eight entrants, some of them thirty times as noisy as others, all intervals of a race held in 91
 to 100 races of 100, and in 97 on average, whatever the share of starting.

@@ -20,7 +20,6 @@ from compare.results import (
     MIN_PAIRS,
     RANKED,
     TARGET,
-    Comparison,
     Entrant,
     GroupResult,
     Interval,
@@ -159,7 +158,7 @@ def _overlooked(standing: Standing) -> Ground:
     least_known = max(standing.undecided, key=lambda one: one.detectable or 0.0)
     later = points(detectable_later(smallest, _LONGER, spread=least_known.spread, num_starts=standing.num_starts))
     answer = (
-        f"one race of five misses a difference of {points(smallest)} %; if {_LONGER} times as long, one of {later} %"
+        f"one race of five misses a difference of {points(smallest)} %, and of races {_LONGER} times as long {later} %"
     )
     return Ground(question, answer, "good" if smallest <= TARGET else "bad")
 
@@ -203,19 +202,19 @@ def _equals(rivals: Sequence[Placing], results: Results) -> tuple[list[Placing],
     """Returns who is as fast as the opponent and as each other, and the most by which any two of them may differ."""
     found: list[Placing] = []
     most = 0.0
-    pairs = {(one.first, one.second): one for group in results.groups for one in _of_group(rivals, group)}
+    pairs = {
+        (result.group.key, frozenset((one.first, one.second))): one
+        for result in results.groups
+        for one in result.comparisons
+    }
     for rival in rivals:
-        with_found = [pairs.get((one.name, rival.name)) or pairs.get((rival.name, one.name)) for one in found]
-        claims = [rival.claim, *(pair.claim for pair in with_found if pair)]
+        with_found = [pairs.get((rival.group, frozenset((one.name, rival.name)))) for one in found]
+        claims = [rival.claim, *(pair.claim if pair else None for pair in with_found)]
         differences = [largest(rival.longer), *(largest(pair.slowdown) for pair in with_found if pair)]
         if all(claim == "none" for claim in claims) and max(differences) <= _AS_GOOD_AS_EQUAL:
             found.append(rival)
             most = max(most, *differences)
     return found, most
-
-
-def _of_group(placings: Sequence[Placing], result: GroupResult) -> list[Comparison]:
-    return result.comparisons if any(one.group == result.group.key for one in placings) else []
 
 
 def _relation(placing: Placing, standing: Standing, results: Results) -> str:
@@ -291,12 +290,11 @@ def _limit(limit: Placing, standing: Standing) -> str:
     """Says how a limit compares: processes that work alone, or one process with all cores."""
     opponent, base = standing.placings[0], standing.base
     if limit.num_processes > 1:
+        if limit.claim == "none":
+            return "no loss to communication was shown"
         if base is None:
             return f"{points(speed_of(opponent, limit))} % of what is possible here is reached"
         most = speed_of(limit, base)
-        if limit.claim == "none":  # what they gain is not known to be more than nothing
-            alone = f"{limit.num_processes} processes that do not communicate"
-            return f"{alone} may be no faster ({number(most, 2)} times)"
         return (
             f"at most {number(most, 2)} is possible here" if most > speed_of(opponent, base) else "no more is possible"
         )
