@@ -206,17 +206,17 @@ def test_intervals_hold_beside_an_entrant_that_is_thirty_times_as_noisy() -> Non
     assert held >= 0.9 * num_races
 
 
-def test_the_interval_of_a_pair_whose_starts_differ_more_than_those_of_others_holds() -> None:
-    """Starts of one entrant of four differ by 1.8 %, those of the others by 0.2 %, as with more threads to a rank."""
+def test_intervals_hold_beside_an_entrant_whose_starts_differ_three_times_as_much() -> None:
+    """Six entrants are compared with one; they would hold in fewer if all pairs shared what starting adds."""
     random = np.random.default_rng(4)
-    starting = np.array([0.002, 0.002, 0.002, 0.018])[:, None, None]
-    num_races, held = 400, 0
+    starting = np.array([0.0042, 0.0042, 0.0042, 0.0042, 0.0042, 0.0042, 0.0175])[:, None, None]
+    num_races, held = 1000, 0
     for _ in range(num_races):
-        turns = 0.05 * random.normal(size=(4, 6, 60)) + starting * random.normal(size=(4, 6, 1))
-        pairs = [PairedStarts(str(a), str(b), (turns[b] - turns[a]).tolist()) for a, b in combinations(range(4), 2)]
-        intervals = [one.slowdown for one in compare_group(pairs) if one.second == "3"]
+        turns = 0.03 * random.normal(size=(7, 4, 40)) + starting * random.normal(size=(7, 4, 1))
+        pairs = [PairedStarts("0", str(other), (turns[other] - turns[0]).tolist()) for other in range(1, 7)]
+        intervals = [one.slowdown for one in compare_group(pairs)]
         held += all(interval.low <= 0 <= interval.high for interval in intervals)  # type: ignore[union-attr,operator]
-    assert held >= 0.93 * num_races
+    assert held >= 0.945 * num_races
 
 
 def test_an_interval_that_says_nothing_is_still_a_number() -> None:

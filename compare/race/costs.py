@@ -159,10 +159,10 @@ class Costs(BaseModel):
 
     def _fit(self, entrants: list[Entrant]) -> bool:
         """Whether entrants fit into memory together, and into that of the first GPU, which each of them uses."""
-        on_gpu = len(entrants) * (self.gpu_rank_bytes or 0)
-        return sum(
-            map(self._bytes, entrants)
-        ) <= _SHARE_OF_MEMORY * self.available_bytes and on_gpu <= _SHARE_OF_MEMORY * (self.gpu_available_bytes or 0)
+        here, on_gpu = sum(map(self._bytes, entrants)), len(entrants) * (self.gpu_rank_bytes or 0)
+        if here > _SHARE_OF_MEMORY * self.available_bytes:
+            return False
+        return on_gpu <= _SHARE_OF_MEMORY * (self.gpu_available_bytes or 0)
 
     def _bytes(self, who: Entrant) -> int:
         return math.ceil(who.num_processes / self.num_machines) * self.rank_bytes + _BYTES_OF_A_STARTER

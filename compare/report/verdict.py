@@ -94,7 +94,7 @@ def warnings_of(results: Results) -> list[str]:
         )
     if first.detectable is not None and first.detectable > TARGET:
         sentences.append(
-            f"The race was too short for this machine: one race of five like this misses a difference of "
+            "The race was too short for this machine: one race of five like this misses a difference of "
             f"{points(first.detectable)} %. Give it more time, or a quieter machine."
         )
     return sentences
@@ -157,9 +157,8 @@ def _overlooked(standing: Standing) -> Ground:
         return Ground(question, "perhaps much: too few starts", "bad")
     least_known = max(standing.undecided, key=lambda one: one.detectable or 0.0)
     later = points(detectable_later(smallest, _LONGER, spread=least_known.spread, num_starts=standing.num_starts))
-    answer = (
-        f"one race of five misses a difference of {points(smallest)} %, and of races {_LONGER} times as long {later} %"
-    )
+    missed = f"one race of five misses a difference of {points(smallest)} %"
+    answer = f"{missed}; if it is {_LONGER} times as long, one of {later} %"
     return Ground(question, answer, "good" if smallest <= TARGET else "bad")
 
 
