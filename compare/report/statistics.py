@@ -47,9 +47,9 @@ CONFIDENCE = 0.95
 _POWER = 0.8
 # The share that is left out at each end, of the steps of a turn and of the turns of a start.
 _TRIMMED = 0.2
-# A pair is judged by its own starts alone if so few pairs would differ so much by chance. Of six pairs, one of them with
-# starts that differ three times as much, all intervals hold in 92 to 94 races of 100 without this, and in 94 to 96 with
-# it. At 20 % it would be 96, but races of 4 minutes would find a planted 2 % in 36 of 40 instead of in all.
+# A pair is judged by its own starts alone if so few pairs would differ so much by chance. Of six pairs, one with starts
+# that differ three times as much, all intervals hold in 92 to 94 races of 100 without this, and in 94 to 96 with it. At
+# 20 % it would be 96, but races of 4 minutes would find a planted 2 % in 36 of 40 instead of in all.
 _SELDOM = 0.05
 # Bounds that a few noisy turns leave open are not followed further than this.
 _MAX_RATIO = 1e6
