@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -18,8 +19,11 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # which launch/run.sh has blocked
     _open_missing_streams()
     _find_own_modules_first()
+    gc.disable()  # nothing is garbage while modules are loaded
     from launch.cli import main as command_line
 
+    gc.freeze()
+    gc.enable()
     command_line()
 
 

@@ -46,6 +46,11 @@ from training.world import gather_facts, newest_of, prove_same_job, prove_world,
 
 MakeObserver = Callable[[Trainer, Measurements], Hooks]
 
+# Python looks for garbage after so many new objects. By default it is 700, which a small model's forward pass makes: it
+# then looks after every few steps, on each rank at another time, and all ranks wait. Most steps leave no garbage that
+# must be looked for.
+_OBJECTS_BETWEEN_LOOKS_FOR_GARBAGE = 10_000
+
 
 class _Observed(NamedTuple):
     """What observes a training for the record of this rank; None if it was not asked for."""
@@ -120,6 +125,8 @@ class RankWork:
         observed = self._observe(trainer, measurements, diagnosis)
         if self._make_observer is not None:
             trainer.observe(self._make_observer(trainer, measurements))
+        gc.collect()
+        gc.set_threshold(_OBJECTS_BETWEEN_LOOKS_FOR_GARBAGE)
         gc.enable()
         trajectory = trainer.train()
         if observed.tracer is not None:
