@@ -163,7 +163,7 @@ class AccelerateBackend(Backend):
     @override
     def shutdown(self) -> None:
         self.model = self.optimizer = None
-        self._parameters.clear()
+        self._parameters = []
         self.accelerator.free_memory()
         self.barrier()
         self.accelerator.end_training()

@@ -46,9 +46,9 @@ from training.world import gather_facts, newest_of, prove_same_job, prove_world,
 
 MakeObserver = Callable[[Trainer, Measurements], Hooks]
 
-# Python looks for garbage after so many new objects. By default it is 700, which a small model's forward pass makes: it
-# then looks after every few steps, on each rank at another time, and all ranks wait. Most steps leave no garbage that
-# must be looked for.
+# Python looks for garbage after so many new objects. By default, after 700, it would look in about every fourth step of
+# the default job, on each rank at another time, while the others wait, and find about one object for each step. It
+# still looks, since a model of the user's may leave garbage that holds tensors.
 _OBJECTS_BETWEEN_LOOKS_FOR_GARBAGE = 10_000
 
 
@@ -125,7 +125,7 @@ class RankWork:
         observed = self._observe(trainer, measurements, diagnosis)
         if self._make_observer is not None:
             trainer.observe(self._make_observer(trainer, measurements))
-        gc.collect()
+        gc.collect()  # here, and not in the first step
         gc.set_threshold(_OBJECTS_BETWEEN_LOOKS_FOR_GARBAGE)
         gc.enable()
         trajectory = trainer.train()

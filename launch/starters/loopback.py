@@ -40,10 +40,11 @@ def _confine_stores() -> None:
     """Confines the store of torch, which is not written in Python, but accepts a socket that is already listening."""
     # To look for garbage among what torch creates while it is imported takes a fifth of a second, and finds none.
     gc.disable()
-    import torch.distributed
-
-    gc.freeze()
-    gc.enable()
+    try:
+        import torch.distributed
+    finally:
+        gc.freeze()
+        gc.enable()
 
     class LoopbackStore(torch.distributed.TCPStore):  # type: ignore[misc,name-defined]
         def __init__(
