@@ -25,6 +25,12 @@ def test_what_other_programs_take_is_that_of_the_busiest_machine() -> None:
     assert foreign_share_of([Rested("a", 0.5, 0.501)]) == pytest.approx(-0.001)
 
 
+def test_the_race_itself_is_no_other_program_on_the_machine_of_a_node() -> None:
+    nodes = [Rested("a", 0.62, 0.5), Rested("b", 0.53, 0.5)]
+    assert foreign_share_of(nodes, race=Rested("a", 0.62, 0.1)) == pytest.approx(0.03)
+    assert foreign_share_of(nodes, race=Rested("c", 0.9, 0.0)) == pytest.approx(0.12)
+
+
 @pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\n", b"0" * 32 + b"\n", b"0" * 500])
 def test_a_stranger_does_not_take_part(said: bytes) -> None:
     listener = Listener("127.0.0.1", 2)

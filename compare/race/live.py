@@ -172,7 +172,7 @@ class LiveEntrant:
         self._order("rest")
         elsewhere = self._answers(Rested, list(self._keepers.values()))
         here = self._tree.rest()
-        self.foreign_share = foreign_share_of(elsewhere or [here])
+        self.foreign_share = foreign_share_of(elsewhere, race=here) if elsewhere else foreign_share_of([here])
 
     def cpu_seconds(self) -> float:
         """Returns the processor time that its processes on this machine have taken, while it rests."""

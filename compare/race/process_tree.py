@@ -112,16 +112,22 @@ class ProcessTree:
         return False
 
 
-def foreign_share_of(rested: Iterable[Rested]) -> float:
+def foreign_share_of(nodes: Iterable[Rested], race: Rested | None = None) -> float:
     """Returns the share of the cores that other programs took while an entrant raced: that of the busiest machine.
 
     It may lie below 0, since the kernel counts in hundredths of a second. Of many turns, the mean is right.
+
+    Args:
+        nodes: The nodes of the entrant's ranks.
+        race: The race itself, with the command that reaches the nodes, where nodes do not count these as their own.
     """
-    nodes: dict[str, list[Rested]] = {}
-    for one in rested:
-        nodes.setdefault(one.machine, []).append(one)
+    machines: dict[str, list[Rested]] = {}
+    for one in nodes:
+        machines.setdefault(one.machine, []).append(one)
+    if race is not None and race.machine in machines:  # elsewhere, it takes nothing from ranks
+        machines[race.machine].append(race)
     return max(
-        mean(one.busy_share for one in machine) - sum(one.own_share for one in machine) for machine in nodes.values()
+        mean(one.busy_share for one in machine) - sum(one.own_share for one in machine) for machine in machines.values()
     )
 
 
