@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
@@ -52,7 +52,7 @@ class NodeJob:
     num_nodes: int
     num_processes: int
     output_dir: Path
-    program: tuple[str, ...] = (sys.executable, "-m", "launch")
+    program: tuple[str, ...] = field(default_factory=lambda: (sys.executable, "-m", "launch"))
 
     @property
     def num_local_processes(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 
 from launch.starters.interface import PROJECT_DIRECTORY
 from tests import launching
-from tests.forked.client import SESSION_VARIABLE, session
+from tests.forked.client import SESSION_VARIABLE, interpreter, run_job_of_the_contract, session
 from tests.slurm_cluster import running_cluster
 
 _SESSION = pytest.StashKey[ExitStack]()
@@ -75,6 +76,13 @@ def hidden_gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     """What is started runs on the CPU, as the expectations of all tests say that are not about GPUs."""
     if request.node.get_closest_marker("gpu") is None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+@pytest.fixture
+def forked_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a suite in this process starts for clauses about whole jobs is forked, where it may be."""
+    monkeypatch.setattr("contract.jobs._run", run_job_of_the_contract)
+    monkeypatch.setattr(sys, "executable", interpreter())
 
 
 @pytest.fixture(scope="module")

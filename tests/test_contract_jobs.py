@@ -11,7 +11,6 @@ import pytest
 from contract.check import State
 from contract.options import ContractOptions
 from contract.suite import Instance, Suite
-from tests.forked.client import interpreter
 from tests.launching import OF_EACH_STARTER, require_backend
 from tests.test_contract import BY_HAND, JOB_CHECKS, instances
 
@@ -20,11 +19,6 @@ from tests.test_contract import BY_HAND, JOB_CHECKS, instances
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Suite]:
     options = ContractOptions(check=JOB_CHECKS)
     return functools.cache(lambda adapter: Suite(adapter, tmp_path_factory.mktemp("jobs"), options))
-
-
-# Jobs whose commands, launchers and ranks may be forked from a process that has loaded all libraries. The others need
-# new processes: in a hostile environment for the imports of libraries, after a kill for the processes left behind.
-_FORKED = ("rank-raises", "rank-exits", "rank-hangs")
 
 
 def _jobs() -> Iterator[Any]:
@@ -38,12 +32,9 @@ def _jobs() -> Iterator[Any]:
     yield from instances(JOB_CHECKS, [BY_HAND], pytest.mark.exhaustive)
 
 
+@pytest.mark.usefixtures("forked_jobs")
 @pytest.mark.parametrize(("adapter", "instance"), _jobs())
-def test_clause(
-    suite: Callable[[str], Suite], monkeypatch: pytest.MonkeyPatch, adapter: str, instance: Instance
-) -> None:
+def test_clause(suite: Callable[[str], Suite], adapter: str, instance: Instance) -> None:
     require_backend(adapter)
-    if instance.case.name in _FORKED:
-        monkeypatch.setattr("contract.jobs.LOCKSTEP", (interpreter(), "-m", "launch"))
     result = suite(adapter).judge(instance)
     assert result.state in (State.PASSED, State.UNSUPPORTED), result.reason

@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 
 from backends.registry import find_backend
-from tests.launching import DISTRIBUTED, LOCKSTEP, in_a_network_of_its_own, lockstep, require_backend, train
+from tests.forked.client import forked_lockstep
+from tests.launching import DISTRIBUTED, in_a_network_of_its_own, lockstep, require_backend, train
 from tests.sparing import in_ci
 
 # The traffic of other programs on the same interface cannot be told from a run's own.
 ALONE = os.geteuid() == 0 and shutil.which("ip") is not None
 
-OPTIONS = ["--model", "bert-tiny", "--max-steps", "6", "--threads-per-rank", "1", "--micro-batch-size", "8"]
+NUM_STEPS = 4
+OPTIONS = ["--model", "bert-tiny", "--max-steps", str(NUM_STEPS), "--threads-per-rank", "1", "--micro-batch-size", "8"]
 OPTIONS += ["--precision", "bf16", "--no-evaluate"]
 
 
@@ -26,7 +28,7 @@ OPTIONS += ["--precision", "bf16", "--no-evaluate"]
 def watched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     require_backend(request.param)
     directory = tmp_path_factory.mktemp("watched") / "run"
-    command = [str(LOCKSTEP), request.param, "--output-dir", str(directory), *OPTIONS, "--diagnose"]
+    command = [*forked_lockstep(), request.param, "--output-dir", str(directory), *OPTIONS, "--diagnose"]
     if ALONE:
         command = in_a_network_of_its_own(*command)
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -74,10 +76,10 @@ def test_every_step_is_timed_and_fingerprinted(watched: dict[str, Any]) -> None:
             seen["rehearsed_seconds"],
             *seen["alone_seconds"].values(),
         ):
-            assert len(seconds) == 6
+            assert len(seconds) == NUM_STEPS
             assert min(seconds) > 0
     seen = watched["ranks"][0]["diagnosis"]
-    assert len(seen["digests"]) == len(seen["sketches"]) == 7
+    assert len(seen["digests"]) == len(seen["sketches"]) == NUM_STEPS + 1
     assert all(len(digests) == len(seen["parameters"]) for digests in seen["digests"])
     # The first step of a warm-up has no learning rate yet.
     assert seen["digests"][1] == seen["digests"][0]

@@ -18,6 +18,7 @@ from records.checkpoint import list_checkpoints
 from records.news import LossesRead, Resumed
 from records.progress import ProgressLog
 from records.record import Resumption, StepRecord, World, read_record
+from tests.forked.client import ForkedJob
 from tests.launching import (
     ending,
     free_port,
@@ -38,7 +39,7 @@ from watch.rank_files import RankFiles, started_ranks
 OPTIONS = ("--max-steps", "14", "--save-every", "1", "--threads-per-rank", "1")
 
 
-def _kill(node: subprocess.Popen[str], place: Path) -> None:
+def _kill(node: subprocess.Popen[str] | ForkedJob, place: Path) -> None:
     """Kills the launcher of a node, whose guardian kills its starter, and its rank."""
     ranks = [pid for rank in started_ranks(place) if (pid := rank.running_pid())]
     node.kill()
@@ -49,7 +50,7 @@ def _kill(node: subprocess.Popen[str], place: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.processes
+@pytest.mark.launchers
 # The launcher of accelerate is the agent of torchrun, too.
 @pytest.mark.parametrize("backend", in_ci(["ddp", "horovod"], ["ddp", "accelerate", "horovod"]))
 def test_a_node_leaves_and_returns(tmp_path: Path, backend: str) -> None:
@@ -61,7 +62,7 @@ def test_a_node_leaves_and_returns(tmp_path: Path, backend: str) -> None:
     options = (*OPTIONS, "--task", "tests.faulty:CompanyTask", "--num-processes", "2", "--max-restarts", "3")
     options = (*options, "--hang-timeout", "0", "--resume")  # alone, a rank waits for the other on purpose
 
-    def start(node_rank: int) -> subprocess.Popen[str]:
+    def start(node_rank: int) -> subprocess.Popen[str] | ForkedJob:
         place = tmp_path / f"node{node_rank}"
         return start_lockstep(backend, *options, *where, "--node-rank", str(node_rank), "--output-dir", place)
 
@@ -69,7 +70,7 @@ def test_a_node_leaves_and_returns(tmp_path: Path, backend: str) -> None:
         wait_until(lambda: trains(tmp_path / "node1"), "a rank of the second node in training")
         _kill(second, tmp_path / "node1")
         news = tmp_path / "node0" / "progress.jsonl"
-        wait_until(lambda: _worlds(news)[-2:] == [2, 1] or None, "the first node alone")
+        wait_until(lambda: _has_saved_alone(news), "a checkpoint of the first node alone")
         with ending(start(1)) as again:
             outputs = [job.communicate(timeout=300) for job in (first, again)]
     assert [first.returncode, again.returncode] == [0, 0], outputs
@@ -83,11 +84,16 @@ def test_a_node_leaves_and_returns(tmp_path: Path, backend: str) -> None:
     assert all(list_checkpoints(tmp_path / f"node{number}") for number in (0, 1))
 
 
-def _worlds(news: Path) -> list[int]:
-    """The numbers of ranks that a run has had, by the last that it said of them."""
-    lines = [json.loads(line) for line in news.read_text().splitlines()] if news.exists() else []
-    told = [line["worlds"] for line in lines if line["event"] == "resumed"]
-    return [world["num_processes"] for world in told[-1]] if told else []
+def _has_saved_alone(news: Path) -> bool:
+    """Whether a run has gone on with one rank after two, and has saved a step since."""
+    worlds: list[int] = []
+    for line in news.read_text().splitlines() if news.exists() else []:
+        event = json.loads(line)
+        if event["event"] == "resumed":
+            worlds = [world["num_processes"] for world in event["worlds"]]
+        elif event["event"] == "saved" and worlds[-2:] == [2, 1]:
+            return True
+    return False
 
 
 _NODES = "--num-nodes 2 --master-addr 127.0.0.1"

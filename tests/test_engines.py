@@ -40,7 +40,7 @@ def _links_of_hosts() -> list[str]:
 
 @needs_namespaces
 @pytest.mark.slow
-@pytest.mark.processes
+@pytest.mark.launchers
 @pytest.mark.parametrize("backend", ["ddp", "horovod"])  # accelerate's launcher is torchrun's agent
 def test_two_hosts_compute_what_one_does(tmp_path: Path, backend: str) -> None:
     require_backend(backend)

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -16,6 +17,7 @@ import pytest
 from compare.collectives.measurement import read_collectives
 from compare.results import Results
 from launch.starters.interface import PROJECT_DIRECTORY
+from tests.forked.client import forked_lockstep
 from tests.launching import (
     LOCKSTEP,
     ending,
@@ -55,16 +57,17 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _start(place: Path, *arguments: str | Path) -> subprocess.Popen[str]:
+def _start(place: Path, *arguments: str | Path, lockstep: Sequence[str] = (str(LOCKSTEP),)) -> subprocess.Popen[str]:
     """Starts the command line on the first of three hosts; what it prints is in node0.log, beside its exit code."""
-    line = subprocess.list2cmdline(["sh", str(place / "node"), str(LOCKSTEP), *map(str, arguments)])
+    line = subprocess.list2cmdline(["sh", str(place / "node"), *lockstep, *map(str, arguments)])
     lab = ["unshare", "--net", "--mount", "bash", str(PROJECT_DIRECTORY / "engines" / "netns.sh")]
     environment = {**os.environ, "OMPI_MCA_plm_rsh_agent": str(place / "rsh")}
     return subprocess.Popen([*lab, "3", "", str(place), line], env=environment, text=True)
 
 
 def _run(place: Path, *arguments: str | Path) -> tuple[int, str]:
-    return _ended(place, _start(place, *arguments))
+    """Runs it to its end; all that it starts is forked, on each host."""
+    return _ended(place, _start(place, *arguments, lockstep=forked_lockstep()))
 
 
 def _ended(place: Path, lab: subprocess.Popen[str]) -> tuple[int, str]:

@@ -177,6 +177,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[Resu
     return results
 
 
+@pytest.mark.usefixtures("forked_jobs")
 @pytest.mark.parametrize(("name", "check_id", "words"), [(name, *facts) for name, facts in ADAPTERS.items()])
 def test_a_broken_adapter_is_caught_by_its_check(
     sound: Callable[[str], list[Result]], tmp_path: Path, name: str, check_id: str, words: str

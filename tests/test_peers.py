@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +29,7 @@ from compare.results import Role, read_results
 from launch.errors import UsageError
 from launch.starters.interface import PROJECT_DIRECTORY
 from records.record import RunRecord, read_record
+from tests.forked.client import interpreter
 from tests.launching import lockstep, train, wait_until
 from tests.sample_results import sample_results
 from tests.test_turns import _processes, _rests
@@ -74,7 +74,7 @@ def trained(peer: str, task: list[str], directory: Path) -> RunRecord:
     require_peer(name)
     if peer not in _records:
         command = [
-            sys.executable,
+            interpreter(),
             "-m",
             "compare.race.entrant",
             "compare.race.peers.rank",

@@ -21,6 +21,7 @@ from typing import Any
 from filelock import FileLock
 
 from backends.capabilities import Signs
+from contract import jobs as contract_jobs
 from launch import own_command
 from launch.job import Job, compose_job
 from launch.signals import Interrupted
@@ -31,7 +32,7 @@ from tests.forked.server import send
 
 _STARTER = Path(__file__).with_name("starter.py")
 # What runs a command where nothing is forked.
-_run_apart = own_command.run_command
+_run_apart, _run_job = own_command.run_command, contract_jobs._run
 
 
 # Where the server of this test session listens, set by its first process for its workers.
@@ -138,6 +139,11 @@ def interpreter() -> str:
     return str(Path(server_socket()).with_name("python"))
 
 
+def forked_lockstep() -> list[str]:
+    """The words of the command line, whose processes are forks of the server, launchers included."""
+    return [interpreter(), "-m", "launch"]
+
+
 def launched_job(starter: Starter, ranks: Ranks, run_directory: Path, signs: Signs) -> Job:
     """Composes the job of the library's own launcher; it and the ranks are forks of the server."""
     job = compose_job(starter, ranks, run_directory, signs)
@@ -159,6 +165,7 @@ def fork_what_follows(path: str) -> None:
     """Lets this process, which runs the command line, have its ranks and the commands that it runs forked."""
     os.environ[SESSION_VARIABLE] = str(Path(path).parent)
     own_command.run_command = _run_forked
+    contract_jobs._run = run_job_of_the_contract
     for name in START_METHODS:
         starter = STARTERS[name]
 
@@ -167,6 +174,23 @@ def fork_what_follows(path: str) -> None:
 
         # What starts the ranks is no launcher whose name anybody knows.
         vars(starter).update(command=command, launcher=None)
+
+
+def run_job_of_the_contract(
+    adapter: str, working_directory: Path, *arguments: Any, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs a job for a clause of the contract; its command, launchers and ranks are forks, except for two jobs.
+
+    A hostile environment is one for the imports of libraries, and what a killed rank leaves behind is known by the
+    environment that it was started with.
+    """
+    own = contract_jobs.LOCKSTEP
+    if "HF_HOME" not in variables and "is-killed" not in arguments:
+        contract_jobs.LOCKSTEP = tuple(forked_lockstep())
+    try:
+        return _run_job(adapter, working_directory, *arguments, **variables)
+    finally:
+        contract_jobs.LOCKSTEP = own
 
 
 def _run_forked(

@@ -3,7 +3,8 @@
 A request is a JSON object with the environment, the working directory and what to run, and comes with
 the file descriptors of standard input, output and error. The answers are two lines: the number of the
 process, and its exit code once it has ended. A child is ended when its requester closes the connection,
-all children are when the server ends, and the server ends with the process PID.
+all children are when the server ends, and the server ends with the process PID. A child joins the namespaces of its
+requester: the network, the file systems and the name of the host.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import runpy
 import select
 import signal
 import socket
+import struct
 import sys
 import traceback
 from pathlib import Path
@@ -40,7 +42,10 @@ _MODULES = (
     *("horovod.runner.common.util.hosts", "horovod.runner.gloo_run", "horovod.runner.http.http_server"),
 )
 _PR_SET_PDEATHSIG = 1
+# By their names in /proc/PID/ns: what setns(2) takes. That of the files comes last, since it hides /proc/PID of others.
+_NAMESPACES = {"uts": 0x04000000, "ipc": 0x08000000, "net": 0x40000000, "mnt": 0x00020000}
 _LENGTH_BYTES = 8
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def serve(path: str, served: int) -> None:
@@ -75,6 +80,8 @@ def serve(path: str, served: int) -> None:
             except EOFError:
                 requester.close()
                 continue
+            credentials = requester.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+            request["requester"] = struct.unpack("3i", credentials)[0]
             pid = _fork(request, interpreter, descriptors, [listener, *requesters.values()])
             requesters[pid] = requester
             with contextlib.suppress(OSError):  # if it has gone, the next look ends the process
@@ -181,13 +188,14 @@ def _fork(request: dict[str, Any], interpreter: str, descriptors: list[int], not
 
 def end_with(parent: int) -> None:
     """Has the system end this process with its parent: prctl(2)."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def _become(request: dict[str, Any]) -> None:
     """Takes over what a new process would have been started with."""
+    _join_namespaces(request["requester"])
     os.chdir(request["directory"])
     os.environ.clear()
     os.environ.update(request["environment"])
@@ -198,6 +206,16 @@ def _become(request: dict[str, Any]) -> None:
     import numpy as np
 
     np.random.seed(None)
+
+
+def _join_namespaces(pid: int) -> None:
+    for name, number in _NAMESPACES.items():
+        theirs = Path(f"/proc/{pid}/ns/{name}")
+        if theirs.readlink() != Path(f"/proc/self/ns/{name}").readlink():
+            descriptor = os.open(theirs, os.O_RDONLY)
+            if _LIBC.setns(descriptor, number):
+                raise OSError(ctypes.get_errno(), f"cannot join the namespace {name} of process {pid}")
+            os.close(descriptor)
 
 
 def _run(request: dict[str, Any]) -> int:
