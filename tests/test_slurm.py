@@ -25,6 +25,7 @@ from tests.launching import (
     processes_with,
     require_backend,
     start_lockstep,
+    starting,
     train,
     wait_until,
 )
@@ -120,9 +121,10 @@ def test_two_nodes_of_two_ranks_compute_what_one_does(
     # What Horovod puts into one buffer, and with it the order in which four ranks are added, depends on timing.
     monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "0")
     four_ranks = ("--num-processes", "4", *OPTIONS)
-    alone = train(backend, tmp_path / "alone", *four_ranks)
     run = tmp_path / "a run $HOME"  # which nothing may read as two words or as a variable
-    done = lockstep(backend, *TWO_NODES, "--partition", "main", *four_ranks, "--output-dir", run)
+    with starting("launchers"):
+        alone = train(backend, tmp_path / "alone", *four_ranks)
+        done = lockstep(backend, *TWO_NODES, "--partition", "main", *four_ranks, "--output-dir", run)
     assert done.returncode == 0, done.stdout + done.stderr + (run / "job.log").read_text()
     _assert_same(_record(run), alone)
     assert f"its script is {run / 'job.sh'}" in done.stdout
@@ -136,7 +138,8 @@ def test_two_nodes_of_two_ranks_compute_what_one_does(
 @on_slurm
 def test_a_job_survives_its_rank_its_time_limit_and_its_node(tmp_path: Path) -> None:
     options = (*OPTIONS, "--max-steps", "16", "--batching", "padded")
-    alone = train("ddp", tmp_path / "alone", *options, "--num-processes", "2")
+    with starting("forked"):
+        alone = train("ddp", tmp_path / "alone", *options, "--num-processes", "2")
     run, go_on = tmp_path / "run", tmp_path / "go-on"
     options = (*options, "--save-every", "1", "--max-restarts", "1", "--logging-steps", "1")
     held = ("--task", "tests.faulty:HeldTask", "--until", go_on)

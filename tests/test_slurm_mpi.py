@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from compare.results import Results
-from tests.launching import LOCKSTEP, train
+from tests.forked.client import forked_lockstep
+from tests.launching import starting, train
 from tests.slurm_cluster import on_slurm
 
 OPTIONS = ("--task", "token-tagging", "--threads-per-rank", "1")
@@ -26,7 +27,7 @@ def _in_job(place: Path, *lines: str) -> None:
 
 
 def _line(*words: str | Path) -> str:
-    return f'{shlex.join(map(str, (LOCKSTEP, *words)))} --hosts "$hosts"'
+    return f'{shlex.join([*forked_lockstep(), *map(str, words)])} --hosts "$hosts"'
 
 
 @on_slurm
@@ -43,7 +44,8 @@ def test_jobs_of_mpirun_share_the_nodes(tmp_path: Path) -> None:
         f"touch {go_on}",
         "wait $!",
     )
-    alone = train("ddp", tmp_path / "alone", *OPTIONS, *steps, "--num-processes", "2")
+    with starting("forked"):
+        alone = train("ddp", tmp_path / "alone", *OPTIONS, *steps, "--num-processes", "2")
     of_first, of_second = (
         json.loads((tmp_path / run / "node0" / "record.json").read_text()) for run in ("first", "second")
     )
