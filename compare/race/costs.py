@@ -224,5 +224,5 @@ def _key(precision: str, accumulation: int, global_batch_size: int) -> str:
 
 def _import_seconds() -> float:
     began = time.perf_counter()
-    subprocess.run([sys.executable, "-c", "import training.rank_work"], cwd=PROJECT_DIRECTORY, check=True)
+    subprocess.run([sys.executable, "-m", "training.rank_work"], cwd=PROJECT_DIRECTORY, check=True)  # it only imports
     return time.perf_counter() - began
