@@ -15,15 +15,15 @@ from launch.starters.interface import PROJECT_DIRECTORY
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("taskset") is None, reason="taskset has two processes share a core")
-def test_four_processes_that_share_a_core_take_four_times_as_long() -> None:
+def test_two_processes_that_share_a_core_take_twice_as_long() -> None:
     core = min(os.sched_getaffinity(0))
-    command = ["taskset", "--cpu-list", str(core), sys.executable, "-m", "compare.race.core_clock", "4"]
-    # Beside three other programs on this core, one process has a quarter of it and each of four has a seventh: 1.75.
+    command = ["taskset", "--cpu-list", str(core), sys.executable, "-m", "compare.race.core_clock", "2"]
+    # Other programs on this core may slow one process down more than two, but hardly three times in a row.
     seen = []
-    while len(seen) < 3 and not (seen and 1.5 < seen[-1] < 6):
+    while len(seen) < 3 and not (seen and 1.4 < seen[-1] < 3):
         done = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT_DIRECTORY, check=True)
         seen.append(float(done.stdout))
-    assert 1.5 < seen[-1] < 6, seen
+    assert 1.4 < seen[-1] < 3, seen
 
 
 def test_one_core_is_the_measure_and_cores_that_are_not_there_are_not_measured() -> None:

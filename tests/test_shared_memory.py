@@ -33,7 +33,7 @@ def test_two_ranks_get_the_bits_of_gloo(tmp_path: Path) -> None:
 
 
 def test_four_ranks_agree_to_the_bit_in_small_buckets(tmp_path: Path) -> None:
-    options = ("--num-processes", "4", "--model", "bert-mini", "--max-steps", "2", "--bucket-cap-mb", "1")
+    options = ("--num-processes", "4", "--model", "bert-mini", "--max-steps", "4", "--bucket-cap-mb", "1")
     record = train("ddp", tmp_path / "run", *options, *SHARED, "--max-seq-length", "16", "--diagnose")
     assert len({rank["weights_sha256"] for rank in record["ranks"]}) == 1
     assert record["ranks"][0]["diagnosis"]["num_reductions"][-1] > 3
