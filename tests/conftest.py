@@ -97,7 +97,7 @@ _FIRST = (
     *("test_watchdog", "test_nodes", "test_race", "test_processors", "test_parity", "test_failures"),
     *("test_main_job", "test_bare", "test_peers", "test_turns", "test_gate_command", "test_slurm"),
     *("test_diagnosis", "test_compile", "test_contract_command", "test_elastic", "test_dry_run", "test_shared_memory"),
-    *("test_text_classification", "test_kubernetes", "test_verify"),
+    *("test_text_classification", "test_kubernetes", "test_verify", "test_tuning"),
 )
 
 

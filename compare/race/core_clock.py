@@ -2,8 +2,9 @@
 
 A processor lowers its clock when more of its cores are busy, and what a system calls two cores may be two threads of
 one. Both slow down what computes in a core's own caches, which memory bandwidth does not. Therefore small matrices are
-multiplied by one process, and by as many as there shall be busy cores, in turns. The command prints how many times as
-long they take.
+multiplied by one process, and by as many as there shall be busy cores, in turns. All that compute together have the
+same span of time for it, so one that gets a core late has computed the less. The command prints how many times as long
+they take.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import subprocess
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor
 from statistics import fmean, median
 
 from launch.guardian import guarded
@@ -23,6 +24,8 @@ from records.environment import num_cpus
 _SIZE = 64
 _ROUNDS = 5
 _SECONDS = 0.2
+# Within so many seconds, processes that wait have been told when to begin, and sleep until then.
+_SECONDS_TO_WAKE = 0.02
 
 
 def measure(num_cores: int) -> float:
@@ -30,21 +33,29 @@ def measure(num_cores: int) -> float:
     with ProcessPoolExecutor(num_cores, multiprocessing.get_context("spawn")) as pool:
         ratios = []
         for _ in range(1 + _ROUNDS):  # the first round starts the processes
-            alone = pool.submit(_products_per_second).result()
-            together = [pool.submit(_products_per_second) for _ in range(num_cores)]
-            ratios.append(alone / fmean(one.result() for one in together))
+            alone = _products_per_second(pool, 1)
+            ratios.append(alone / _products_per_second(pool, num_cores))
     return median(ratios[1:])
 
 
-def _products_per_second() -> float:
+def _products_per_second(pool: Executor, num_processes: int) -> float:
+    """Returns how many products so many processes compute together in a second, divided by their number."""
+    begin = time.monotonic() + _SECONDS_TO_WAKE
+    rates = [pool.submit(_products_per_second_from, begin) for _ in range(num_processes)]
+    return fmean(one.result() for one in rates)
+
+
+def _products_per_second_from(begin: float) -> float:
     import numpy as np
 
     left, right, product = (np.ones((_SIZE, _SIZE), dtype=np.float32) for _ in range(3))
-    count, began = 0, time.perf_counter()
-    while (seconds := time.perf_counter() - began) < _SECONDS:
+    time.sleep(max(0.0, begin - time.monotonic()))
+    count, seconds = 0, 0.0
+    while seconds < _SECONDS:
         for _ in range(100):
             np.matmul(left, right, out=product)
         count += 100
+        seconds = time.monotonic() - begin
     return count / seconds
 
 
