@@ -79,10 +79,15 @@ def hidden_gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture
-def forked_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+def forked_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules that this process starts with its own interpreter are forks of one that has loaded all libraries."""
+    monkeypatch.setattr(sys, "executable", interpreter())
+
+
+@pytest.fixture
+def forked_jobs(monkeypatch: pytest.MonkeyPatch, forked_programs: None) -> None:
     """What a suite in this process starts for clauses about whole jobs is forked, where it may be."""
     monkeypatch.setattr("contract.jobs._run", run_job_of_the_contract)
-    monkeypatch.setattr(sys, "executable", interpreter())
 
 
 @pytest.fixture(scope="module")

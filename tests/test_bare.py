@@ -24,7 +24,6 @@ from records.record import RunRecord, read_record
 from tasks.interface import Batch
 from tests import apex_double
 from tests.apex_double import CALLS
-from tests.forked.client import interpreter
 from tests.launching import lockstep, require_backend, run_config
 
 NUM_STEPS = 12
@@ -68,12 +67,9 @@ def _both(backend: str, num_ranks: int, accumulation: int, place: Path) -> list[
 @pytest.mark.parametrize(
     "backend", [pytest.param(name, marks=pytest.mark.slow) if name != "ddp" else name for name in ON_CPU]
 )
-def test_a_loop_computes_what_its_adapter_computes(
-    monkeypatch: pytest.MonkeyPatch, backend: str, accumulation: int, tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("forked_programs")  # as entrants are in the races of other tests
+def test_a_loop_computes_what_its_adapter_computes(backend: str, accumulation: int, tmp_path: Path) -> None:
     require_backend(backend)
-    # Entrants are forks of a process that has loaded all libraries, as in the races of other tests.
-    monkeypatch.setattr(sys, "executable", interpreter())
     num_ranks = BACKENDS[backend].capabilities.max_world_size or 2
     adapter, bare = _both(backend, num_ranks, accumulation, tmp_path)
     assert [len(rank.step_seconds) for rank in bare.ranks] == [NUM_STEPS] * num_ranks

@@ -230,7 +230,7 @@ def test_each_rank_on_a_node_of_its_own(tmp_path: Path) -> None:
 
 @needs_namespaces
 @pytest.mark.slow
-@pytest.mark.launchers
+@pytest.mark.processes
 def test_a_rank_that_goes_wrong_on_its_node_is_named(tmp_path: Path) -> None:
     output = tmp_path / "out.json"
     done = lockstep(

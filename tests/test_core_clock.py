@@ -25,26 +25,36 @@ def _measure(num_processes: int) -> float:
     return float(done.stdout)
 
 
+def _measured_within(low: float, high: float, num_processes: int) -> list[float]:
+    """Measures up to three times: other programs may disturb one of them, but hardly all."""
+    seen: list[float] = []
+    while len(seen) < 3 and not (seen and low < seen[-1] < high):
+        seen.append(_measure(num_processes))
+    return seen
+
+
 @pytest.mark.slow
 @needs_taskset
 def test_two_processes_that_share_a_core_take_twice_as_long() -> None:
-    # Other programs on this core may slow one process down more than two, but hardly three times in a row.
-    seen: list[float] = []
-    while len(seen) < 3 and not (seen and 1.4 < seen[-1] < 3):
-        seen.append(_measure(2))
+    seen = _measured_within(1.4, 3, num_processes=2)
     assert 1.4 < seen[-1] < 3, seen
 
 
 @pytest.mark.slow
 @needs_taskset
 def test_processes_compute_at_the_same_time_beside_another_program() -> None:
-    """One has half of the core, four have a fifth each, or less; of those that begin late, the last would be alone."""
-    program = subprocess.Popen(_on_one_core("-c", "while True: pass"), start_new_session=True)
+    """One process has half of the core, each of four has a fifth, or a quarter of a half where sessions share a core.
+
+    If they began one after another, the last would compute alone, and the ratio would be near 1.
+    """
+    busy = "import time\nend = time.monotonic() + 120\nwhile time.monotonic() < end: pass"
+    program = subprocess.Popen(_on_one_core("-c", busy), start_new_session=True)  # as another user's would be
     try:
-        assert _measure(4) > 2
+        seen = _measured_within(2, 6, num_processes=4)
     finally:
         program.kill()
         program.wait()
+    assert 2 < seen[-1] < 6, seen
 
 
 def test_one_core_is_the_measure_and_cores_that_are_not_there_are_not_measured() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from forecast.validation import MeasuredFile
 from launch.errors import UsageError
 from records.throughput import NUM_WARMUP_STEPS
 from tests.forecasting import made_profile
-from tests.forked.client import interpreter
 from tests.launching import needs_namespaces
 
 STEPS = ("--task", "token-tagging", "--dtype", "float32", "--max-steps", "12", "--threads-per-rank", "1")
@@ -34,10 +32,8 @@ def _write_forecast(place: Path, network: str, *own_options: str) -> Path:
 
 @needs_namespaces
 @pytest.mark.slow
-def test_each_forecast_gets_its_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "executable", interpreter())
+@pytest.mark.usefixtures("forked_programs")
+def test_each_forecast_gets_its_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, runs = _write_forecast(tmp_path, "1gbit", "--bucket-cap-mb=2"), tmp_path / "runs"
     words = ["run", str(path), str(runs), *STEPS]
     assert validation.run(words) == 0

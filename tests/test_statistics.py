@@ -141,6 +141,14 @@ def test_all_steps_of_the_shortest_turns_count() -> None:
     assert log_ratio([1.0], [4.0]) == pytest.approx(math.log(4))
 
 
+@pytest.mark.parametrize("num_turns", range(1, 12))
+def test_the_mean_of_a_start_is_that_of_scipy(num_turns: int) -> None:
+    turns = np.random.default_rng(6).normal(0.1, 0.02, (3, num_turns))
+    (comparison,) = compare_group([PairedStarts("a", "b", turns.tolist())])
+    expected = stats.trim_mean(turns, 0.2, axis=1).mean()
+    assert math.log1p(comparison.slowdown.estimate) == pytest.approx(expected, rel=1e-12)  # type: ignore[union-attr]
+
+
 def test_disturbed_turns_do_not_matter() -> None:
     """Other programs hold up one turn of thirty, tenfold: the interval is hardly wider, and is where it was."""
     random = np.random.default_rng(4)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 from compare.race import tuning
 from compare.race.costs import Costs
 from compare.race.entrants import make_plan, read_run_options
 from compare.race.options import RaceOptions
-from tests.forked.client import interpreter
 
 
 def _costs() -> Costs:
@@ -28,8 +25,8 @@ def _costs() -> Costs:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_programs")
 def test_positions_take_turns_and_the_fastest_races_under_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", interpreter())
     tried: list[dict[str, float]] = []
 
     def noting(*arguments: object) -> object:

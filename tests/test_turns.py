@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -37,7 +36,6 @@ from launch.guardian import __file__ as guardian_file
 from launch.starters.interface import PROJECT_DIRECTORY
 from records.environment import describe_environment
 from records.record import RunRecord
-from tests.forked.client import interpreter
 from tests.launching import LOCKSTEP, lockstep, require_backend, run_config, wait_until
 from tests.test_lifetimes import wait_until_gone
 
@@ -304,9 +302,9 @@ def test_what_does_not_fit_into_memory_takes_turns_in_parts_that_share_an_entran
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_programs")
 def test_parts_of_a_block_repeat_its_turns_and_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("compare.race.costs._SHARE_OF_MEMORY", 1e-9)
-    monkeypatch.setattr(sys, "executable", interpreter())  # entrants are forked
     options = ["--backends", "single,ddp", "--entrant", "again=ddp", "--num-processes", "1", "--task", "token-tagging"]
     options += ["--global-batch-size", "16", "--no-diagnosis", "--timed-steps", "30", "--repeats", "3"]
     options += ["--no-collectives", "--no-wait-for-idle", "--output-dir", str(tmp_path / "race")]

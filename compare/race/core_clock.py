@@ -2,9 +2,9 @@
 
 A processor lowers its clock when more of its cores are busy, and what a system calls two cores may be two threads of
 one. Both slow down what computes in a core's own caches, which memory bandwidth does not. Therefore small matrices are
-multiplied by one process, and by as many as there shall be busy cores, in turns. All that compute together have the
-same span of time for it, so one that gets a core late has computed the less. The command prints how many times as long
-they take.
+multiplied by one process, and by as many as there shall be busy cores, in turns. All that compute together begin at one
+moment, from which their time counts, so one that gets a core late has computed less. The command prints how many times
+as long they take.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import Executor, ProcessPoolExecutor
+from multiprocessing.synchronize import Barrier
 from statistics import fmean, median
 
 from launch.guardian import guarded
@@ -24,23 +25,31 @@ from records.environment import num_cpus
 _SIZE = 64
 _ROUNDS = 5
 _SECONDS = 0.2
-# Within so many seconds, processes that wait have been told when to begin, and sleep until then.
-_SECONDS_TO_WAKE = 0.02
+# By then, the processes have been told when to begin.
+_SECONDS_TO_TELL = 0.05
+_SECONDS_TO_START = 60.0
 
 
 def measure(num_cores: int) -> float:
     """Returns how many times as long products of small matrices take when so many processes compute them."""
-    with ProcessPoolExecutor(num_cores, multiprocessing.get_context("spawn")) as pool:
-        ratios = []
-        for _ in range(1 + _ROUNDS):  # the first round starts the processes
-            alone = _products_per_second(pool, 1)
-            ratios.append(alone / _products_per_second(pool, num_cores))
-    return median(ratios[1:])
+    context = multiprocessing.get_context("spawn")
+    started = context.Barrier(num_cores)
+    with ProcessPoolExecutor(num_cores, context, _get_ready, (started,)) as pool:
+        _products_per_second(pool, num_cores)  # starts them all, since none is idle before all have started
+        ratios = [_products_per_second(pool, 1) / _products_per_second(pool, num_cores) for _ in range(_ROUNDS)]
+    return median(ratios)
+
+
+def _get_ready(started: Barrier) -> None:
+    import numpy as np
+
+    np.matmul(np.ones((_SIZE, _SIZE)), np.ones((_SIZE, _SIZE)))
+    started.wait(_SECONDS_TO_START)
 
 
 def _products_per_second(pool: Executor, num_processes: int) -> float:
     """Returns how many products so many processes compute together in a second, divided by their number."""
-    begin = time.monotonic() + _SECONDS_TO_WAKE
+    begin = time.monotonic() + _SECONDS_TO_TELL
     rates = [pool.submit(_products_per_second_from, begin) for _ in range(num_processes)]
     return fmean(one.result() for one in rates)
 

@@ -142,7 +142,7 @@ def _num_trimmed(values: Sequence[float] | NDArray[np.float64]) -> int:
 
 
 def _trimmed_mean(values: Sequence[float] | NDArray[np.float64], trimmed: int) -> float:
-    """Returns the mean without so many values at each end, in a fortieth of the time that scipy.stats takes."""
+    """Returns the mean without the `trimmed` smallest and largest values, 40 times as fast as scipy.stats.trim_mean."""
     return float(np.sort(values)[trimmed : len(values) - trimmed].mean())
 
 
