@@ -43,9 +43,9 @@ def test_two_processes_that_share_a_core_take_twice_as_long() -> None:
 @pytest.mark.slow
 @needs_taskset
 def test_processes_compute_at_the_same_time_beside_another_program() -> None:
-    """One process has half of the core, each of four has a fifth, or a quarter of a half where sessions share a core.
+    """One process has half of the core. Each of four has a fifth, or an eighth where each session has a half.
 
-    If they began one after another, the last would compute alone, and the ratio would be near 1.
+    If they began one after another, each would compute nearly alone, and the ratio would be near 1.
     """
     busy = "import time\nend = time.monotonic() + 120\nwhile time.monotonic() < end: pass"
     program = subprocess.Popen(_on_one_core("-c", busy), start_new_session=True)  # as another user's would be
