@@ -6,6 +6,8 @@ each phase it writes the name of the phase, so that a hang can be named.
 
 from __future__ import annotations
 
+import gc
+import importlib
 import sys
 import time
 from collections.abc import Callable
@@ -93,6 +95,15 @@ def run_case(backend: Backend, case: Case, name: str, scenery: scenes.Scenery) -
     path = observation_path(scenery.directory, name, scenery.rank)
     torch.save(seen, path.with_suffix(".part"))
     path.with_suffix(".part").replace(path)
+
+
+def load_libraries(directory: str, rank_variable: str | None = None) -> None:
+    """Imports what each rank would import, for a starter whose ranks are copies of one process; not the adapter.
+
+    An adapter that hangs or fails while it is imported does so in a rank, which says so.
+    """
+    importlib.import_module("torch._dynamo")  # by torch for the first optimizer of a process
+    gc.freeze()  # nobody looks for garbage among what was imported
 
 
 def main(arguments: list[str], run: RunCases = run_cases) -> None:

@@ -1,4 +1,4 @@
-"""`--start-method fork`: the libraries are imported once, in the process that the ranks are copies of."""
+"""The libraries are imported once: in the process that ranks are copies of, and in the one that forks their workers."""
 
 from __future__ import annotations
 
@@ -19,11 +19,22 @@ from tasks.token_tagging import TokenTagging
 class OwnTask(TokenTagging):
     imported_modules = ("own_library",)
 """
-# Each process that imports it leaves its number.
+# Each process that imports it leaves its number, and whether torch's compiler had been imported, as for an optimizer.
 _LIBRARY = """
-import os
+import os, sys
 with open({path!r}, "a") as file:
-    file.write(f"{{os.getpid()}}\\n")
+    file.write(f"{{os.getpid()}}:{{'torch._dynamo' in sys.modules}}\\n")
+"""
+_TASK_OF_WORKERS = """
+import os
+from pathlib import Path
+from tasks.token_tagging import TokenTagging
+
+class WorkersTask(TokenTagging):
+    def collate(self, split, sample_ids):
+        with open({path!r}, "a") as file:
+            file.write(f"{{os.getppid()}}:{{'libtorch_cpu' in Path(f'/proc/{{os.getppid()}}/maps').read_text()}}\\n")
+        return super().collate(split, sample_ids)
 """
 
 
@@ -46,7 +57,9 @@ def _train(own: Path, start_method: str) -> tuple[int, str, str]:
 
 
 def _num_imports(own: Path) -> int:
-    return len((own / "imports").read_text().split())
+    imports = (own / "imports").read_text().split()
+    assert all(line.endswith(":True") for line in imports)
+    return len(imports)
 
 
 @pytest.mark.parametrize(("start_method", "num_imports"), [("fork", 1), ("spawn", 2), ("torchrun", 2)])
@@ -54,6 +67,17 @@ def test_who_imports(own: Path, start_method: str, num_imports: int) -> None:
     code, printed, _ = _train(own, start_method)
     assert code == 0, printed
     assert _num_imports(own) == num_imports
+
+
+def test_workers_of_all_epochs_are_forks_of_a_process_that_has_torch(own: Path) -> None:
+    (own / "workers_task.py").write_text(_TASK_OF_WORKERS.format(path=str(own / "parents")))
+    options = ("--num-train-samples", "64", "--num-train-epochs", "3", "--dataloader-num-workers", "2", "--no-evaluate")
+    path = {"PYTHONPATH": f"{PROJECT_DIRECTORY}:{own}"}
+    options = ("--task", "workers_task:WorkersTask", *options, "--batching", "padded", "--output-dir", str(own / "run"))
+    done = lockstep("single", *options, env=path)
+    assert done.returncode == 0, done.stderr
+    (parent,) = set((own / "parents").read_text().split())
+    assert parent.endswith(":True")
 
 
 def test_every_rank_program_can_import_first(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple, cast
@@ -36,8 +37,12 @@ class Loader:
     def load(self, global_batches: list[SampleIds]) -> Iterator[Batch]:
         """Yields this rank's micro-batches of consecutive steps in order; the first step is the current one."""
         num_workers, backend = self._config.dataloader_num_workers, self._state.backend
-        # Each worker begins by loading torch. This may take long and must not look like a hang.
+        # Loading torch for the workers may take long and must not look like a hang.
         self._hooks.on_phase("start" if num_workers else "data", self._state.step)
+        if num_workers:
+            # Each epoch has new workers: they are forks of a process that has loaded torch once. A task of the user's
+            # is imported by each, since it may start threads.
+            multiprocessing.set_forkserver_preload([__name__])
         batches = DataLoader(
             self.micro_batches(self._state.step, global_batches),
             batch_size=None,

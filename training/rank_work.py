@@ -269,7 +269,8 @@ def load_libraries(config: RunConfig) -> tuple[type[Task], type[Backend]]:
     time. Copies of this process share their memory.
     """
     task, backend = load_task(config.task), load_backend(config.backend)
-    for name in task.imported_modules:
+    # The first optimizer of a process has torch import its compiler, which takes as long as the rest of torch.
+    for name in ("torch._dynamo", *task.imported_modules):
         importlib.import_module(name)
     gc.freeze()
     return task, backend
