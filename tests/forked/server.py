@@ -33,7 +33,7 @@ _MODULES = (
     *("torch", "torch._dynamo", "torch.distributed.run", "torch.nn.parallel.distributed", "datasets", "tokenizers"),
     *("transformers.models.bert.modeling_bert", "transformers.models.auto.modeling_auto", "safetensors.torch"),
     *("torchmetrics.functional.classification", "pyarrow.csv", "pyarrow.parquet", "scipy.stats", "jinja2", "psutil"),
-    *("tensorboard", "torch.utils.tensorboard"),
+    *("tensorboard", "torch.utils.tensorboard", "rich._emoji_codes"),
     *("launch.cli", "launch.display", "training.rank", "training.rank_work", "watch.watchdog"),
     *("contract.worker", "contract.suite", "compare.race.command", "compare.race.report_command"),
     *("compare.collectives.command", "compare.collectives.rank", "tasks.text.classification", "tasks.tagger"),
@@ -92,6 +92,7 @@ def serve(path: str, served: int) -> None:
 
 def _load() -> None:
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+    from transformers import conversion_mapping
 
     for name in _MODULES:
         try:
@@ -101,6 +102,8 @@ def _load() -> None:
     # torchrun's agent notes with each of its events which function it is in, and asks every loaded module for that:
     # with all libraries, it takes seconds of a processor.
     dynamic_rendezvous.get_method_name = lambda depth=2: "unknown"
+    # The first model that a process saves has transformers compile hundreds of patterns, for every kind of model.
+    conversion_mapping.get_checkpoint_conversion_mapping("bert")
     gc.collect()
     gc.freeze()  # a collection in a child would copy every page
 
