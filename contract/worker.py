@@ -7,7 +7,6 @@ each phase it writes the name of the phase, so that a hang can be named.
 from __future__ import annotations
 
 import gc
-import importlib
 import sys
 import time
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from backends.registry import find_backend, load_backend
 from contract import scenes
 from contract.case import INIT_LOSS_SCALE, SKIPPING_PRECISIONS, Case
 from contract.cases import BY_NAME
+from training.optimizer import import_compiler
 from watch.rank_files import reporting
 
 SPECIFICATION_NAME = "group.json"
@@ -102,7 +102,7 @@ def load_libraries(directory: str, rank_variable: str | None = None) -> None:
 
     An adapter that hangs or fails while it is imported does so in a rank, which says so.
     """
-    importlib.import_module("torch._dynamo")  # by torch for the first optimizer of a process
+    import_compiler()
     gc.freeze()  # nobody looks for garbage among what was imported
 
 

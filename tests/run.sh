@@ -19,8 +19,8 @@ esac
 mapfile -t backends < <(backend_names)
 set_up "${backends[@]}" compare peers tracking test
 cd "$root"
-# Threads of a rank that wait for each other give their core away, since other tests have use for it; numpy and scipy start
-# none, which would spin for a tenth of a second in each process that imports them.
+# Threads of a rank that wait for each other give their core away, since other tests have use for it. numpy and scipy start no
+# threads: theirs would spin for a tenth of a second in each process that imports them.
 export OMP_WAIT_POLICY=PASSIVE OPENBLAS_NUM_THREADS=1
 # A file's tests stay together: they share what takes long to make. They wait more than they compute.
 exec "$environment/bin/python" -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder -m "$tests" "$@"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
 import sys
 from pathlib import Path
 
@@ -32,8 +33,10 @@ from tasks.token_tagging import TokenTagging
 
 class WorkersTask(TokenTagging):
     def collate(self, split, sample_ids):
+        parent = Path("/proc", str(os.getppid()))
+        is_server = "multiprocessing.forkserver" in (parent / "cmdline").read_text()
         with open({path!r}, "a") as file:
-            file.write(f"{{os.getppid()}}:{{'libtorch_cpu' in Path(f'/proc/{{os.getppid()}}/maps').read_text()}}\\n")
+            file.write(f"{{parent.name}}:{{is_server and 'libtorch_cpu' in (parent / 'maps').read_text()}}\\n")
         return super().collate(split, sample_ids)
 """
 
@@ -78,6 +81,12 @@ def test_workers_of_all_epochs_are_forks_of_a_process_that_has_torch(own: Path) 
     assert done.returncode == 0, done.stderr
     (parent,) = set((own / "parents").read_text().split())
     assert parent.endswith(":True")
+
+
+def test_the_ranks_of_the_contract_share_the_compiler() -> None:
+    program = "import sys; from contract.worker import load_libraries as load; load('.'); sys.exit('%s' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program % "torch._dynamo"], cwd=PROJECT_DIRECTORY, check=False)
+    assert done.returncode == 1
 
 
 def test_every_rank_program_can_import_first(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:

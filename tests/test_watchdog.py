@@ -61,7 +61,7 @@ def test_a_rank_that_hangs_in_an_evaluation_is_named(tmp_path: Path) -> None:
 
 
 def test_workers_that_take_long_to_start_are_no_hang(tmp_path: Path) -> None:
-    """Each loads torch first; with so short a limit that would be one."""
+    """torch is loaded for them first; with so short a limit that would be one."""
     options = ("--task", "token-tagging", "--dataloader-num-workers", "2", "--hang-timeout", "1")
     done = lockstep("ddp", *options, "--max-steps", "2", "--output-dir", tmp_path / "run")
     assert done.returncode == 0, done.stderr

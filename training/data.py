@@ -24,6 +24,19 @@ def collate_function(task: Task, config: RunConfig) -> Collate:
     return cast("PackedData", task).collate_packed if config.batching == "packed" else task.collate
 
 
+def context_of_workers(num_workers: int) -> str | None:
+    """Returns the start method of data-loader workers, which are new in each epoch; None if there are none.
+
+    They are forks of a process that has loaded torch once, and communicates with nobody: to fork a rank, which
+    communicates in background threads, may deadlock. Each worker imports the task itself, since a module of the user's
+    may start threads.
+    """
+    if num_workers == 0:
+        return None
+    multiprocessing.set_forkserver_preload([__name__])
+    return "forkserver"
+
+
 class Loader:
     """Loads the micro-batches that the plan gives to this rank."""
 
@@ -37,19 +50,15 @@ class Loader:
     def load(self, global_batches: list[SampleIds]) -> Iterator[Batch]:
         """Yields this rank's micro-batches of consecutive steps in order; the first step is the current one."""
         num_workers, backend = self._config.dataloader_num_workers, self._state.backend
-        # Loading torch for the workers may take long and must not look like a hang.
+        # The first worker waits until torch has been loaded, and each imports the task. This may take long and must not
+        # look like a hang.
         self._hooks.on_phase("start" if num_workers else "data", self._state.step)
-        if num_workers:
-            # Each epoch has new workers: they are forks of a process that has loaded torch once. A task of the user's
-            # is imported by each, since it may start threads.
-            multiprocessing.set_forkserver_preload([__name__])
         batches = DataLoader(
             self.micro_batches(self._state.step, global_batches),
             batch_size=None,
             num_workers=num_workers,
             pin_memory=backend.device.type == "cuda",
-            # Forking a process that communicates in background threads may deadlock.
-            multiprocessing_context="forkserver" if num_workers else None,
+            multiprocessing_context=context_of_workers(num_workers),
         )
         for number, batch in enumerate(batches, start=1):
             yield batch

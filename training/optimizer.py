@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import math
 
 import torch
 
 from records.config import RunConfig
+
+
+def import_compiler() -> None:
+    """Imports what torch imports for the first optimizer of a process, which takes as long as the rest of torch.
+
+    A process whose copies will be ranks calls it, so that they need not (torch._compile._disable_dynamo imports it).
+    """
+    with contextlib.suppress(ModuleNotFoundError):  # its name is torch's own
+        importlib.import_module("torch._dynamo")
 
 
 def build_optimizer(config: RunConfig, model: torch.nn.Module) -> torch.optim.Optimizer:

@@ -33,6 +33,7 @@ from training.hooks import Hooks
 from training.loop import Trainer
 from training.measurements import Measurements
 from training.memory import MemoryMeter
+from training.optimizer import import_compiler
 from training.rank import RankStart
 from training.rank_record import Place, rank_record
 from training.receiving import IncomingCheckpoint
@@ -269,8 +270,8 @@ def load_libraries(config: RunConfig) -> tuple[type[Task], type[Backend]]:
     time. Copies of this process share their memory.
     """
     task, backend = load_task(config.task), load_backend(config.backend)
-    # The first optimizer of a process has torch import its compiler, which takes as long as the rest of torch.
-    for name in ("torch._dynamo", *task.imported_modules):
+    import_compiler()
+    for name in task.imported_modules:
         importlib.import_module(name)
     gc.freeze()
     return task, backend

@@ -35,7 +35,7 @@ from records.record import EvaluationRecord, RankRecord, StepRecord, World
 from tasks.interface import Batch, Task
 from tasks.registry import load_task
 from training.batch_norm import batch_norms
-from training.data import collate_function
+from training.data import collate_function, context_of_workers
 from training.ending import Results, save_results
 from training.evaluation import Evaluator
 from training.hooks import Hooks
@@ -185,7 +185,7 @@ class BareWork:
             collate_fn=partial(collate_function(self._task, self._config), "train"),
             num_workers=num_workers,
             pin_memory=self._config.device == "cuda",
-            multiprocessing_context="forkserver" if num_workers else None,
+            multiprocessing_context=context_of_workers(num_workers),
         )
         return iter(loader)
 

@@ -15,13 +15,20 @@ from typing import Any
 
 LOOPBACK = "127.0.0.1"
 _EVERYWHERE = ("", "0.0.0.0", "::")
+# It has no store of torch, whose import takes longer than all else that it does.
+_WITHOUT_TORCH = "launch.starters.horovodrun_unchecked"
 
 
-def listen_on_loopback() -> None:
-    """From now on, this process listens on the loopback interface wherever it would listen on all interfaces."""
+def listen_on_loopback(module: str) -> None:
+    """From now on, this process listens on the loopback interface wherever it would listen on all interfaces.
+
+    Args:
+        module: The starter that it will run.
+    """
     _confine_sockets()
-    with contextlib.suppress(ImportError):
-        _confine_stores()
+    if module != _WITHOUT_TORCH:
+        with contextlib.suppress(ImportError):
+            _confine_stores()
 
 
 def _confine_sockets() -> None:
@@ -66,6 +73,6 @@ def _confine_stores() -> None:
 
 
 if __name__ == "__main__":
-    listen_on_loopback()
     sys.argv = sys.argv[1:]
+    listen_on_loopback(sys.argv[0])
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -51,8 +51,8 @@ def server_socket() -> str:
         server = subprocess.Popen(
             [sys.executable, "-m", "tests.forked.server", str(path), session],
             cwd=PROJECT_DIRECTORY,
-            # Commands and ranks get an environment with each request. In large pages of memory (where the system has
-            # them on request, malloc's own), a copy of a process faults a third as often.
+            # Commands and ranks get an environment with each request. Only the allocator stays as it is set here: where
+            # malloc asks the system for large pages, fewer of them are copied and filled in a fork.
             env={
                 **os.environ,
                 "PYTHONPATH": str(PROJECT_DIRECTORY),

@@ -28,7 +28,7 @@ from typing import Any
 
 from launch.starters.interface import PROJECT_DIRECTORY
 
-# What commands and ranks import; the last ones only where they are installed.
+# What commands and ranks import, some of it when they first print or save; the last ones only where they are installed.
 _MODULES = (
     *("torch", "torch._dynamo", "torch.distributed.run", "torch.nn.parallel.distributed", "datasets", "tokenizers"),
     *("transformers.models.bert.modeling_bert", "transformers.models.auto.modeling_auto", "safetensors.torch"),
@@ -92,7 +92,6 @@ def serve(path: str, served: int) -> None:
 
 def _load() -> None:
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous
-    from transformers import conversion_mapping
 
     for name in _MODULES:
         try:
@@ -103,7 +102,8 @@ def _load() -> None:
     # with all libraries, it takes seconds of a processor.
     dynamic_rendezvous.get_method_name = lambda depth=2: "unknown"
     # The first model that a process saves has transformers compile hundreds of patterns, for every kind of model.
-    conversion_mapping.get_checkpoint_conversion_mapping("bert")
+    with contextlib.suppress(ImportError, AttributeError):
+        importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("bert")
     gc.collect()
     gc.freeze()  # a collection in a child would copy every page
 
