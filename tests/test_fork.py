@@ -84,9 +84,10 @@ def test_workers_of_all_epochs_are_forks_of_a_process_that_has_torch(own: Path) 
 
 
 def test_the_ranks_of_the_contract_share_the_compiler() -> None:
-    program = "import sys; from contract.worker import load_libraries as load; load('.'); sys.exit('%s' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program % "torch._dynamo"], cwd=PROJECT_DIRECTORY, check=False)
-    assert done.returncode == 1
+    program = "import sys; from contract.worker import load_libraries as load; print({0}); load('.'); print({0})"
+    command = [sys.executable, "-c", program.format("'torch._dynamo' in sys.modules")]
+    done = subprocess.run(command, cwd=PROJECT_DIRECTORY, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
 
 
 def test_every_rank_program_can_import_first(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import sys
 
 from typing_extensions import override
 
-from launch.starters.interface import Ranks, Starter, launcher_module
+from launch.starters.interface import Ranks, Starter
 
 
 class Horovodrun(Starter):
@@ -22,7 +22,7 @@ class Horovodrun(Starter):
     def command(self, ranks: Ranks) -> list[str]:
         # Loopback only: otherwise it first looks for an interface that all hosts share.
         options = ["-np", str(ranks.num_processes), "--gloo", "--network-interfaces", "lo"]
-        launcher = launcher_module(ranks, "launch.starters.horovodrun_unchecked")
+        launcher = [sys.executable, "-m", "launch.starters.horovodrun_unchecked"]
         return [*launcher, *options, sys.executable, "-m", *self.program(ranks)]
 
     @override

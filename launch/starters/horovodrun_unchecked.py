@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from horovod.runner import launch
 
+from launch.starters.loopback import confine_sockets
+
 
 def main() -> None:
-    """Runs horovodrun with the arguments of this process."""
+    """Runs horovodrun with the arguments of this process; it listens on the loopback interface only."""
+    confine_sockets()
     launch.gloo_built = lambda verbose=False: True
     launch.run_commandline()
 

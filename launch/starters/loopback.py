@@ -15,24 +15,17 @@ from typing import Any
 
 LOOPBACK = "127.0.0.1"
 _EVERYWHERE = ("", "0.0.0.0", "::")
-# It has no store of torch, whose import takes longer than all else that it does.
-_WITHOUT_TORCH = "launch.starters.horovodrun_unchecked"
 
 
-def listen_on_loopback(module: str) -> None:
-    """From now on, this process listens on the loopback interface wherever it would listen on all interfaces.
-
-    Args:
-        module: The starter that it will run.
-    """
-    _confine_sockets()
-    if module != _WITHOUT_TORCH:
-        with contextlib.suppress(ImportError):
-            _confine_stores()
+def listen_on_loopback() -> None:
+    """From now on, this process listens on the loopback interface wherever it would listen on all interfaces."""
+    confine_sockets()
+    with contextlib.suppress(ImportError):
+        _confine_stores()
 
 
-def _confine_sockets() -> None:
-    """Horovod's servers are written in Python."""
+def confine_sockets() -> None:
+    """Does so for what is written in Python, as Horovod's servers are, without importing torch."""
     bind = socket.socket.bind
 
     def bind_here(self: socket.socket, address: Any) -> None:
@@ -73,6 +66,6 @@ def _confine_stores() -> None:
 
 
 if __name__ == "__main__":
+    listen_on_loopback()
     sys.argv = sys.argv[1:]
-    listen_on_loopback(sys.argv[0])
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
