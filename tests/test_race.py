@@ -320,7 +320,8 @@ def test_entrants_that_go_wrong_between_their_turns_are_named_and_the_others_rac
     assert all("rank 1" in line and "hangs" in line for line in failures["hangs"])
     assert all("the loss of step 9 is nan" in line for line in failures["diverges"])
     assert all("rank 1" in line and "ran out of memory" in line for line in failures["runs-out-of-memory"])
-    assert {fault: len(lines) for fault, lines in failures.items()} == dict.fromkeys(faults, 3)
+    # Who has failed twice is not started again.
+    assert {fault: len(lines) for fault, lines in failures.items()} == dict.fromkeys(faults, 2)
     assert not (tmp_path / "race" / "running").exists()
 
 

@@ -1,4 +1,4 @@
-"""Which runs of a race that was interrupted are repeated."""
+"""Which runs of a race that was interrupted are repeated, and who is not started again."""
 
 from __future__ import annotations
 
@@ -8,14 +8,23 @@ import pytest
 
 from compare.race.directory import RaceDirectory
 from compare.race.plan import Entrant, PlannedRun
+from compare.race.run import _able
 
 
-def _heat() -> list[PlannedRun]:
+def _heat(block: int = 1) -> list[PlannedRun]:
     entrants = [
         Entrant(backend=name, num_processes=1, precision="fp32", accumulation=1, global_batch_size=32)
         for name in ("single", "ddp")
     ]
-    return [PlannedRun(entrant=who, purpose="timed", block=1, position=0) for who in entrants]
+    return [PlannedRun(entrant=who, purpose="timed", block=block, position=0) for who in entrants]
+
+
+def _leave(directory: RaceDirectory, heat: list[PlannedRun], left: tuple[str, str]) -> None:
+    for run, what in zip(heat, left, strict=True):
+        file = {"record": directory.record(run), "failure": directory.failed / run.name / "why.txt"}.get(what)
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch()
 
 
 @pytest.mark.parametrize(
@@ -32,11 +41,29 @@ def test_a_heat_is_over_when_all_have_ended_and_one_has_completed(
     tmp_path: Path, left: tuple[str, str], is_over: bool
 ) -> None:
     directory, heat = RaceDirectory(tmp_path), _heat()
-    for run, what in zip(heat, left, strict=True):
-        file = {"record": directory.record(run), "failure": directory.failed / run.name / "why.txt"}.get(what)
-        if file is not None:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.touch()
+    _leave(directory, heat, left)
     assert directory.is_over(heat) == is_over
     directory.forget(heat)
     assert not [file for file in tmp_path.rglob("*") if file.is_file()]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "able"),
+    [
+        ([("record", "failure")], ["single", "ddp"]),
+        ([("record", "failure"), ("record", "failure")], ["single"]),
+        ([("record", "failure"), ("record", "record"), ("record", "failure")], ["single", "ddp"]),
+        # Where all fail, it may be due to the machine.
+        ([("failure", "failure"), ("failure", "failure")], ["single", "ddp"]),
+    ],
+)
+def test_who_fails_twice_beside_others_is_not_started_again(
+    tmp_path: Path, blocks: list[tuple[str, str]], able: list[str]
+) -> None:
+    directory, runs = RaceDirectory(tmp_path), []
+    for block, left in enumerate(blocks, start=1):
+        heat = _heat(block)
+        _leave(directory, heat, left)
+        runs += heat
+    heat = _heat(len(blocks) + 1)
+    assert [run.entrant.backend for run in _able(heat, [*runs, *heat], directory)] == able

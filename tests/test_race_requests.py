@@ -50,6 +50,7 @@ from tests.launching import lockstep
         (["--timed-steps", "5"], "--timed-steps 5"),
         (["--budget", "soon"], "--budget soon: is not a duration; write it as 90s, 10min or 2h"),
         (["--budget", "0s"], "--budget 0s"),
+        (["--until", "1%", "--timed-steps", "50"], "--until 1%: has no effect beside --timed-steps 50"),
         (["--task", "token-tagging", "--budget", "9s"], "--budget 9s: "),
         (["--until", "3"], "--until 3: is not a percentage; write it as 3% or 0.5%"),
         (["--until", "200%"], "--until 200%"),

@@ -102,7 +102,11 @@ def _describe(plan: RacePlan) -> str:
     schedule = plan.schedule
     number = len(plan.entrants) + len(plan.tuned)
     is_planned = schedule.most_repeats > schedule.repeats
-    times = f"{schedule.repeats} times{', or more while there is time,' * is_planned}"
+    times = f"{schedule.repeats} times"
+    if is_planned:
+        times = f"about {times}, as time allows,"
+        if (until := plan.options.until) is not None:
+            times += f" or until all is known to {100 * until:g} %,"
     seconds = max(plan.options.budget, schedule.seconds) if is_planned else schedule.seconds
     return (
         f"race of {number} entrants, each started {times} for {schedule.timed_steps} steps: "

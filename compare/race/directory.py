@@ -106,13 +106,16 @@ class RaceDirectory:
         """Tells whether a run has completed."""
         return self.record(run).exists()
 
+    def has_ended(self, run: PlannedRun) -> bool:
+        """Tells whether a run has completed or failed."""
+        return self.is_finished(run) or (self.failed / run.name / _REASON_NAME).exists()
+
     def is_over(self, together: Sequence[PlannedRun]) -> bool:
         """Tells whether runs that took place together need not be repeated: all have ended, and one has completed.
 
         If the race was killed while it kept what they left, all of them are repeated.
         """
-        ended = [self.is_finished(run) or (self.failed / run.name / _REASON_NAME).exists() for run in together]
-        return all(ended) and any(map(self.is_finished, together))
+        return all(map(self.has_ended, together)) and any(map(self.is_finished, together))
 
     def forget(self, together: Sequence[PlannedRun]) -> None:
         """Removes what an earlier attempt has kept of runs that are about to take place together once more."""
@@ -137,7 +140,8 @@ class RaceDirectory:
         Args:
             without_record: Leave out the runs that left a record, which says the same.
         """
-        directories = sorted(path.parent for path in self.failed.glob(f"*/{_REASON_NAME}"))
+        reasons = (path for path in self.failed.glob(f"*/{_REASON_NAME}") if path.stat().st_size)
+        directories = sorted(path.parent for path in reasons)
         return [file.read_text().strip() for file in sorted(self.failed.glob("*.txt"))] + [
             (directory / _REASON_NAME).read_text().strip()
             for directory in directories
@@ -192,6 +196,11 @@ class RaceDirectory:
         if (target / RECORD_NAME).exists():
             write_atomically(race_file(target / RECORD_NAME), facts.model_dump_json(indent=1) + "\n")
         (target / _REASON_NAME).write_text(f"{run.entrant.label} ({run.purpose}, block {run.block}): {why}\n")
+
+    def leave_out(self, run: PlannedRun) -> None:
+        """Notes that a run is not started: it has ended without a reason of its own."""
+        (self.failed / run.name).mkdir(parents=True, exist_ok=True)
+        (self.failed / run.name / _REASON_NAME).touch()
 
     def matmul_peaks(self, plan: RacePlan) -> dict[str, float | None]:
         """Returns what square products reach on all cores in each precision, which is measured once in a race."""

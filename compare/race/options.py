@@ -54,7 +54,7 @@ class RaceOptions(BaseModel):
         None, description="end as soon as every difference is known this well, such as 1% (needs three starts)"
     )
     repeats: int | None = Field(
-        None, ge=1, le=1000, description="how often each entrant is started (default: as the budget allows)"
+        None, ge=1, le=1000, description="how often each entrant is started, at least 3 (default: as the budget allows)"
     )
     num_processes: Numbers[ProcessCount] = Field(
         default_factory=lambda: sorted({1, count_gpus() or DEFAULT_CPU_PROCESSES}),
@@ -80,16 +80,18 @@ class RaceOptions(BaseModel):
     diagnosis_steps: int = Field(25, ge=10, le=1000, description="optimizer steps of a diagnosis run")
     whole_runs: bool = Field(False, description="train each backend once to the end: curves and time to accuracy")
     target_accuracy: float = Field(0.9, gt=0, le=1, description="the report gives the time until this accuracy")
-    collectives: bool = Field(True, description="also measure the libraries' collectives")
+    collectives: bool = Field(True, description="also time each library's all-reduce and other collectives")
     wait_for_idle: bool = Field(
-        True, description="wait for an idle machine before each run, and repeat runs that other programs disturbed"
+        True,
+        description="wait for an idle machine before each start, and repeat runs that take place alone, such as a "
+        "diagnosis, if other programs disturbed them",
     )
     placement: bool = Field(
         True,
         description="bind each rank to cores of its own, offer it huge pages and keep scattered memory from it, so "
         "that two starts of one program differ less",
     )
-    order_seed: int = Field(0, ge=0, lt=2**32, description="seed of the order of runs within blocks")
+    order_seed: int = Field(0, ge=0, lt=2**32, description="seed of the order of starts and of turns")
 
     @field_validator("repeats")
     @classmethod
@@ -114,6 +116,15 @@ class RaceOptions(BaseModel):
         if self.engine is not None and (self.peers is not None or self.tune):
             option = "--tune" if self.tune else f"--peers {','.join(self.peers or ())}"
             raise ValueError(f"{option}: cannot race on --engine {self.engine}; leave one of the two out")
+        return self
+
+    @model_validator(mode="after")
+    def _may_end_early(self) -> RaceOptions:
+        if self.until is not None and self.timed_steps is not None and self.repeats is None:
+            raise ValueError(
+                f"--until {100 * self.until:g}%: has no effect beside --timed-steps {self.timed_steps}, which asks for "
+                "no more than three starts; give --repeats, too, or leave one of the two out"
+            )
         return self
 
     @model_validator(mode="after")

@@ -28,7 +28,7 @@ FAILED_GATE = 3
 
 
 def is_decided(directory: RaceDirectory, within: float) -> bool:
-    """Tells whether all differences between entrants are known well enough: in each group, and from the opponent.
+    """Tells whether all differences that the report will show are known well enough.
 
     Args:
         directory: The directory of the race.
@@ -42,7 +42,10 @@ def is_decided(directory: RaceDirectory, within: float) -> bool:
     except NothingToReport:
         return False
     differences = [comparison.slowdown for group in results.groups for comparison in group.comparisons]
-    differences += [one.longer for standing in results.standings for one in standing.placings[1:]]
+    for standing in results.standings:
+        differences += [one.longer for one in (*standing.placings[1:], *standing.approximations, *standing.limits)]
+    differences += [cost.time for cost in results.adapter_costs]
+    differences += [row.longer for peers in results.peers for row in peers.rows if row.name != peers.opponent]
     return all(_is_known(difference, within) for difference in differences)
 
 

@@ -34,7 +34,7 @@ class ReportOptions(BaseModel):
     title: str = Field("Data-parallel backends compared", description="title of the report")
     target_accuracy: float = Field(0.9, gt=0, le=1, description="the report gives the time until this accuracy")
     opponent: str | None = Field(None, description="compare all others with this entrant (default: with the fastest)")
-    overwrite: bool = Field(False, description="replace the report that output_dir holds")
+    overwrite: bool = Field(False, description="replace the report in --output-dir")
 
 
 class _Material(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -12,7 +13,7 @@ from compare.race.heat import run_heat
 from compare.race.machine import ForeignLoad, look_for_idleness
 from compare.race.pace import Pace
 from compare.race.placement import variables_of
-from compare.race.plan import PlannedRun, RacePlan, heats_of
+from compare.race.plan import Entrant, PlannedRun, RacePlan, heats_of
 from compare.race.progress import ProgressOfRace
 from compare.race.report import is_decided
 from compare.report.runs import RaceFacts
@@ -23,6 +24,8 @@ from records.names import RECORD_NAME
 from records.record import read_record
 
 _MAX_ATTEMPTS = 3
+# Who has failed so often in a row, while others completed, is not started again: they would wait for it each time.
+_MOST_FAILURES = 2
 # The command line of a peer, which trains without resting.
 _PEER_PROGRAM = ("compare.race.entrant", "compare.race.peers.rank", "-")
 
@@ -48,20 +51,44 @@ def run_race(plan: RacePlan, directory: RaceDirectory, terminal: Console, *, sec
     pace = Pace(plan, left, seconds)
     with ProgressOfRace(pace, len(runs) - len(left), terminal) as progress:
         for heat in heats_of(left):
-            if heat[0].purpose == "timed":
-                if heat not in pace.to_come() or _ends_early(plan, heat[0].block, directory):
-                    pace.skip(heat)
-                    continue
-                progress.begin(heat)
+            is_timed = heat[0].purpose == "timed"
+            able = _able(heat, runs, directory)
+            if not able or (is_timed and (heat not in pace.to_come() or _ends_early(plan, heat[0].block, directory))):
+                pace.skip(heat)
+                continue
+            progress.begin(able)
+            if is_timed:
                 directory.forget(heat)
-                reasons = run_heat(plan, heat, directory, peaks, progress)
+                reasons = run_heat(plan, able, directory, peaks, progress)
             else:
-                progress.begin(heat)
-                (run,) = heat
+                (run,) = able
                 peak = peaks.get(run.entrant.precision)
                 reasons = {run: _run_undisturbed(plan, run, directory, peak, progress)}
+            for run in set(heat) - set(able):
+                directory.leave_out(run)
             progress.end(heat, reasons)
+            for run in set(able) - set(_able(able, runs, directory)):
+                terminal.print(f"{run.entrant.label} is not started again: it failed {_MOST_FAILURES} times in a row")
     directory.clear()
+
+
+def _able(heat: Sequence[PlannedRun], runs: Sequence[PlannedRun], directory: RaceDirectory) -> list[PlannedRun]:
+    """Returns the runs of a heat but for those of entrants that failed in each of their latest starts beside others.
+
+    Args:
+        heat: Runs that take place together.
+        runs: All runs of the race, in the order in which they take place.
+        directory: The directory of the race.
+    """
+    latest: dict[Entrant, list[bool]] = {run.entrant: [] for run in heat}
+    for together in heats_of(list(runs)):
+        for run in together if any(map(directory.is_finished, together)) else ():
+            if run.entrant in latest and directory.has_ended(run):
+                latest[run.entrant].append(directory.is_finished(run))
+    given_up = {
+        who for who, ended in latest.items() if len(ended) >= _MOST_FAILURES and not any(ended[-_MOST_FAILURES:])
+    }
+    return [run for run in heat if run.entrant not in given_up]
 
 
 def _ends_early(plan: RacePlan, block: int, directory: RaceDirectory) -> bool:
