@@ -2,8 +2,9 @@
 
 In each race DDP meets the same again, and DDP that waits after each step for a share of it. A race that can be trusted
 claims no difference between the first two, and finds the planted one. The races are separate: each has starts of its
-own. Their turns go to a file in docs/results/, race by race. A campaign of forty races takes hours, so it goes on from
-that file whenever the command is repeated, on any machine; each race says where it took place, and when.
+own. Their turns go to a file in the directory, race by race. A campaign of forty races takes hours, so it goes on from
+that file whenever the command is repeated, on any machine; each race says where it took place, and when. What others
+made, in docs/results, is left alone; a copy of it in the directory is gone on with.
 """
 
 from __future__ import annotations
@@ -35,7 +36,6 @@ from launch.starters.interface import PROJECT_DIRECTORY
 from records.files import write_atomically
 
 _SAME, _SLOWED = "tests.variants_of_ddp:SameDDP", "tests.variants_of_ddp:SlowedDDP"
-RESULTS = PROJECT_DIRECTORY / "docs" / "results"
 
 
 class RaceSeen(BaseModel):
@@ -115,7 +115,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _read(arguments: Sequence[str]) -> _Plan:
     parser = argparse.ArgumentParser(prog="python -m tests.calibration", description=__doc__)
-    parser.add_argument("directory", type=Path, help="where the races are kept")
+    parser.add_argument("directory", type=Path, help="where the races and their results are kept")
     parser.add_argument("--races", type=int, default=40, help="how many races there shall be in the end (default: 40)")
     parser.add_argument("--budget", default="5min", help="of each race (default: 5min)")
     parser.add_argument("--num-processes", type=int, default=2, help="number of ranks (default: 2)")
@@ -125,8 +125,9 @@ def _read(arguments: Sequence[str]) -> _Plan:
         parser.error(f"--races {asked.races}: there must be at least one")
     race = race_options(asked.num_processes, asked.budget, asked.planted / 100)
     name = f"calibration-{asked.num_processes}-ranks-{asked.planted:g}-percent-{asked.budget}"
-    asked.directory.mkdir(parents=True, exist_ok=True)
-    return _Plan(asked.directory.absolute(), race, asked.races, asked.planted / 100, RESULTS / f"{name}.json")
+    directory = asked.directory.absolute()
+    directory.mkdir(parents=True, exist_ok=True)
+    return _Plan(directory, race, asked.races, asked.planted / 100, directory / f"{name}.json")
 
 
 def race_options(num_processes: int, budget: str, planted: float) -> list[str]:

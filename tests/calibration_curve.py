@@ -1,7 +1,7 @@
 """The smallest difference that a race finds, against its budget: ``python -m tests.calibration_curve DIRECTORY``.
 
 For one and two ranks, races as those of tests/calibration.py have budgets from one minute to twenty. What was seen goes
-to docs/results/calibration-curve.json, race by race; the command goes on from there, and prints the curve.
+to calibration-curve.json in the directory, race by race; the command goes on from there, and prints the curve.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from records.files import write_atomically
-from tests.calibration import RESULTS, RaceSeen, make_race, race_options
+from tests.calibration import RaceSeen, make_race, race_options
 
 BUDGETS = ("1min", "2min", "5min", "10min", "20min")
 _PLANTED = 0.03
@@ -48,9 +48,11 @@ class Curve(BaseModel):
 def main(arguments: Sequence[str]) -> None:
     """Makes the races that are missing, and prints a line for each."""
     parser = argparse.ArgumentParser(prog="python -m tests.calibration_curve", description=__doc__)
-    parser.add_argument("directory", type=Path, help="where the races are kept")
+    parser.add_argument("directory", type=Path, help="where the races and their results are kept")
     asked = parser.parse_args(arguments)
-    target = RESULTS / "calibration-curve.json"
+    directory = asked.directory.absolute()
+    directory.mkdir(parents=True, exist_ok=True)
+    target = directory / "calibration-curve.json"
     command = f"launch/run.sh compare {' '.join(race_options(2, BUDGETS[-1], _PLANTED))}"
     curve = Curve(command=command, points=[])
     if target.exists():
@@ -58,7 +60,7 @@ def main(arguments: Sequence[str]) -> None:
     for budget in BUDGETS:
         for num_processes in (2, 1):
             if not any((one.num_processes, one.budget) == (num_processes, budget) for one in curve.points):
-                place = asked.directory.absolute() / f"{num_processes}-{budget}"
+                place = directory / f"{num_processes}-{budget}"
                 race = make_race(place, race_options(num_processes, budget, _PLANTED))
                 curve.points.append(Point(num_processes=num_processes, budget=budget, race=race))
                 write_atomically(target, curve.model_dump_json() + "\n")
