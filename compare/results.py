@@ -179,6 +179,7 @@ class Standing(_Strict):
     network: str | None = Field(default=None, description="what connects nodes, in words; null: all ranks are on one")
     opponent: str = Field(description="the label of the entrant that all others are compared with")
     num_starts: int = Field(description="how often each was started")
+    num_disturbed: int = Field(default=0, description="further starts, which do not count, as they were disturbed")
     num_turns: int = Field(description="how many turns each pair took, over all starts; 0 if they took none")
     core_slowdown: float | None = Field(
         default=None,

@@ -16,14 +16,18 @@ PARTS = ("data", "forward", "backward", "communication", "optimizer", "building"
 
 
 class Breakdown(Strict):
-    """Where the time of a step goes, in seconds: how the median step of a diagnosis run divides, as a mean of ranks."""
+    """Where the time of a step goes, in seconds, as a mean of ranks.
+
+    A diagnosis run says which share each part has. The shares divide the median step: that of the same steps of timed
+    runs, if there are any.
+    """
 
     data: float = Field(description="choosing and loading the samples")
     forward: float
     backward: float
     communication: float = Field(
         description="what a step takes beyond the same work without communication, and beyond waiting; where that is "
-        "null, it is contained here"
+        "null or unresolved, it is contained here"
     )
     optimizer: float = Field(description="clipping included")
     building: float | None = Field(
@@ -34,15 +38,21 @@ class Breakdown(Strict):
     waiting: float | None = Field(
         default=None,
         description="until the slowest rank has come to its update, as a mean of ranks, from the steps that each took "
-        "alone; null for one rank, and where it is not told from noise",
+        "alone; null for one rank",
     )
     unresolved: dict[str, float] = Field(
         default={}, description="parts that cannot be told from noise, and the time that each takes at most"
     )
     overhead: float | None = Field(
-        description="by how much a step, with what was built for it, is above the same step of timed runs, as a median "
-        "over steps; steps that were timed in one value, as on GPUs, have equal shares of it"
+        description="by how much a step of the diagnosis run, with what was built for it, was above the same step of "
+        "timed runs, as a median over steps, which the parts above are free of; steps that were timed in one value, as "
+        "on GPUs, have equal shares of it"
     )
+
+    @property
+    def tells_waiting(self) -> bool:
+        """Whether waiting was told from noise, so that communication does not contain it."""
+        return self.waiting is not None and "waiting" not in self.unresolved
 
     def resolved(self, part: str) -> float:
         """Returns the seconds of a part; zero if they cannot be told from noise, or were not measured."""

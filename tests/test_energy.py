@@ -8,8 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from compare.report.energy import describe_energy
+from compare.report.runs import RaceFacts, Run, TurnFacts
 from launch import doctor
+from records.config import RunConfig
 from records.energy import NoCountersError, gpu_counters, processor_counters
+from records.record import EnergyRecord, RankRecord, RunRecord
 from tests.launching import train
 from training import energy
 from training.energy import EnergyMeter
@@ -174,3 +178,21 @@ def test_the_doctor_tells_what_can_be_measured(
     monkeypatch.setattr(doctor, "processor_counters", lambda: [SimpleNamespace(name="package-0")])
     doctor.run([])
     assert "energy of a run: processors (package-0)" in capsys.readouterr().out
+
+
+def _run(energy: EnergyRecord | None, *, turns: bool = False) -> Run:
+    ranks = [RankRecord.model_construct(energy=one) for one in (energy, None)]
+    config = RunConfig.model_construct(backend="ddp", num_processes=2, precision="fp32", diagnose=False)
+    race = RaceFacts.model_construct(purpose="timed", entrant="ddp", turns=[TurnFacts.model_construct()])
+    return Run("run", RunRecord.model_construct(config=config, ranks=ranks), race if turns else None)
+
+
+def test_a_report_says_what_runs_used_that_were_alone_or_why_it_is_not_known() -> None:
+    counted = EnergyRecord(
+        seconds=2.0, processor_joules=61.234, why_no_processor_joules=None, gpu_joules=None, why_no_gpu_joules="no GPU"
+    )
+    unknown = counted.model_copy(update={"processor_joules": None, "why_no_processor_joules": "there are no counters"})
+    assert describe_energy([_run(counted), _run(counted, turns=True)]) == "ddp, 2 ranks, fp32: 61.2 J of processors"
+    assert describe_energy([_run(unknown), _run(unknown, turns=True)]) == "not known: there are no counters"
+    assert describe_energy([_run(counted, turns=True)]) == "known only of runs to the end, which --whole-runs adds"
+    assert describe_energy([_run(None)]) is None

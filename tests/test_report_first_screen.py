@@ -49,7 +49,7 @@ def test_the_verdict_reads_as_advice() -> None:
     assert "horovod takes 22 % longer [18, 26], most of it communication and waiting" in speed
     assert gain == (
         "A second rank gives 1.6 times the speed of one; at most 1.9 is possible here; "
-        "one process with all cores would be as fast."
+        "one process with all cores would be as fast (within 3.0 %)."
     )
     assert left[:2] == ["Not ranked, because of a computation that differs: accelerate.", "Failed, and left out: apex."]
 
@@ -90,7 +90,9 @@ def test_there_is_one_opponent_and_no_two_figures_for_one_thing() -> None:
 @pytest.mark.parametrize(
     ("interval", "claim", "words"),
     [
-        (Interval(estimate=0.03, low=0.008, high=0.055), "none", "horovod may be as fast, or differ by up to 5.5 %"),
+        (Interval(estimate=0.02, low=-0.015, high=0.055), "none", "horovod may be as fast, or differ by up to 5.5 %"),
+        (Interval(estimate=0.03, low=0.005, high=0.055), "none", "horovod probably takes longer, by up to 5.5 %"),
+        (Interval(estimate=-0.03, low=-0.055, high=-0.005), "none", "horovod probably takes less time, by up to 5.5 %"),
         (Interval(estimate=-0.1, low=-0.12, high=-0.08), "faster", "horovod takes 10 % less time [8.0, 12]"),
         (None, "too few", "horovod cannot be compared after so few starts"),
     ],
@@ -216,8 +218,10 @@ def test_nothing_is_said_to_be_possible_that_was_not_shown() -> None:
     limit = next(one for one in results.standings[0].limits if one.num_processes == 2)
     limit.longer, limit.claim = Interval(estimate=-0.1, low=-0.25, high=0.05), "none"
     gain = describe_verdict(results)[1]
-    assert "no loss to communication was shown" in gain
+    assert "no loss to communication was shown (at most 25 % of a step)" in gain
     assert "is possible here" not in gain
+    limit.longer = Interval(estimate=0.02, low=0.0, high=0.05)
+    assert "no loss to communication was shown; one" in describe_verdict(results)[1]
 
 
 def test_a_little_disturbance_is_only_told() -> None:

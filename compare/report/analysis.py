@@ -8,6 +8,7 @@ from itertools import combinations
 
 from compare.report.bare import adapter_costs_of, without_bare
 from compare.report.disturbed import leave_out_disturbed
+from compare.report.energy import describe_energy
 from compare.report.entrants import measure_entrant
 from compare.report.grouping import EntrantRuns, condition
 from compare.report.headings import keys_of, ordered_groups
@@ -62,13 +63,14 @@ def analyse(runs: Sequence[Run], collectives: Sequence[CollectiveSeries], info: 
         if not run.is_usable
     ]
     problems = [*info.problems, *failures, *disturbed, *mixtures_of(completed)]
-    peers = peers_of(runs, groups, grouped)
+    standings = standings_of(groups, grouped, info.conditions, info.opponent)
+    peers = peers_of(runs, groups, grouped, standings)
     results = Results(
         title=info.title,
         created_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         verdict=[],
         groups=groups,
-        standings=standings_of(groups, grouped, info.conditions, info.opponent),
+        standings=standings,
         peers=peers,
         adapter_costs=adapter_costs_of(keys_of(grouped), [entrants for entrants in everyone if without_bare(entrants)]),
         curves=curves_of(groups, grouped, info.target_accuracy),
@@ -84,6 +86,7 @@ def analyse(runs: Sequence[Run], collectives: Sequence[CollectiveSeries], info: 
             "warm-up steps left out of every run": NUM_WARMUP_STEPS,
             "confidence of all intervals of differences of one group together": CONFIDENCE,
             "differences never claimed, up to": SMALLEST_CLAIM,
+            "energy of runs that took place alone": describe_energy(completed),
         },
     )
     return results.model_copy(update={"verdict": [*describe_verdict(results), *map(describe_peers, peers)]})

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from compare.numbers import NOTHING, difference
+from compare.numbers import NOTHING, difference, joined, longer
 from compare.report.grouping import EntrantRuns
 from compare.report.page import Block, Cell, Row, Table, Text, measured
 from compare.report.pairing import paired
@@ -132,11 +132,13 @@ def adapter_cost_blocks(costs: Sequence[AdapterCost]) -> list[Block]:
 
 def adapter_cost_lines(costs: Sequence[AdapterCost]) -> list[str]:
     """Returns the same as a line for each adapter."""
-    return [
-        f"{cost.name}, {cost.group}: in percent of the loop by hand, time {_interval(cost.time)}, "
-        f"CPU seconds {difference(cost.cpu_seconds)}, instructions {difference(cost.instructions)}"
-        for cost in costs
-    ]
+    lines = []
+    for cost in costs:
+        counted = {"CPU seconds": cost.cpu_seconds, "instructions": cost.instructions}
+        more = [f"{what} {difference(share)} %" for what, share in counted.items() if share is not None]
+        said = joined([f"time {longer(cost.time)}", *more])
+        lines.append(f"{cost.name}, {cost.group}, beside a loop written by hand: {said}")
+    return lines
 
 
 def _interval(value: Interval | None) -> str:

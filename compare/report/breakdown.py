@@ -1,4 +1,9 @@
-"""Where the time of a step goes: what a diagnosis run says of it, and what of that is no more than noise."""
+"""Where the time of a step goes: what a diagnosis run says of it, and what of that is no more than noise.
+
+A diagnosis run takes place alone, at another time than timed runs, when the machine may be faster or slower, and takes
+each step several times. Its parts are measured beside each other, though. So it says which share of a step each part
+has, and timed runs say how long a step is.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +31,8 @@ def measure_breakdown(run: RunRecord, timed: Mapping[int, float]) -> Breakdown |
 
     Ranks wait for each other, so that the steps of one of them alone would mislead: a part of a step is the mean over
     the ranks. Steps differ in length, and medians do not add up. Therefore the median over steps is taken of the share
-    that a part has in its step, and the shares, brought to a sum of 1, divide the median step.
+    that a part has in its step, and the shares, brought to a sum of 1, divide the median step: that of the same steps
+    of timed runs where there are any, else that of the diagnosis run.
 
     Args:
         run: The record of the diagnosis run.
@@ -45,10 +51,10 @@ def measure_breakdown(run: RunRecord, timed: Mapping[int, float]) -> Breakdown |
         "communication": _beyond(steps["whole"], *(steps[name] for name in _OWN)),
         "building": _beyond(steps["first"], steps["forward"], steps["backward"]),
     }
-    waiting = _waiting(run.ranks)
-    if waiting is not None and _is_resolved(waiting, whole):
+    if (waiting := _waiting(run.ranks)) is not None:
         differences["waiting"] = waiting
-        differences["communication"] = _beyond(differences["communication"], waiting)
+        if _is_resolved(waiting, whole):
+            differences["communication"] = _beyond(differences["communication"], waiting)
     unresolved = {}
     for name, values in differences.items():
         if not _is_resolved(values, whole):
@@ -57,10 +63,13 @@ def measure_breakdown(run: RunRecord, timed: Mapping[int, float]) -> Breakdown |
     parts |= {name: differences[name] for name in _BETWEEN_RANKS if name in differences and name not in unresolved}
     shares = {name: median(map(truediv, seconds, wholes)) for name, seconds in parts.items()}
     seconds = {name: share / sum(shares.values()) * whole for name, share in shares.items()}
+    seconds = {name: median(values) for name, values in differences.items()} | seconds
+    overhead = _overhead(run, steps["whole"], differences["building"], timed)
+    as_timed = 1.0 if overhead is None else 1 / (1 + overhead)
     return Breakdown(
-        **{name: median(values) for name, values in differences.items()} | seconds,
-        unresolved=unresolved,
-        overhead=_overhead(run, steps["whole"], differences["building"], timed),
+        **{name: as_timed * value for name, value in seconds.items()},
+        unresolved={name: as_timed * value for name, value in unresolved.items()},
+        overhead=overhead,
     )
 
 

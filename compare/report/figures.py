@@ -147,7 +147,7 @@ def breakdown_figure(result: GroupResult, styles: Styles) -> Figure | None:
         )
         for entrant, parts in diagnosed
     ]
-    columns = ["backend", *(f"{part} (ms)" for part in shown), "sum (ms)", "step against the same timed step (%)"]
+    columns = ["backend", *(f"{part} (ms)" for part in shown), "sum (ms)", "diagnosed step longer than timed (%)"]
     title = f"Where the time of a step goes, {result.group.key}"
     return Figure(
         "Where the time of a step goes",
@@ -330,7 +330,7 @@ def _said_of_parts(parts: Breakdown) -> str:
     communication = f"{number(1e3 * parts.communication, 3)} ms of it communication"
     if (most := parts.unresolved.get("communication")) is not None:
         communication = f"no communication that could be told from noise (at most {number(1e3 * most, 2)} ms)"
-    waiting = "" if parts.waiting is None else f" and {number(1e3 * parts.waiting, 3)} ms waiting"
+    waiting = f" and {number(1e3 * parts.resolved('waiting'), 3)} ms waiting" if parts.tells_waiting else ""
     return f"{number(1e3 * parts.total, 3)} ms, {communication}{waiting}"
 
 

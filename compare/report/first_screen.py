@@ -190,7 +190,7 @@ def conditions_line(standing: Standing) -> str:
     opponent = standing.placings[0]
     rate = _rate(opponent.samples_per_second.estimate)
     others = _compared(standing)
-    compared = f"; a step takes longer under {others}" if others else ""
+    compared = f"; time of a step against it: {others}" if others else ""
     return f"{standing.conditions}: {opponent.label} reaches {rate} samples/s{compared}"
 
 

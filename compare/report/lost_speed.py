@@ -48,9 +48,9 @@ def _shared(standing: Standing, lost: float, ideal: float) -> list[tuple[str, fl
 
 
 def _between_ranks(breakdown: Breakdown | None, lost: float) -> list[tuple[str, float]]:
-    if breakdown is None or breakdown.waiting is None or "communication" in breakdown.unresolved:
+    if breakdown is None or not breakdown.tells_waiting or "communication" in breakdown.unresolved:
         return [("communication and waiting", lost)]
-    communication, waiting = breakdown.communication, breakdown.waiting
+    communication, waiting = breakdown.communication, breakdown.resolved("waiting")
     to_waiting = lost * waiting / (communication + waiting)
     return [("communication", lost - to_waiting), ("waiting for the slowest rank", to_waiting)]
 

@@ -13,6 +13,7 @@ from compare.report.first_screen import first_screen
 from compare.report.memory import memory_table
 from compare.report.page import Block, Lines, Section, Table, Text
 from compare.report.sections import beside_the_ranking, details, look_of
+from compare.report.tables import NO_COMMUNICATION
 from compare.report.words import metric_heading
 from compare.results import Curve, Entrant, GroupResult, Interval, Results, read_results
 from compare.steps import parts_in
@@ -113,7 +114,7 @@ def results_table(results: Results) -> str:
     """Returns a row for each entrant, group by group."""
     against: dict[tuple[str, str], str] = {}
     for standing in results.standings:
-        for one in [*standing.placings, *standing.approximations]:
+        for one in [*standing.placings, *standing.approximations, *standing.limits]:
             seen = "is the opponent" if one.claim is None else longer(one.longer)
             again = (one.group, one.name) in against  # one process, beside the ranks of several networks
             against[one.group, one.name] = "differs by network" if again else seen
@@ -169,7 +170,7 @@ def breakdown_table(results: Results) -> str:
                 overhead = "-" if parts.overhead is None else f"{parts.overhead:+.0%}"
                 rows.append([group.group.key, entrant.name, *cells, _milliseconds(parts.total), overhead, sent])
     headings = ("conditions", "backend", *(f"{part} (ms)" for part in shown[:1]), *shown[1:])
-    sums = ("sum", "step against the same timed step", "sent by a rank / ring bound (MiB)")
+    sums = ("sum", "diagnosed step longer than timed", "sent by a rank / needed at least (MiB)")
     return _table((*headings, *sums), rows) if rows else ""
 
 
@@ -191,7 +192,7 @@ def _row(group: GroupResult, entrant: Entrant, against: str) -> list[str]:
     return [
         *cells,
         entrant.name,
-        entrant.parity.verdict,
+        NO_COMMUNICATION if entrant.role == "limit" else entrant.parity.verdict,
         _interval(entrant.samples_per_second),
         steps,
         f"{starts[len(starts) // 2]:.1f}" if starts else "-",

@@ -74,6 +74,8 @@ def write_pages(pages: Mapping[str, str], results: Results, directory: Path, ter
         directory.mkdir(parents=True, exist_ok=True)
         for name, text in pages.items():
             write_atomically(directory / name, text)
+        if pages and STEPS_NAME not in pages:  # those of an earlier report would not belong to this one
+            (directory / STEPS_NAME).unlink(missing_ok=True)
     except OSError as error:
         raise UsageError(f"--output-dir {directory}: {error.strerror}; choose another directory") from error
     _show(results, terminal)
@@ -83,6 +85,7 @@ def write_pages(pages: Mapping[str, str], results: Results, directory: Path, ter
 
 def _show(results: Results, terminal: Console) -> None:
     """Prints what the page shows first: verdict, numbers, and how far they can be trusted."""
+    from compare.report.bare import adapter_cost_lines
     from compare.report.first_screen import conditions_line, first_screen
     from compare.report.sections import look_of
 
@@ -105,5 +108,7 @@ def _show(results: Results, terminal: Console) -> None:
         terminal.print(screen.lost, markup=False)
     for standing in results.standings[1:]:
         terminal.print(conditions_line(standing), markup=False)
+    for line in adapter_cost_lines(results.adapter_costs):
+        terminal.print(line, markup=False)
     for ground in screen.grounds:
         terminal.print(f"{ground.question}: {ground.answer}", markup=False)

@@ -19,7 +19,7 @@ from compare.report.grouping import EntrantRuns, condition, group_runs
 from compare.report.references import sample_of
 from compare.report.runs import Run, TimedSteps
 from compare.report.statistics import PairedStarts, compare_group, mean_interval
-from compare.results import Comparison, GroupResult, PeerComparison, PeerRow
+from compare.results import Comparison, GroupResult, PeerComparison, PeerRow, Standing
 
 _PEER = "peer"
 
@@ -41,15 +41,20 @@ def without_peers(runs: Sequence[Run]) -> list[Run]:
 
 
 def peers_of(
-    runs: Sequence[Run], groups: Sequence[GroupResult], grouped: Sequence[list[EntrantRuns]]
+    runs: Sequence[Run],
+    groups: Sequence[GroupResult],
+    grouped: Sequence[list[EntrantRuns]],
+    standings: Sequence[Standing],
 ) -> list[PeerComparison]:
-    """Compares peers with the fastest backend under the same conditions.
+    """Compares peers with the opponent of the others under the same conditions, or else with the fastest backend.
 
     Args:
         runs: All runs, of which those of peers are used.
         groups: What was found of the others.
         grouped: Their runs.
+        standings: With whom the others are compared.
     """
+    opponents = {one.placings[0].group: one.placings[0].name for one in standings}
     found = []
     for peers in group_runs([run for run in runs if run.role == _PEER]):
         wanted = condition(sample_of(peers))
@@ -59,17 +64,20 @@ def peers_of(
             if condition(sample_of(entrants)) == wanted
         ]
         if same:
-            found.append(_comparison(peers, *same[0]))
+            (result, entrants), *_ = same
+            found.append(_comparison(peers, result, entrants, opponents.get(result.group.key)))
     return found
 
 
-def _comparison(peers: list[EntrantRuns], result: GroupResult, entrants: list[EntrantRuns]) -> PeerComparison:
+def _comparison(
+    peers: list[EntrantRuns], result: GroupResult, entrants: list[EntrantRuns], opponent: str | None
+) -> PeerComparison:
     speeds = {
         entrant.name: entrant.tokens_per_second.estimate
         for entrant in result.entrants
         if entrant.ranked and entrant.tokens_per_second is not None
     }
-    opponent = max(speeds, key=lambda name: speeds[name], default=None)
+    opponent = opponent or max(speeds, key=lambda name: speeds[name], default=None)
     ours = [runs for runs in entrants if runs.name == opponent]
     against = {}
     if ours:

@@ -120,6 +120,7 @@ def _standing(field: Sequence[_Candidate], named: str | None) -> Standing:
         network=_network(opponent.group),
         opponent=opponent.label,
         num_starts=len(opponent.runs.timed),
+        num_disturbed=len(opponent.runs.left_out),
         num_turns=sum(len(run.timed_steps) for run in opponent.runs.timed if run.race and run.race.turns),
         core_slowdown=_core_slowdown(opponent, min(backends, key=lambda one: one.group.num_processes)),
         placings=[_placing(one, comparisons.get(id(one))) for one in ordered],

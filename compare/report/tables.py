@@ -35,6 +35,8 @@ _VERDICTS = {
     "not comparable": "✗ not comparable",
     "unknown": "? unknown",
 }
+# What is said of ranks that work alone, instead of whether they are ranked.
+NO_COMMUNICATION = "no communication"
 Standings = dict[tuple[str, str], str]
 
 # How the sentence about an entrant goes on.
@@ -61,6 +63,8 @@ def standing(entrant: Entrant) -> str:
         return ""
     if not entrant.num_runs:
         return "failed" if entrant.failures else "not measured"
+    if entrant.role == "limit":
+        return NO_COMMUNICATION
     return {"not comparable": "out of lockstep", "approximate": "approximate"}.get(entrant.parity.verdict, "not ranked")
 
 

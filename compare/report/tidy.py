@@ -61,7 +61,7 @@ def steps_csv(runs: Sequence[Run]) -> str:
 
 def _rows(runs: Sequence[Run]) -> Iterator[StepRow]:
     grouped = ordered_groups(located(runs))
-    leave_out_disturbed(grouped)
+    leave_out_disturbed([[one for one in entrants if one.role != "peer"] for entrants in grouped])  # as in analysis.py
     for key, entrants in zip(keys_of(grouped), grouped, strict=True):
         for entrant in entrants:
             for run in _runs_of(entrant):

@@ -107,9 +107,10 @@ def grounds_of(results: Results) -> list[Ground]:
         first = results.standings[0]
         starts = "1 start" if first.num_starts == 1 else f"{first.num_starts} starts"
         turns = f", {first.num_turns} turns in all" if first.num_turns else ""
-        grounds.append(
-            Ground("Repeated", f"{starts} of each entrant{turns}", "good" if first.num_starts >= MIN_PAIRS else "bad")
-        )
+        answer = f"{starts} of each entrant{turns}"
+        if first.num_disturbed:
+            answer += f"; {first.num_disturbed} more do not count, since other programs disturbed them"
+        grounds.append(Ground("Repeated", answer, "good" if first.num_starts >= MIN_PAIRS else "bad"))
         if len(first.placings) > 1:
             grounds.append(_overlooked(first))
     return grounds
@@ -152,7 +153,7 @@ def _what_is_sent(groups: Sequence[GroupResult]) -> list[Ground]:
 def _overlooked(standing: Standing) -> Ground:
     question, smallest = "Overlooked", standing.detectable
     if not standing.undecided:
-        return Ground(question, f"nothing: every difference from {standing.opponent} is larger than its error", "good")
+        return Ground(question, f"nothing: every difference from {standing.opponent} was shown", "good")
     if smallest is None:
         return Ground(question, "perhaps much: too few starts", "bad")
     least_known = max(standing.undecided, key=lambda one: one.detectable or 0.0)
@@ -220,12 +221,22 @@ def _relation(placing: Placing, standing: Standing, results: Results) -> str:
     """Says how an entrant that was compared differs from the opponent."""
     interval, name = placing.longer, placing.name
     if placing.claim == "none" or interval is None or interval.low is None or interval.high is None:
-        return f"{name} may be as fast, or differ by up to {points(largest(interval))} %"
+        return _undecided(name, interval)
     if interval.estimate < 0:
         bounds = f"[{points(-interval.high)}, {points(-interval.low)}]"
         return f"{name} takes {points(-interval.estimate)} % less time {bounds}"
     bounds = f"[{points(interval.low)}, {points(interval.high)}]"
     return f"{name} takes {points(interval.estimate)} % longer {bounds}{_reason(placing, standing, results)}"
+
+
+def _undecided(name: str, longer: Interval | None) -> str:
+    """Says how an entrant may differ of which that was not shown: an interval close to zero is no proof."""
+    most = points(largest(longer))
+    if longer is not None and longer.low is not None and longer.low > 0:
+        return f"{name} probably takes longer, by up to {most} %"
+    if longer is not None and longer.high is not None and longer.high < 0:
+        return f"{name} probably takes less time, by up to {most} %"
+    return f"{name} may be as fast, or differ by up to {most} %"
 
 
 def _reason(placing: Placing, standing: Standing, results: Results) -> str:
@@ -238,7 +249,7 @@ def _reason(placing: Placing, standing: Standing, results: Results) -> str:
         for part in ("communication", "waiting")
     }
     most = [part for part, its in share.items() if its > 0.5]
-    if mine.waiting is not None and most:
+    if mine.tells_waiting and most:
         return f", most of it {most[0]}"
     return ", most of it communication and waiting" if sum(share.values()) > 0.5 else ""
 
@@ -287,23 +298,34 @@ def _range(longer: Interval) -> str:
 
 def _limit(limit: Placing, standing: Standing) -> str:
     """Says how a limit compares: processes that work alone, or one process with all cores."""
-    opponent, base = standing.placings[0], standing.base
     if limit.num_processes > 1:
-        if limit.claim == "none":
-            return "no loss to communication was shown"
-        if base is None:
-            return f"{points(speed_of(opponent, limit))} % of what is possible here is reached"
-        most = speed_of(limit, base)
-        return (
-            f"at most {number(most, 2)} is possible here" if most > speed_of(opponent, base) else "no more is possible"
-        )
+        return _possible(limit, standing)
     if limit.claim == "none":
-        equal = largest(limit.longer) <= _AS_GOOD_AS_EQUAL
-        return f"{limit.label} {'would be' if equal else 'may be'} as fast"
+        if largest(limit.longer) <= _AS_GOOD_AS_EQUAL:
+            return f"{limit.label} would be as fast (within {points(largest(limit.longer))} %)"
+        return _undecided(limit.label, limit.longer)
     if limit.longer is None:
         return ""
     difference = "longer" if limit.longer.estimate > 0 else "less time"
     return f"{limit.label} would take {points(abs(limit.longer.estimate))} % {difference}"
+
+
+def _possible(limit: Placing, standing: Standing) -> str:
+    """Says what processes reach that work alone."""
+    opponent, base = standing.placings[0], standing.base
+    if limit.claim == "none":
+        return f"no loss to communication was shown{_possible_loss(limit.longer)}"
+    if base is None:
+        return f"{points(speed_of(opponent, limit))} % of what is possible here is reached"
+    most = speed_of(limit, base)
+    return f"at most {number(most, 2)} is possible here" if most > speed_of(opponent, base) else "no more is possible"
+
+
+def _possible_loss(longer: Interval | None) -> str:
+    """Returns, as an ending, what processes that work alone may save of the time of a step."""
+    if longer is None or longer.low is None or longer.low >= 0:
+        return ""
+    return f" (at most {points(-longer.low)} % of a step)"
 
 
 def speed_of(one: Placing, other: Placing) -> float:

@@ -101,15 +101,15 @@ def describe_comparison(comparison: Comparison, *, target: float) -> str:
     """
     first, second, interval = comparison.first, comparison.second, comparison.slowdown
     if interval is None or interval.low is None or interval.high is None:
-        pairs = f"{comparison.num_pairs} pair(s), at least {comparison.more_repeats} more needed"
-        return f"there are too few runs to compare {first} and {second}: {pairs}"
+        starts = f"{comparison.num_pairs} together, {comparison.more_repeats} more needed at least"
+        return f"there are too few starts to compare {first} and {second}: {starts}"
     if comparison.claim == "none":
         assert comparison.detectable is not None
         text = f"no significant difference between {first} and {second} ({_detectable(comparison.detectable)})"
         if comparison.detectable <= target:
             return text
         more = comparison.more_repeats
-        remedy = f"{more} more repeats would detect {100 * target:.0f} %" if more else "a quieter machine is needed"
+        remedy = f"{more} more starts would detect {100 * target:.0f} %" if more else "a quieter machine is needed"
         return f"{text}; {remedy}"
     estimate, low, high = interval.estimate, interval.low, interval.high
     if comparison.claim == "faster":
