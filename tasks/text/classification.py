@@ -56,6 +56,8 @@ class TextClassification(Classification):
                 raise TaskInputError(
                     f"--vocab-size {settings.vocab_size}: {settings.model} has a vocabulary of its own; leave it out"
                 )
+            if settings.dropout is not None:
+                bert_models.dropout_options(self._pretrained, settings.dropout)
         self._check_length()
         self._refuses_rows = packing.packing_refusal(self._pretrained)
         key = {"source": self._source_key(), "max_seq_length": settings.max_seq_length}

@@ -33,6 +33,13 @@ PRESETS = {
 # code (https://docs.python.org/3/library/pickle.html).
 MODEL_FILES = ["*.json", "*.txt", "model*.safetensors", "*.model"]
 
+# What types of models call the dropout of their hidden layers, and that of attention, embeddings and classifier.
+_HIDDEN_DROPOUT = ("hidden_dropout_prob", "hidden_dropout", "dropout", "mlp_dropout")
+_OTHER_DROPOUT = (
+    *("attention_probs_dropout_prob", "attention_dropout", "embedding_dropout"),
+    *("classifier_dropout", "classifier_dropout_prob", "seq_classif_dropout", "pooler_dropout", "cls_dropout"),
+)
+
 
 def build_preset(
     name: str, *, labels: list[str], pad_token_id: int, dropout: float, vocab_size: int
@@ -61,7 +68,7 @@ def build_preset(
         max_position_embeddings=MAX_POSITIONS,
         pad_token_id=pad_token_id,
         **_label_options(labels),
-        **_dropout_options(dropout),
+        **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"), dropout),
     )
     return BertForSequenceClassification(config)
 
@@ -81,7 +88,7 @@ def load_pretrained(directory: Path, *, labels: list[str], dropout: float | None
         A model on the CPU, in float32.
 
     Raises:
-        TaskInputError: The directory lacks most of the model's weights.
+        TaskInputError: The directory lacks most of the model's weights, or its dropout cannot be set.
     """
     import torch
     from transformers import AutoModelForSequenceClassification
@@ -100,7 +107,7 @@ def load_pretrained(directory: Path, *, labels: list[str], dropout: float | None
             ignore_mismatched_sizes=True,
             output_loading_info=True,
             **_label_options(labels),
-            **_dropout_options(dropout),
+            **({} if dropout is None else dropout_options(directory, dropout)),
         )
     finally:
         logging.set_verbosity(before)
@@ -240,8 +247,37 @@ def dropout_in_force(asked: float | None, directory: Path | None) -> float | Non
     """
     if asked is not None or directory is None:
         return asked or 0.0
-    own = json.loads((directory / "config.json").read_bytes()).get("hidden_dropout_prob")
+    config = json.loads((directory / "config.json").read_bytes())
+    own = next((config[name] for name in _HIDDEN_DROPOUT if name in config), None)
     return float(own) if isinstance(own, (int, float)) else None
+
+
+def dropout_options(directory: Path, dropout: float) -> dict[str, float]:
+    """Sets every dropout probability of a pretrained model by the name that its type has for it.
+
+    Args:
+        directory: The model's directory.
+        dropout: The probability.
+
+    Returns:
+        Entries of its configuration; transformers hands any others to the model, which refuses them.
+
+    Raises:
+        TaskInputError: The type of the model is not known, or has no known name for the dropout of its hidden layers.
+    """
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(directory, local_files_only=True)
+    except ValueError as error:
+        reason = " ".join(str(error).split())[:300]
+        raise TaskInputError(f"--model {directory}: config.json cannot be loaded ({reason})") from error
+    if not any(hasattr(config, name) for name in _HIDDEN_DROPOUT):
+        raise TaskInputError(
+            f"--dropout {dropout:g}: models of the type {config.model_type!r} have no setting for the dropout of "
+            "hidden layers; leave it out"
+        )
+    return {name: dropout for name in (*_HIDDEN_DROPOUT, *_OTHER_DROPOUT) if hasattr(config, name)}
 
 
 def own_labels(directory: Path) -> list[str]:
@@ -284,9 +320,3 @@ def _label_options(labels: list[str]) -> dict[str, object]:
         "id2label": dict(enumerate(labels)),
         "label2id": {label: index for index, label in enumerate(labels)},
     }
-
-
-def _dropout_options(dropout: float | None) -> dict[str, float]:
-    if dropout is None:
-        return {}
-    return {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout, "classifier_dropout": dropout}
