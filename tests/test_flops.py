@@ -34,6 +34,8 @@ def test_pretrained_weights_tell_their_shape(tmp_path: Path) -> None:
     assert encoder_shape("mine", tmp_path) == {"num_layers": 6, "hidden_size": 384, "intermediate_size": 1536}
     config.write_text('{"n_layers": 6, "dim": 384}')
     assert encoder_shape("mine", tmp_path) is None
+    config.write_text('{"n_layers": 6, "dim": 384, "hidden_dim": 1536}')  # as DistilBERT's
+    assert encoder_shape("mine", tmp_path) == {"num_layers": 6, "hidden_size": 384, "intermediate_size": 1536}
 
 
 def test_peaks_are_known_by_the_name_of_the_device() -> None:

@@ -33,6 +33,13 @@ PRESETS = {
 # code (https://docs.python.org/3/library/pickle.html).
 MODEL_FILES = ["*.json", "*.txt", "model*.safetensors", "*.model"]
 
+# What BERT and DistilBERT call the sizes of the encoder.
+_SIZES = {
+    "num_layers": ("num_hidden_layers", "n_layers"),
+    "hidden_size": ("hidden_size", "dim"),
+    "intermediate_size": ("intermediate_size", "hidden_dim"),
+}
+
 # What types of models call the dropout of their hidden layers, and that of attention, embeddings and classifier.
 _HIDDEN_DROPOUT = ("hidden_dropout_prob", "hidden_dropout", "dropout", "mlp_dropout")
 _OTHER_DROPOUT = (
@@ -182,11 +189,10 @@ def _check_readable(model: str, directory: Path) -> None:
 def _require_room(model: str, config: dict[str, object]) -> None:
     """Refuses a config.json whose model would not fit in memory in float32.
 
-    A layer has four square matrices of attention and two of the feed-forward part; the sizes are read by BERT's names.
+    A layer has four square matrices of attention and two of the feed-forward part.
     """
-    names = ("vocab_size", "max_position_embeddings", "num_hidden_layers", "hidden_size", "intermediate_size")
-    sizes = [config.get(name) for name in names]
-    vocab, positions, layers, hidden, inner = (size if isinstance(size, int) else 0 for size in sizes)
+    names = (("vocab_size",), ("max_position_embeddings",), *_SIZES.values())
+    vocab, positions, layers, hidden, inner = (_size(config, *spellings) or 0 for spellings in names)
     num_parameters = (vocab + positions) * hidden + layers * (4 * hidden**2 + 2 * hidden * inner)
     if 4 * num_parameters > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
         raise TaskInputError(
@@ -229,10 +235,13 @@ def encoder_shape(model: str, directory: Path | None) -> dict[str, int] | None:
         num_layers, hidden_size = PRESETS[model]
         return {"num_layers": num_layers, "hidden_size": hidden_size, "intermediate_size": 4 * hidden_size}
     config = json.loads((directory / "config.json").read_bytes())
-    sizes = [config.get(name) for name in ("num_hidden_layers", "hidden_size", "intermediate_size")]
-    if not all(isinstance(size, int) for size in sizes):
-        return None
-    return dict(zip(("num_layers", "hidden_size", "intermediate_size"), sizes, strict=True))
+    shape = {size: value for size, names in _SIZES.items() if (value := _size(config, *names)) is not None}
+    return shape if len(shape) == len(_SIZES) else None
+
+
+def _size(config: dict[str, object], *names: str) -> int | None:
+    """Reads a size that has one of these names."""
+    return next((size for name in names if isinstance(size := config.get(name), int)), None)
 
 
 def dropout_in_force(asked: float | None, directory: Path | None) -> float | None:
