@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 from tasks.interface import TaskInputError
-from tasks.text.models import dropout_in_force, load_pretrained
+from tasks.text.models import count_positions, dropout_in_force, load_pretrained
 from tests.test_text_classification import _minilm, _task
 
 _SIZES = {"vocab_size": 50, "hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1}
@@ -30,6 +30,15 @@ def test_dropout_has_another_name_in_each_type_of_model(tmp_path: Path, kind: st
     assert {module.p for module in model.modules() if isinstance(module, nn.Dropout)} == {0.3}
     model.save_pretrained(tmp_path)
     assert dropout_in_force(None, tmp_path) == 0.3
+
+
+@pytest.mark.parametrize(("kind", "num_positions"), [("bert", 514), ("roberta", 512), ("mpnet", 512)])
+def test_positions_of_padding_are_none_of_a_text(tmp_path: Path, kind: str, num_positions: int) -> None:
+    for padding in ("", ', "pad_token_id": 1'):
+        (tmp_path / "config.json").write_text(f'{{"model_type": "{kind}", "max_position_embeddings": 514{padding}}}')
+        assert count_positions(tmp_path) == num_positions
+    (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 512}')
+    assert count_positions(tmp_path) == 512
 
 
 def test_dropout_of_a_model_that_has_none_is_refused(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.interface import TaskInputError
+from tasks.text.packing import first_position
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -204,7 +205,7 @@ def _require_room(model: str, config: dict[str, object]) -> None:
 def count_positions(directory: Path) -> int:
     """Finds out how long a text may be.
 
-    The tokenizer has a say, too: some models, such as RoBERTa's family, reserve a few positions.
+    The first positions of RoBERTa's family are for padding, and the tokenizer has a say, too.
 
     Args:
         directory: A pretrained model's directory.
@@ -212,13 +213,13 @@ def count_positions(directory: Path) -> int:
     Returns:
         The number of tokens, special ones included; MAX_POSITIONS if the files do not give it.
     """
-    limits = []
-    for name, entry in (("config.json", "max_position_embeddings"), ("tokenizer_config.json", "model_max_length")):
-        file = directory / name
-        limit = json.loads(file.read_bytes()).get(entry) if file.exists() else None
-        if isinstance(limit, int):
-            limits.append(limit)
-    return min(limits, default=MAX_POSITIONS)
+    files = (directory / name for name in ("config.json", "tokenizer_config.json"))
+    config, tokenizer = (json.loads(file.read_bytes()) if file.exists() else {} for file in files)
+    positions, limit = _size(config, "max_position_embeddings"), _size(tokenizer, "model_max_length")
+    if positions is not None:
+        padding = _size(config, "pad_token_id")
+        positions -= first_position(directory, 1 if padding is None else padding)  # 1 in all that count from it
+    return min((number for number in (positions, limit) if number is not None), default=MAX_POSITIONS)
 
 
 def encoder_shape(model: str, directory: Path | None) -> dict[str, int] | None:

@@ -32,7 +32,10 @@ _AFTER_ATTENTION = {
     "xlm-roberta": ("encoder", "attention.output"),
 }
 # These count positions from the number of the padding token on.
-_COUNT_FROM_PADDING = ("camembert", "roberta", "xlm-roberta")
+_COUNT_FROM_PADDING = (
+    *("camembert", "data2vec-text", "ibert", "longformer", "mpnet", "roberta", "roberta-prelayernorm"),
+    *("xlm-roberta", "xlm-roberta-xl", "xmod"),
+)
 
 
 def packing_refusal(directory: Path | None) -> str | None:
