@@ -14,6 +14,7 @@ import mmap
 import os
 import select
 import time
+from array import array
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -24,6 +25,8 @@ from backends.traffic import Count
 
 # Where a bucket begins, so that no two share a line of a cache.
 _ALIGNMENT = 64
+# A signal is the number of the rank that sends it, of 16 bits: a pipe takes so few bytes whole, and gives them so.
+_SIGNAL = "H"
 
 
 class Bucket(Protocol):
@@ -97,7 +100,7 @@ class SharedGradients:
         torch.div(buffer, self._world_size, out=self._part(self._rank, self._offset, buffer))
         # A write is a barrier to the processor: whoever reads the signal finds what was written before it.
         for outbox in self._outboxes:
-            os.write(outbox, bytes([self._rank]))
+            os.write(outbox, array(_SIGNAL, [self._rank]))
         self._num_sent += 1
         done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         self._waiting.append((buffer, self._offset, done))
@@ -132,13 +135,17 @@ class SharedGradients:
 
         Raises:
             TimeoutError: One does not.
+            ConnectionResetError: All of them have ended.
         """
         deadline = time.monotonic() + self._timeout_seconds
         while late := [rank for rank, sent in enumerate(self._signals) if sent < number and rank != self._rank]:
             ready, _, _ = select.select([self._inbox], [], [], max(0.0, deadline - time.monotonic()))
             if not ready:
                 raise TimeoutError(f"Timed out waiting {self._timeout_seconds:g} s for the gradients of rank {late[0]}")
-            for rank in os.read(self._inbox, mmap.PAGESIZE):
+            signals = array(_SIGNAL, os.read(self._inbox, mmap.PAGESIZE))
+            if not signals:
+                raise ConnectionResetError(f"Connection closed by peer: rank {late[0]} has ended")
+            for rank in signals:
                 self._signals[rank] += 1
 
     def _part(self, rank: int, offset: int, like: torch.Tensor) -> torch.Tensor:
