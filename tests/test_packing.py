@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn.attention import varlen
 from transformers.masking_utils import bidirectional_mask_function
 
 from tasks.interface import Batch
@@ -146,6 +148,20 @@ def test_padding_for_attention_alone_computes_what_one_sample_after_the_other_do
         alone = layer.attend((query, key, value), None, layer.kept(keys, query)).transpose(1, 2)
         torch.testing.assert_close(padded[:, begin:end], alone, rtol=1e-12, atol=1e-12)
     assert bool(padded.isfinite().all())
+
+
+def test_the_kernel_of_a_gpu_is_used_where_it_exists_and_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = attention._kernel.__wrapped__
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    assert kernel(64) is varlen.varlen_attn
+    assert kernel(12) is kernel(264) is None
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+        assert kernel(64) is None
+    monkeypatch.setattr(varlen, "varlen_attn", lambda query, key, value: query)  # as in the first torch that has one
+    assert kernel(64) is None
+    monkeypatch.setitem(sys.modules, varlen.__name__, None)
+    assert kernel(64) is None
 
 
 def test_a_compiled_model_makes_a_mask_only_where_something_is_padded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,10 @@ of them begins, and where the last one ends.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from inspect import signature
 from itertools import pairwise
 from typing import Any
 
@@ -77,8 +79,8 @@ def _attention(
             attended = layer.attend(tensors, attention_mask, layer.kept(layer.keys, query)).transpose(1, 2)
         elif not on_gpu:
             attended = _one_by_one(tensors, bounds.tolist(), layer)
-        elif dropout is None and dtype in _HALVES and _has_kernel():
-            attended = _in_one_kernel(tensors, bounds, options["max_length_k"], layer.scale)
+        elif dropout is None and dtype in _HALVES and (kernel := _kernel(query.shape[-1])) is not None:
+            attended = _in_one_kernel(kernel, tensors, bounds, options["max_length_k"], layer.scale)
         else:
             attended = side_by_side(tensors, bounds, options["max_length_q"], layer)
     return attended.to(dtype).contiguous(), None
@@ -143,21 +145,19 @@ def _one_by_one(tensors: _Tensors, bounds: Sequence[int], layer: Layer) -> torch
     return torch.cat([*outputs, rest], dim=2).transpose(1, 2)
 
 
-def _in_one_kernel(tensors: _Tensors, bounds: torch.Tensor, longest: int, scale: float) -> torch.Tensor:
+def _in_one_kernel(
+    kernel: Callable[..., torch.Tensor], tensors: _Tensors, bounds: torch.Tensor, longest: int, scale: float
+) -> torch.Tensor:
     """Has a kernel compute all samples (https://docs.pytorch.org/docs/stable/nn.attention.varlen.html).
 
     The kernel starts blocks of threads for `longest` tokens of every sample: on an H100, a step of BERT-base took twice
     as long with the length of the row.
     """
-    from torch.nn.attention.varlen import varlen_attn
-
     query, key, value = (tensor[0].transpose(0, 1) for tensor in tensors)
     length = query.shape[0]
     # What lengthens the row is a sample of its own, so that its numbers are finite, too.
     ends = torch.nn.functional.pad(bounds, (0, 1), value=length).int()
-    attended = varlen_attn(query, key, value, ends, ends, longest, longest, scale=scale)
-    assert isinstance(attended, torch.Tensor)  # a tuple only where more is asked for
-    return attended[None]
+    return kernel(query, key, value, ends, ends, longest, longest, scale=scale)[None]
 
 
 def side_by_side(tensors: _Tensors, bounds: torch.Tensor, longest: int, layer: Layer) -> torch.Tensor:
@@ -183,6 +183,15 @@ def side_by_side(tensors: _Tensors, bounds: torch.Tensor, longest: int, layer: L
     return attended[samples, (tokens - bounds[samples]).clamp(max=longest - 1)][None]
 
 
-def _has_kernel() -> bool:
-    """Whether the GPU has the tensor cores that the kernel needs: those of Ampere, or later ones."""
-    return torch.cuda.get_device_capability() >= (8, 0)
+@lru_cache
+def _kernel(head_size: int) -> Callable[..., Any] | None:
+    """Returns torch's variable-length attention; None where it cannot be used.
+
+    It needs the tensor cores of Ampere or later ones. Before 2.10, torch has none, and the first ones take no scale.
+    """
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    fits = head_size % 8 == 0 and head_size <= 256 and torch.cuda.get_device_capability() >= (8, 0)
+    return varlen_attn if fits and "scale" in signature(varlen_attn).parameters else None
