@@ -5,6 +5,10 @@ from __future__ import annotations
 from launch.errors import UsageError
 from records.config import Batching, RunConfig, RunOptions
 from tasks.interface import PackedData, Task
+from training.plan import Plan, expected_imbalance
+
+# How much more than the mean a rank may have to compute without a word about it.
+_TOLERATED_IMBALANCE = 1.05
 
 
 def settle_batching(options: RunOptions, task: Task, *, cuts_batches: bool = False) -> Batching:
@@ -67,4 +71,17 @@ def describe_padding(config: RunConfig, task: Task, *, cuts_batches: bool) -> st
     refusal = why_not_packed(task, torch_compile=config.torch_compile, cuts_batches=cuts_batches)
     return (
         f"batches are {config.batching} instead of packed, which would need no padding: {refusal}" if refusal else None
+    )
+
+
+def describe_imbalance(config: RunConfig, task: Task, *, cuts_batches: bool) -> str | None:
+    """Says that ranks get unequal work, if they do, and what would help."""
+    imbalance = expected_imbalance(Plan.of(config, task))
+    if imbalance <= _TOLERATED_IMBALANCE:
+        return None
+    best = settle_batching(config.model_copy(update={"batching": None}), task, cuts_batches=cuts_batches)
+    layout = "" if best in (config.batching, "padded") else f"--batching {best}, "
+    return (
+        f"ranks get unequal work: the one with most has {imbalance:.2f} times the mean, and the others wait for it; "
+        f"{layout}a larger --global-batch-size or fewer ranks may help"
     )

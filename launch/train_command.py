@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from backends.registry import BackendRow, find_backend
-from launch.batching import describe_padding
+from launch.batching import describe_imbalance, describe_padding
 from launch.errors import UsageError, one_line, refused_path, tell
 from launch.job import Job
 from launch.meeting import MeetingFailed, meet
@@ -28,7 +28,6 @@ from records.config import STARTED_AT_VARIABLE, RunConfig
 from records.names import RECORD_NAME
 from records.notice import read_notice, record_directory
 from records.record import read_record
-from training.plan import Plan, expected_imbalance
 from training.stopping import has_stopped, request_stop
 from watch.failures import FailureKind, JobFailure
 from watch.watchdog import Limits, Watchdog
@@ -52,9 +51,6 @@ RESCUED = 4
 _MOST_SECONDS_OFF = 60.0
 
 _MOST_SECONDS_AGO = 3600.0
-
-# How much more than the mean a rank may have to compute without a word about it.
-_TOLERATED_IMBALANCE = 1.05
 
 
 def train(
@@ -93,8 +89,12 @@ def train(
         config = prepare_directory(resolved.config, asked.start)
     except OSError as error:  # any path among the options may be one that the system refuses
         raise refused_path(error) from error
-    padding = describe_padding(config, resolved.task, cuts_batches=row.capabilities.cuts_batches)
-    remarks = [remark for remark in (padding, describe_imbalance(config, resolved.task)) if remark]
+    cuts_batches = row.capabilities.cuts_batches
+    said = (
+        describe(config, resolved.task, cuts_batches=cuts_batches)
+        for describe in (describe_padding, describe_imbalance)
+    )
+    remarks = [remark for remark in said if remark]
     with lock:
         return _run_to_the_end(config, resolved.job, asked.start, resolved.task, remarks)
 
@@ -140,19 +140,6 @@ def _run_to_the_end(config: RunConfig, job: Job, start: Start | None, task: Task
             return 1
         config = next_config
     return _conclude(config, terminal)
-
-
-def describe_imbalance(config: RunConfig, task: Task) -> str | None:
-    """Says that ranks cannot be given equal work, if they cannot."""
-    if config.batching != "packed":
-        return None
-    imbalance = expected_imbalance(Plan.of(config, task))
-    if imbalance <= _TOLERATED_IMBALANCE:
-        return None
-    return (
-        f"ranks cannot get equal work from these samples: the one with most has {imbalance:.2f} times the mean, and "
-        "the others wait for it; a larger --global-batch-size or fewer ranks would help"
-    )
 
 
 def _start_again(config: RunConfig) -> RunConfig | None:

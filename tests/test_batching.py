@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
-from launch.batching import describe_padding, settle_batching
+from launch.batching import describe_imbalance, describe_padding, settle_batching
 from launch.errors import UsageError
-from launch.train_command import describe_imbalance
 from records.balance import imbalance, positions_per_token
 from records.config import RunOptions
 from records.processor import has_bf16
@@ -160,12 +160,21 @@ def test_a_sample_larger_than_a_share_is_told() -> None:
             return np.array([self.longest, *[1] * (self.num_samples(split) - 1)])
 
     task = Unequal(TokenTaggingSettings(num_train_samples=4))
-    said = describe_imbalance(config, task)
-    assert said is not None
-    assert said.startswith("ranks cannot get equal work from these samples: the one with most has 1.99 times the mean")
-    assert describe_imbalance(config.model_copy(update={"batching": "padded"}), task) is None
+    for batching, torch_compile, layout in (
+        ("packed", False, ""),
+        ("padded", False, "--batching packed, "),
+        ("sorted", False, "--batching packed, "),
+        ("padded", True, ""),
+    ):
+        options = {"batching": batching, "torch_compile": torch_compile}
+        said = describe_imbalance(config.model_copy(update=options), task, cuts_batches=False)
+        assert said is not None
+        assert re.match(
+            r"ranks get unequal work: the one with most has (1.99|2.00) times the mean, and the others", said
+        )
+        assert said.endswith(f"wait for it; {layout}a larger --global-batch-size or fewer ranks may help")
     task.longest = 1
-    assert describe_imbalance(config, task) is None
+    assert describe_imbalance(config, task, cuts_batches=False) is None
 
 
 @pytest.mark.parametrize("batching", ["packed", "sorted", "padded"])
