@@ -79,8 +79,8 @@ def micro_batches(config: RunConfig, batch: list[int]) -> list[list[list[int]]]:
 
     Padded: a short batch is spread evenly, with longer pieces first. Packed: each sample, from the longest to the
     shortest, goes to the piece that has the fewest tokens so far. Sorted: there are two micro-steps at least, if there
-    are enough samples, each of samples that follow one another in length, which ranks take in turn, in every other
-    micro-step from the last rank on.
+    are enough samples, and each piece has samples that follow one another in length,
+    which are equal in number or in size, whichever leaves the rank with most less.
     """
     world_size = config.num_processes
     num_micro_steps = math.ceil(len(batch) / (config.micro_batch_size * world_size))
@@ -94,11 +94,12 @@ def micro_batches(config: RunConfig, batch: list[int]) -> list[list[list[int]]]:
         for sample in by_length:
             min(pieces, key=lambda piece: sum(lengths[one] for one in piece)).append(sample)
         return [pieces[rank::world_size] for rank in range(world_size)]
-    groups = _spread(by_length, max(num_micro_steps, min(2, math.ceil(len(batch) / world_size))))
-    return [
-        [group[(world_size - 1 - rank if number % 2 else rank) :: world_size] for number, group in enumerate(groups)]
-        for rank in range(world_size)
-    ]
+    num_pieces = world_size * max(num_micro_steps, min(2, math.ceil(len(batch) / world_size)))
+    cuts = [_spread(by_length, num_pieces)]
+    if world_size > 1 and len(batch) > num_pieces:
+        cuts.append(_of_equal_size(by_length, lengths, num_pieces))
+    shares = [_shares_of_ranks(cut, lengths, world_size) for cut in cuts]
+    return min(shares, key=lambda share: max(sum(_padded(piece, lengths) for piece in own) for own in share))
 
 
 def sum_of_tokens(config: RunConfig, samples: list[int]) -> int:
@@ -120,6 +121,35 @@ def _spread(samples: list[int], num_pieces: int) -> list[list[int]]:
     for piece in range(num_pieces):
         ends.append(ends[-1] + smaller + (piece < num_larger))
     return [samples[begin:end] for begin, end in pairwise(ends)]
+
+
+def _padded(piece: list[int], lengths: list[int]) -> int:
+    return len(piece) * max((lengths[sample] for sample in piece), default=0)
+
+
+def _of_equal_size(by_length: list[int], lengths: list[int], num_pieces: int) -> list[list[int]]:
+    """Cuts samples so that the largest piece, with its padding, is as small as possible, and none is empty."""
+    most = lengths[by_length[0]]
+    while True:
+        left, pieces = list(by_length), list[list[int]]()
+        for later in reversed(range(num_pieces)):
+            size = min(most // lengths[left[0]], len(left) - later)
+            pieces.append(left[:size])
+            del left[:size]
+        if not left:
+            return pieces
+        most += 1
+
+
+def _shares_of_ranks(pieces: list[list[int]], lengths: list[int], world_size: int) -> list[list[list[int]]]:
+    """In each micro-step, the rank that has had most gets the smallest piece, and so on; the lower rank is first."""
+    shares: list[list[list[int]]] = [[] for _ in range(world_size)]
+    while pieces:
+        had = [sum(_padded(piece, lengths) for piece in own) for own in shares]
+        now, pieces = sorted(pieces[:world_size], key=lambda piece: _padded(piece, lengths)), pieces[world_size:]
+        for rank, piece in zip(sorted(range(world_size), key=lambda rank: -had[rank]), now, strict=True):
+            shares[rank].append(piece)
+    return shares
 
 
 def learning_rate(config: RunConfig, num_updates: int, num_steps: int) -> float:

@@ -107,12 +107,15 @@ class RunOptions(BaseModel):
     precision: Precision = Field("fp32", description="autocast precision")
     global_batch_size: BatchSize = Field(32, description="samples of one optimizer step on all ranks together")
     micro_batch_size: BatchSize | None = Field(
-        None, description="samples of one forward pass of one rank (default: no accumulation)"
+        None,
+        description="samples of one forward pass of one rank at most; as a mean where they are packed or sorted "
+        "(default: no accumulation)",
     )
     batching: Batching | None = Field(
         None,
         description="packed: samples in one row without padding; sorted: each forward pass has samples of similar "
-        "lengths; padded: as they come (default: the first of them that the task and its model can do)",
+        "lengths; padded: as they come (default: packed where the model allows it, else sorted where the task tells "
+        "the lengths of its samples, else padded, also with --torch-compile)",
     )
     eval_batch_size: BatchSize = Field(64, description="samples of one evaluation pass of one rank")
     max_grad_norm: float = Field(

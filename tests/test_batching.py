@@ -105,10 +105,10 @@ def test_what_cannot_be_done_is_refused(tmp_path: Path) -> None:
             settle_batching(_options(**options), task)
 
 
-def _plan(lengths: Any, world_size: int, *, batching: Any, samples_of_a_rank: int = 16) -> Plan:
+def _plan(lengths: Any, world_size: int, *, batching: Any, samples_of_a_rank: int = 16, micro_steps: int = 1) -> Plan:
     return Plan(
         num_samples=len(lengths),
-        global_batch_size=world_size * samples_of_a_rank,
+        global_batch_size=world_size * samples_of_a_rank * micro_steps,
         micro_batch_size=samples_of_a_rank,
         world_size=world_size,
         seed=5,
@@ -128,6 +128,18 @@ def test_packed_ranks_get_equal_work(world_size: int) -> None:
     assert expected_imbalance(_plan(lengths, world_size, batching="packed")) <= 1.02
     assert expected_imbalance(_plan(lengths, world_size, batching="packed", samples_of_a_rank=4)) <= 1.05
     assert expected_imbalance(_plan(lengths, world_size, batching="padded")) > 1.05
+
+
+@pytest.mark.parametrize("world_size", [2, 4, 8])
+def test_sorted_ranks_get_about_equal_work(world_size: int) -> None:
+    lengths = _like_sentences(4000)
+    plan = _plan(lengths, world_size, batching="sorted")
+    assert expected_imbalance(plan) <= 1.05
+    num_positions = sum(plan.work(batch).sum() for batch in plan.epoch(0))
+    assert num_positions / lengths.sum() <= 1.25
+    # A multiple of the micro-batch, and equal lengths of which pieces of equal cost would leave one too short.
+    assert expected_imbalance(_plan(lengths, world_size, batching="sorted", micro_steps=2)) <= 1.05
+    assert expected_imbalance(_plan([9] * 160, world_size, batching="sorted", samples_of_a_rank=5)) == 1.0
 
 
 @pytest.mark.parametrize("batching", ["packed", "sorted", "padded"])

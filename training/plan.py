@@ -8,6 +8,7 @@ the global batch, so how its samples are spread over ranks and micro-batches cha
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -65,7 +66,7 @@ class Plan:
     Args:
         num_samples: The number of training samples.
         global_batch_size: Samples of one optimizer step, over all ranks.
-        micro_batch_size: Samples of one micro-batch at most; as a mean where micro-batches are packed.
+        micro_batch_size: Samples of one micro-batch at most; as a mean where micro-batches are packed or sorted.
         world_size: The number of ranks.
         seed: Fixes the order of the samples, together with the number of the epoch.
         layout: How the samples of a global batch are laid out.
@@ -138,9 +139,9 @@ class Plan:
         batching, costs, _ = self.layout
 
         def of_piece(piece: SampleIds) -> int:
-            if costs is None or not len(piece):
+            if costs is None:
                 return len(piece)
-            return int(costs[piece].sum()) if batching == "packed" else len(piece) * int(costs[piece].max())
+            return int(costs[piece].sum()) if batching == "packed" else _padded_cost(piece, costs)
 
         work = [of_piece(piece) for piece in self._pieces(global_batch)]
         return np.array(work, dtype=np.int64).reshape(-1, self.world_size)
@@ -205,13 +206,57 @@ def _of_equal_cost(samples: SampleIds, costs: Costs, num_pieces: int) -> list[Sa
 
 
 def _of_similar_cost(samples: SampleIds, costs: Costs, num_micro_steps: int, world_size: int) -> list[SampleIds]:
-    """Gives each micro-step samples of similar cost, which its ranks get in turn, back and forth."""
-    pieces: list[SampleIds] = []
-    order = samples[np.argsort(-costs, kind="stable")]
-    for micro_step, group in enumerate(np.array_split(order, num_micro_steps)):
-        dealt = [group[rank::world_size] for rank in range(world_size)]
-        pieces += dealt if micro_step % 2 == 0 else reversed(dealt)
-    return pieces
+    """Cuts samples, from the most to the least expensive, into pieces, and gives them to the ranks.
+
+    The pieces have equally many samples or, with padding, cost about as much as each other: whichever leaves less to
+    the rank that gets most.
+    """
+    order, num_pieces = np.argsort(-costs, kind="stable"), num_micro_steps * world_size
+    cuts = [np.array_split(order, num_pieces)]
+    # One process may cut each piece into equal numbers for its devices.
+    if world_size > 1 and len(order) > num_pieces:
+        cuts.append(np.split(order, _ends_of_equal_cost(costs[order].clip(min=1).tolist(), num_pieces)))
+    _, pieces = min((_given_to_ranks(cut, costs, world_size) for cut in cuts), key=lambda given: given[0])
+    return [samples[piece] for piece in pieces]
+
+
+def _ends_of_equal_cost(costs: list[int], num_pieces: int) -> list[int]:
+    """Cuts samples, from the most to the least expensive, so that the most expensive piece costs as little as possible.
+
+    Each sample of a piece costs as much as the first one, to which it is padded.
+
+    Returns:
+        Where the pieces end, without the last one; each has at least one sample.
+    """
+
+    def ends(most: int) -> list[int]:
+        found = [0]
+        for left in reversed(range(num_pieces)):
+            found.append(min(found[-1] + most // costs[found[-1]], len(costs) - left))
+        return found[1:]
+
+    enough = costs[0] * -(-len(costs) // num_pieces)
+    most = bisect_left(range(enough), True, lo=costs[0], key=lambda most: ends(most)[-1] == len(costs))
+    return ends(most)[:-1]
+
+
+def _given_to_ranks(pieces: list[SampleIds], costs: Costs, world_size: int) -> tuple[int, list[SampleIds]]:
+    """In each micro-step, gives the cheaper pieces to the ranks that have got more before.
+
+    Returns:
+        The cost of the rank that gets most, and the pieces in their new order.
+    """
+    loads, given = [0] * world_size, list[SampleIds]()
+    for start in range(0, len(pieces), world_size):
+        cheapest_first = sorted(pieces[start : start + world_size], key=lambda piece: _padded_cost(piece, costs))
+        by_load = sorted(range(world_size), key=lambda rank: -loads[rank])
+        given += [piece for _, piece in sorted(zip(by_load, cheapest_first, strict=True), key=lambda pair: pair[0])]
+        loads = [load + _padded_cost(piece, costs) for load, piece in zip(loads, given[start:], strict=True)]
+    return max(loads), given
+
+
+def _padded_cost(samples: SampleIds, costs: Costs) -> int:
+    return len(samples) * int(costs[samples].max(initial=0))
 
 
 def evaluation_batches(
