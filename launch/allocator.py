@@ -7,8 +7,11 @@ pages again at the next step; tcmalloc and jemalloc keep them. PyTorch's tuning 
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import subprocess
+from pathlib import Path
 from typing import NamedTuple
 
 from launch.errors import UsageError
@@ -25,7 +28,7 @@ class Allocator(NamedTuple):
 
     Attributes:
         name: A value of --allocator, other than auto.
-        library: What LD_PRELOAD is to load; None for nothing.
+        library: What LD_PRELOAD is to load; None for nothing, or for nothing more than the user's own has.
     """
 
     name: str
@@ -36,11 +39,17 @@ ALLOCATOR_OF_C = Allocator("glibc", None)
 
 
 def settle_allocator(asked: str) -> Allocator:
-    """Returns the allocator that the user asks for, or with "auto" the best that is installed.
+    """Returns the allocator that the user asks for or has in LD_PRELOAD, or with "auto" the best that is installed.
 
     Raises:
-        UsageError: It cannot be loaded here.
+        UsageError: It cannot be loaded here, or LD_PRELOAD has another one.
     """
+    for library in re.split("[ :]+", os.environ.get("LD_PRELOAD", "")):  # as ld.so(8) separates them
+        own = next((name for name in _LIBRARIES if name in Path(library).name and _loads(library)), None)
+        if own not in (None, asked) and asked != "auto":
+            raise UsageError(f"--allocator {asked}: LD_PRELOAD has {library}; unset it, or leave the option out")
+        if own is not None:
+            return Allocator(own, None)
     if asked == "glibc":
         return ALLOCATOR_OF_C
     for name, (libraries, _) in _LIBRARIES.items():
@@ -62,7 +71,7 @@ def _loads(library: str) -> bool:
     if program is None:
         return False
     try:
-        done = subprocess.run([program], env={"LD_PRELOAD": library}, capture_output=True, check=False)
+        done = subprocess.run([program], env={**os.environ, "LD_PRELOAD": library}, capture_output=True, check=False)
     except OSError:  # the system allows no further process, which starting the ranks will tell
         return False
     return done.returncode == 0 and not done.stderr

@@ -39,6 +39,19 @@ def test_one_that_cannot_be_loaded_is_refused(name: str) -> None:
         settle_allocator(name)
 
 
+@pytest.mark.usefixtures("nothing_installed")
+def test_one_that_the_user_loads_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    loaded = next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/libm.so" in line)
+    (tmp_path / "libjemalloc.so.1").symlink_to(loaded)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    monkeypatch.setenv("LD_PRELOAD", "libjemalloc.so.1")
+    assert settle_allocator("auto") == settle_allocator("jemalloc") == Allocator("jemalloc", None)
+    with pytest.raises(UsageError, match=r"^--allocator glibc: LD_PRELOAD has libjemalloc.so.1; unset it, or leave"):
+        settle_allocator("glibc")
+    monkeypatch.delenv("LD_LIBRARY_PATH")  # then it is not loaded
+    assert settle_allocator("auto") == Allocator("glibc", None)
+
+
 def test_it_comes_before_what_the_user_loads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ranks = Ranks(1, (), "cpu", 1, None, 15.0, tmp_path, preload="libown.so.1")
     monkeypatch.delenv("LD_PRELOAD", raising=False)
