@@ -23,7 +23,11 @@ def run(arguments: list[str]) -> int:
     Raises:
         UsageError: Options were given; the command has none.
     """
-    parser = Parser("doctor", description="Shows which backends run on this machine, and what the others need.")
+    parser = Parser(
+        "doctor",
+        description="Shows which backends run on this machine, and what the others need; whether bf16 is fast here, "
+        "what ranks take memory with, and whether instructions and energy can be counted.",
+    )
     parser.parse_args(arguments)
     device = "cuda" if count_gpus() else "cpu"
     terminal = console()

@@ -100,8 +100,8 @@ class RunOptions(BaseModel):
     scheduling: Literal["batch", "normal"] | None = Field(
         None,
         description="how Linux schedules the threads of a rank; batch: one that wakes up does not interrupt another; "
-        "normal: as it schedules this command (default: batch on CPUs; normal for Horovod over mpirun, or with more "
-        "ranks than cores)",
+        "normal: as it schedules this command (default: batch on CPUs; normal on GPUs, and for Horovod that spins "
+        "under mpirun or with more ranks than cores)",
     )
 
     precision: Precision = Field("fp32", description="autocast precision")
