@@ -25,7 +25,8 @@ CLAUSES = "C09,C16,C17,C24,C25,C26,C27,C28,C30,C37,C38,C43"
 def test_it_keeps_the_contract(numbers_of_ranks: str) -> None:
     done = lockstep("contract", "ddp", *SHARED, "--num-processes", numbers_of_ranks, "--check", CLAUSES)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "ddp --transport shared-memory on cpu: 12 passed" in done.stdout
+    num_passed = 12 if numbers_of_ranks == "2" else 11  # C24 is about the bits of two ranks
+    assert f"ddp --transport shared-memory on cpu: {num_passed} passed" in done.stdout
 
 
 def test_two_ranks_get_the_bits_of_gloo(tmp_path: Path) -> None:
