@@ -101,18 +101,21 @@ class Scenario:
         return (_end(together.step_seconds, end) or together.step_seconds.estimate) - modelled
 
     def _all_reduce(self, algorithm: Algorithm, num_ranks: int, end: End) -> AllReduce:
-        def modelled(name: Algorithm) -> AllReduce:
+        def modelled(name: Algorithm, end: End) -> AllReduce:
             return all_reduce(name, num_ranks, self._network(num_ranks, end), ranks_per_node=self.ranks_per_node)
 
         found = next((one for one in self.measured if one.num_processes == num_ranks), None)
         if found is None or len(found.times) < 2:
-            return modelled(algorithm)
+            return modelled(algorithm, end)
         measured = measured_all_reduce(
             [(one.num_bytes, _end(one.seconds, end) or one.seconds.estimate) for one in found.times]
         )
-        # Libraries reduce along a ring; another algorithm is as much faster or slower as the model says.
-        own, ring = modelled(algorithm), modelled("ring")
-        return measured if algorithm == "ring" else lambda size: measured(size) * own(size) / ring(size)
+        if algorithm == "ring":
+            return measured
+        # Libraries reduce along a ring; another algorithm is as much faster or slower as the model says. No bytes may
+        # take no time in it, and at an end of its interval a line may have neither latency nor a limited bandwidth.
+        own, ring = modelled(algorithm, "estimate"), modelled("ring", "estimate")
+        return lambda size: measured(size) * own(max(1.0, size)) / ring(max(1.0, size))
 
     def efficiency(self, variant: Variant, num_ranks: int, end: End = "estimate") -> float:
         """Returns the speed of N ranks over N times the speed of one."""

@@ -282,6 +282,17 @@ def test_another_algorithm_is_as_much_slower_than_what_was_measured_as_the_model
     assert found == pytest.approx(0.1 * central / ring)
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_ranks_agree_through_any_algorithm_on_a_line_without_latency(algorithm: Algorithm) -> None:
+    """Horovod's agreement has no bytes; the low end of the line has no limit at all."""
+    measured = collective(4, latency=0.0, bandwidth=1e9, times=((1e6, 0.01), (4e6, 0.1)))
+    endless = Interval(estimate=1e9, low=1e9, high=None)
+    scenario = Scenario(made_profile(), LINK, measured=(measured.model_copy(update={"bytes_per_second": endless}),))
+    step = scenario.step_interval(Variant(algorithm, Fusion()), 4)
+    assert step.low is not None
+    assert step.low > 0.1
+
+
 def test_a_burst_that_passes_fast_makes_no_link_faster_than_it_is() -> None:
     measured = collective(2, latency=0.0, bandwidth=2e9)  # a line through small sizes, on a network of 1 GB/s
     scenario = Scenario(made_profile(), Network(Link(0.0, 1e9)), measured=(measured,))
