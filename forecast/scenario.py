@@ -118,9 +118,8 @@ class Scenario:
         return lambda size: measured(size) * own(max(1.0, size)) / ring(max(1.0, size))
 
     def efficiency(self, variant: Variant, num_ranks: int, end: End = "estimate") -> float:
-        """Returns the speed of N ranks over N times the speed of one."""
-        alone = self.work.accumulated(variant.accumulation).seconds
-        return alone / self.step(variant, num_ranks, end).total
+        """Returns the speed of N ranks over N times the speed of one, with the same inputs for both."""
+        return self.step(variant, 1, end).total / self.step(variant, num_ranks, end).total
 
     def step_interval(self, variant: Variant, num_ranks: int) -> Interval:
         """Returns the time of a step, between inputs at their low and at their high ends."""

@@ -15,7 +15,7 @@ from forecast.measuring import parts_of, quartile_spread, ratio
 from forecast.model import Conditions, Work, step_time
 from forecast.network import Link, Network, parse_network
 from forecast.profile import Computing
-from forecast.scenario import NotMeasured, Scenario, Variant, link_of
+from forecast.scenario import End, NotMeasured, Scenario, Variant, link_of
 from forecast.sending import WAYS, Buckets, Fusion, Gradient, Whole, sending_of
 from forecast.times import RankTimes
 from tests.forecasting import certain, collective, made_profile
@@ -333,7 +333,8 @@ def test_intervals_enclose_the_estimate() -> None:
         assert step.low is not None
         assert step.high is not None
         assert step.low < step.estimate < step.high
-    assert scenario.efficiency(variant, 1) == 1
+    ends: tuple[End, ...] = ("low", "estimate", "high")
+    assert [scenario.efficiency(variant, 1, end) for end in ends] == [1, 1, 1]
 
 
 def test_the_parts_of_a_step_add_up_to_the_median_step() -> None:
