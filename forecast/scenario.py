@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -79,7 +80,7 @@ class Scenario:
     def _modelled(self, variant: Variant, num_ranks: int, end: End, end_of_reduces: End) -> StepTime:
         work = self.work.accumulated(variant.accumulation).compressed(variant.share).slowed(self._end_of_work(end))
         reduce = self._all_reduce(variant.algorithm, num_ranks, end_of_reduces)
-        return step_time(work, num_ranks, variant.sending, reduce, self._conditions(num_ranks, end))
+        return step_time(work, num_ranks, variant.sending, reduce, self._conditions(variant, num_ranks, end))
 
     def _remainder(self, num_ranks: int, end: End) -> float | None:
         """Returns the error of the model for ranks that share the profiled machine, over its own loopback interface.
@@ -159,7 +160,7 @@ class Scenario:
                     f"the remainder is added: what ranks of {profile.name} took on the profiled machine itself "
                     f"beyond the model ({', '.join(told)}), however they send"
                 )
-        spread = self._spread(2)
+        spread = self._spread(max(2, self.ranks_per_node))
         if spread is None:
             found.append("how much ranks differ in a step was not measured: nobody waits for the slowest")
         else:
@@ -181,10 +182,11 @@ class Scenario:
         alone = self.profile.computing[0].step_seconds
         return (_end(alone, end) or alone.estimate) / alone.estimate
 
-    def _conditions(self, num_ranks: int, end: End) -> Conditions:
+    def _conditions(self, variant: Variant, num_ranks: int, end: End) -> Conditions:
         overlap = self.profile.overlap_slow_down
-        # The formula for the slowest rank is an upper bound of its mean.
-        spread = 0.0 if end == "low" else self._spread(num_ranks) or 0.0
+        # The formula for the slowest rank is an upper bound of its mean. What a rank takes for A steps one after the
+        # other differs by sqrt(A) times as much as for one.
+        spread = 0.0 if end == "low" else math.sqrt(variant.accumulation) * (self._spread(num_ranks) or 0.0)
         return Conditions(
             slow_down=self._slow_down(num_ranks, end),
             overlap_slow_down=1.0 if overlap is None else _end(overlap, end) or overlap.estimate,
@@ -195,7 +197,7 @@ class Scenario:
         """Returns how many times as long as alone a rank computes beside others; both at an end of their intervals."""
         if self.slow_down is not None:
             return self.slow_down
-        beside = num_ranks if self.same_machine else min(num_ranks, self.ranks_per_node)
+        beside = self._ranks_of_a_machine(num_ranks)
         found = self._computing(beside)
         if found is None and self.same_machine:
             raise NotMeasured(
@@ -211,9 +213,13 @@ class Scenario:
         return next((one for one in self.profile.computing if one.num_processes == num_processes), None)
 
     def _spread(self, num_ranks: int) -> float | None:
-        """Returns how much ranks differ in a step; of the most processes that were measured, unless they share all."""
-        own = self._computing(num_ranks) if self.same_machine else None
-        return (own or self.profile.computing[-1]).spread_seconds
+        """Returns how much ranks differ in a step beside the others of a machine; else beside the fewest measured."""
+        own = self._computing(self._ranks_of_a_machine(num_ranks))
+        known = [one.spread_seconds for one in ([own] if own else []) + self.profile.computing]
+        return next((spread for spread in known if spread is not None), None)
+
+    def _ranks_of_a_machine(self, num_ranks: int) -> int:
+        return num_ranks if self.same_machine else min(num_ranks, self.ranks_per_node)
 
     def _network(self, num_ranks: int, end: End) -> Network:
         """Returns the network as the library reaches it."""

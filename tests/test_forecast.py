@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -317,6 +318,26 @@ def test_ranks_that_share_a_machine_compute_as_slowly_as_processes_did() -> None
     assert Scenario(profile, network).step(variant, 4).computing == pytest.approx(0.1)
     assert Scenario(profile, network, ranks_per_node=4).step(variant, 8).computing == pytest.approx(0.25)
     assert Scenario(profile, network, slow_down=3.0).step(variant, 8).computing == pytest.approx(0.3)
+
+
+def test_ranks_differ_as_much_as_processes_that_shared_a_machine_as_they_do() -> None:
+    spreads = {1: None, 2: 0.001, 4: 0.005, 8: 0.020}
+    profile = made_profile(
+        computing=[
+            Computing(num_processes=number, step_seconds=certain(0.1), spread_seconds=spread)
+            for number, spread in spreads.items()
+        ]
+    )
+
+    def spread(variant: Variant, num_ranks: int, **where: Any) -> float:
+        return Scenario(profile, LINK, **where).step(variant, num_ranks).waiting / math.sqrt(2 * math.log(num_ranks))
+
+    once = Variant("ring", Whole())
+    # On machines of their own, as the fewest; on nodes of four, as four; on one machine, as all of them.
+    assert spread(once, 8) == pytest.approx(0.001)
+    assert spread(once, 8, ranks_per_node=4) == pytest.approx(0.005)
+    assert spread(once, 8, same_machine=True) == pytest.approx(0.020)
+    assert spread(once._replace(accumulation=4), 8) == pytest.approx(2 * 0.001)
 
 
 def test_intervals_enclose_the_estimate() -> None:
