@@ -112,8 +112,12 @@ def _job(
     run = read_options(backend, row.settings, [*given, *sizes]).run
     first_device, *_ = row.capabilities.precisions
     device = run.device if run.device != "auto" else first_device
-    nodes = Nodes(size.num_nodes, min_nodes=run.min_nodes)
-    check_world(backend, row, run, device=device, num_processes=num_processes, nodes=nodes)
+    if run.min_nodes is not None:
+        raise UsageError(
+            f"--min-nodes {run.min_nodes}: engines start each node once and end the job when one is lost; start the nodes "
+            "by hand (docs/nodes.md), or leave the option out"
+        )
+    check_world(backend, row, run, device=device, num_processes=num_processes, nodes=Nodes(size.num_nodes))
     if given == of_training or "global_batch_size" in run.model_fields_set:
         settle_batch_sizes(run.global_batch_size, run.micro_batch_size, num_processes)
     output_dir = asked.get("output_dir") or default_output_dir(backend)

@@ -31,7 +31,7 @@ from records.environment import num_cpus
 
 _SCRIPT = Path(__file__).with_name("netns.sh")
 _ADDRESS_OF_NODE_0 = "10.78.0.10"
-# Addresses 10.78.0.10 to 10.78.0.99: torchrun puts rank 0 where the address comes first as text if nodes may leave.
+# Addresses 10.78.0.10 to 10.78.0.99.
 _MOST_NODES = 90
 _POLL_SECONDS = 0.1
 # Nodes that have met tell each other when one of them fails, and end within seconds; those that have not would wait.

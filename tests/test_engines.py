@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from compare.results import Results
+from engines.command import planned
 from engines.following import Ended, Followed, exit_code_of
+from launch.errors import UsageError
 from tests.launching import (
     LOCKSTEP,
     ending,
@@ -142,6 +144,24 @@ def test_is_refused(tmp_path: Path, case: str) -> None:
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert all(word in done.stderr for word in words), done.stderr
     assert not (tmp_path / "run").exists()
+
+
+PLANS_REFUSED = {
+    "nodes-that-leave": (
+        "ddp --engine netns --min-nodes 1 --max-restarts 1",
+        "--min-nodes 1: engines start each node once",
+        "start the nodes by hand",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PLANS_REFUSED)
+def test_a_job_is_refused_before_anything_starts(case: str) -> None:
+    arguments, *words = PLANS_REFUSED[case]
+    with pytest.raises(UsageError) as refused:
+        engine, _ = planned(arguments.split())
+        engine.check()
+    assert all(word in str(refused.value) for word in words), refused.value
 
 
 @needs_namespaces
