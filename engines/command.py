@@ -110,8 +110,7 @@ def _job(
     # A checkpoint to resume from is known where the node runs, and so are the options that come from its run.
     given = _without_resume(of_training)
     run = read_options(backend, row.settings, [*given, *sizes]).run
-    first_device, *_ = row.capabilities.precisions
-    device = run.device if run.device != "auto" else first_device
+    device = _device(run.device, row, settings)
     if run.min_nodes is not None:
         raise UsageError(
             f"--min-nodes {run.min_nodes}: engines start each node once and end the job when one is lost; start the nodes "
@@ -129,6 +128,15 @@ def _job(
         num_processes=num_processes,
         output_dir=Path(output_dir).absolute(),
     )
+
+
+def _device(asked: str, row: BackendRow, settings: EngineSettings) -> str:
+    """Returns what the nodes compute on, as far as it is known here."""
+    devices = row.capabilities.precisions
+    # A library that was built without GPUs here may have been built with them where the nodes run.
+    if (asked == "cuda" or (asked == "auto" and settings.num_gpus)) and "cuda" in devices:
+        return "cuda"
+    return "cpu" if asked == "cpu" else next(iter(devices))
 
 
 def _check_config(of_training: list[str]) -> None:

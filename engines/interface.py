@@ -24,9 +24,14 @@ class EngineSettings(BaseModel):
         return {}
 
     @property
+    def num_gpus(self) -> int:
+        """The number of GPUs of each node for which these options ask."""
+        return 0
+
+    @property
     def ranks_per_node(self) -> int:
         """The number of ranks on a node for which these options ask, if --num-processes does not say it."""
-        return 1
+        return self.num_gpus or 1
 
 
 @dataclass(frozen=True)

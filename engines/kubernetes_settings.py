@@ -70,5 +70,5 @@ class KubernetesSettings(EngineSettings):
 
     @property
     @override
-    def ranks_per_node(self) -> int:
-        return self.gpus or 1
+    def num_gpus(self) -> int:
+        return self.gpus or 0

@@ -60,8 +60,8 @@ class RaySettings(EngineSettings):
 
     @property
     @override
-    def ranks_per_node(self) -> int:
-        return self.gpus_per_node or 1
+    def num_gpus(self) -> int:
+        return self.gpus_per_node
 
     @field_validator("address")
     @classmethod

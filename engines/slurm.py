@@ -138,8 +138,8 @@ class SlurmSettings(EngineSettings):
 
     @property
     @override
-    def ranks_per_node(self) -> int:
-        return self.gpus_per_node or 1
+    def num_gpus(self) -> int:
+        return self.gpus_per_node or 0
 
 
 class Slurm(Engine[SlurmSettings]):

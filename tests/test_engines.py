@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from backends.capabilities import UnsupportedError
 from compare.results import Results
 from engines.command import planned
 from engines.following import Ended, Followed, exit_code_of
@@ -162,6 +163,24 @@ def test_a_job_is_refused_before_anything_starts(case: str) -> None:
         engine, _ = planned(arguments.split())
         engine.check()
     assert all(word in str(refused.value) for word in words), refused.value
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "accelerate --engine slurm --gpus-per-node 8 --precision fp16",
+        "accelerate --engine ray --gpus-per-node 8 --precision fp16",
+        "accelerate --engine kubernetes --image X --gpus 8 --precision fp16",
+        # As if this Horovod had been built without GPUs.
+        "horovod --engine kubernetes --image X --device cuda",
+    ],
+)
+def test_nodes_with_gpus_are_not_judged_by_this_machine(monkeypatch: pytest.MonkeyPatch, arguments: str) -> None:
+    monkeypatch.setattr("backends.registry._horovod_has_nccl", lambda: False)
+    engine, _ = planned([*arguments.split(), "--num-nodes", "2"])
+    engine.check()
+    with pytest.raises(UnsupportedError, match="accelerate cannot compute in fp16 on cpu"):
+        planned("accelerate --engine slurm --precision fp16".split())
 
 
 @needs_namespaces
