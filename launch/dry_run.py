@@ -74,15 +74,17 @@ def dry_run(backend: str, row: BackendRow, asked: Options, *, started_at: float)
 
 
 def _with_whole_batches(asked: Options, noted: list[str]) -> Options:
-    """Gives each rank one sample where the default global batch cannot be divided among so many, and notes it."""
+    """Gives each rank one micro-batch where the default global batch cannot be divided among so many, and notes it."""
     run = asked.run
-    if "global_batch_size" in run.model_fields_set or not run.num_processes or run.micro_batch_size:
+    if "global_batch_size" in run.model_fields_set or not run.num_processes:
         return asked
     try:
-        settle_batch_sizes(run.global_batch_size, None, run.num_processes)
+        settle_batch_sizes(run.global_batch_size, run.micro_batch_size, run.num_processes)
     except UsageError as error:
-        noted.append(f"{one_line(error)} (shown for {run.num_processes}, one sample for each rank)")
-        return asked._replace(run=run.model_copy(update={"global_batch_size": run.num_processes}))
+        each = run.micro_batch_size or 1
+        size = each * run.num_processes
+        noted.append(f"{one_line(error)} (shown for {size}, {each} sample{'' if each == 1 else 's'} for each rank)")
+        return asked._replace(run=run.model_copy(update={"global_batch_size": size}))
     return asked
 
 

@@ -229,7 +229,7 @@ def _settle_world(backend: str, row: BackendRow, options: RunOptions, noted: lis
         reason = row.unavailable_reason()
         if reason is not None:
             raise UnsupportedError(f"{backend} cannot run here: {reason}")
-    device = _settle_device(options, row, is_dry_run=noted is not None)
+    device = _settle_device(options, row, noted)
     check_nodes(options.num_nodes, options.node_rank, options.master_addr)
     nodes = Nodes(options.num_nodes, options.node_rank, min_nodes=options.min_nodes)
     with of_this_machine(noted):
@@ -310,13 +310,14 @@ def check_compiler(device: str) -> None:
         raise UsageError("--torch-compile needs triton on GPUs; pip install triton, or leave the option out")
 
 
-def _settle_device(options: RunOptions, row: BackendRow, *, is_dry_run: bool) -> Literal["cpu", "cuda"]:
+def _settle_device(options: RunOptions, row: BackendRow, noted: list[str] | None) -> Literal["cpu", "cuda"]:
     if options.device == "auto":
-        if is_dry_run and "cpu" not in row.capabilities.precisions:
+        if noted is not None and "cpu" not in row.capabilities.precisions:
             return "cuda"  # of the machine that the run is for
         return "cuda" if count_gpus() and "cuda" in row.capabilities.precisions else "cpu"
-    if options.device == "cuda" and count_gpus() == 0:
-        raise UsageError("--device cuda: no GPU is visible here; use --device cpu, or check the driver")
+    with of_this_machine(noted):
+        if options.device == "cuda" and count_gpus() == 0:
+            raise UsageError("--device cuda: no GPU is visible here; use --device cpu, or check the driver")
     return options.device
 
 

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from launch.dry_run import Measured, show
+from backends.registry import find_backend
+from launch.dry_run import Measured, _with_whole_batches, show
+from launch.options import read_options
 from records.record import MemoryRecord
 from records.sizes import RankSizes
 from records.traffic import Payload, needed_bytes, sent_bytes
@@ -67,12 +69,23 @@ def test_a_port_is_refused_only_where_nodes_are_known_to_meet(tmp_path: Path) ->
 
 
 def test_a_number_of_ranks_is_enough(tmp_path: Path) -> None:
-    done = lockstep("ddp", "--num-processes", "4096", "--dry-run", cwd=tmp_path)
+    """Also on GPUs that this machine has not."""
+    options = ("--num-processes", "4096", "--device", "cuda")
+    done = lockstep("ddp", *options, "--dry-run", cwd=tmp_path, env={"CUDA_VISIBLE_DEVICES": ""})
     assert done.returncode == 0, done.stderr
     assert _rows(done)["global batch"] == "4,096 samples"
     text = " ".join(done.stdout.split())
     assert "REFUSED --global-batch-size 32 is not a multiple of the 4096 ranks" in text
+    assert "REFUSED --device cuda: no GPU is visible here" in text
     assert "REFUSED --num-processes 4096: a node starts at most 1024 ranks" in text
+
+
+@pytest.mark.parametrize(("micro_batch_size", "samples"), [((), 1), (("--micro-batch-size", "8"), 8)])
+def test_each_rank_has_a_micro_batch(micro_batch_size: tuple[str, ...], samples: int) -> None:
+    row, noted = find_backend("ddp"), list[str]()
+    asked = read_options("ddp", row.settings, ["--num-processes", "4096", *micro_batch_size])
+    assert _with_whole_batches(asked, noted).run.global_batch_size == samples * 4096
+    assert len(noted) == 1
 
 
 REFUSED = {
@@ -83,14 +96,11 @@ REFUSED = {
     "one-process": "single --num-processes 2",
     "compression": "fsdp2 --grad-compression fp16",
     "too-many": "ddp --num-processes 1048577",
-    "gpus": "ddp --device cuda",
 }
 
 
 @pytest.mark.parametrize("words", REFUSED.values(), ids=REFUSED)
 def test_what_no_machine_can_run_is_refused_as_in_a_run(tmp_path: Path, words: str) -> None:
-    if "cuda" in words and Path("/dev/nvidiactl").exists():
-        pytest.skip("there is a GPU here")
     dry, run = (lockstep(*words.split(), *more, cwd=tmp_path) for more in (["--dry-run"], []))
     assert dry.returncode == run.returncode == 2
     assert dry.stderr == run.stderr
