@@ -179,8 +179,3 @@ def _is_this_machine(host: str) -> bool:
         except OSError:
             return False
     return True
-
-
-def limit_in(network: str | None) -> str | None:
-    """Returns the limit that a file of collectives names, such as 10gbit; None where none is known."""
-    return network if network is not None and network[0].isdigit() else None

@@ -11,16 +11,15 @@ from typing import NamedTuple
 from backends.registry import BACKENDS
 from compare.collectives.measurement import read_collectives
 from compare.collectives.selection import changing_collectives
-from compare.networks import limit_in
 from compare.report.pages import require_packages
 from compare.strict import named
 from forecast import profile_command
-from forecast.network import Network, parse_network
+from forecast.network import Network, parse_network, read_measured
 from forecast.options import ForecastOptions, is_file
 from forecast.profile import Collective, Profile
 from forecast.result import Forecast, ForecastFile, forecast, forecast_file
 from forecast.runs import fits_of
-from forecast.scenario import NotMeasured, Scenario, Variant, link_of
+from forecast.scenario import NotMeasured, Scenario, Variant
 from forecast.sending import WAYS
 from forecast.source import read_source
 from forecast.table import show
@@ -68,21 +67,29 @@ def run(arguments: list[str]) -> int:
 
 
 class _Asked(NamedTuple):
-    """A network as --network names it: in words, or by a file with all-reduces that were measured on it, by backend."""
+    """A network as --network names it: in words, or by a file with all-reduces that were measured on it, by backend.
+
+    Attributes:
+        text: The words, or the name of the file.
+        name: What forecasts call it.
+        stated: What limits it.
+        measured: The all-reduces.
+    """
 
     text: str
-    stated: Network | None
+    name: str
+    stated: Network
     measured: Mapping[str, list[Collective]]
 
 
 def _network(text: str) -> _Asked:
     """Reads a network, or the lines through all-reduces that were measured on it."""
     if not is_file(text):
-        return _Asked(text, parse_network(text), {})
+        stated = parse_network(text)
+        return _Asked(text, stated.text, stated, {})
     try:
         content = read_collectives(Path(text))
-        limit = limit_in(content.network)
-        stated = None if limit is None else parse_network(limit)
+        name, stated = read_measured(content.network or Path(text).stem)
     except OSError as error:
         raise UsageError(f"--network {text}: cannot be read ({error.strerror})") from error
     except ValueError as error:
@@ -92,7 +99,7 @@ def _network(text: str) -> _Asked:
         raise UsageError(
             f"--network {text}: has no line through all-reduces; measure three sizes or more (launch/run.sh allreduce)"
         )
-    return _Asked(text, stated, fits)
+    return _Asked(text, name, stated, fits)
 
 
 def _measured(profile: Profile, asked: _Asked) -> list[Collective]:
@@ -117,7 +124,8 @@ def _forecast(profile: Profile, asked: _Asked, options: ForecastOptions) -> Fore
     measured = _measured(profile, asked) if asked.measured else []
     scenario = Scenario(
         profile,
-        asked.stated or Network(link_of(measured[0])),
+        asked.stated,
+        name=asked.name,
         measured=tuple(measured),
         ranks_per_node=options.ranks_per_node,
         same_machine=options.same_machine,

@@ -16,6 +16,7 @@ from records.record import read_record
 
 # They would take time that is not forecast.
 _NO_OTHER_WORK = ("--save-every=never", "--no-evaluate")
+_NO_LATENCY = ",latency=0us"
 
 
 class RunFailed(Exception):
@@ -30,7 +31,7 @@ def train_what_was_forecast(
     Runs whose record is there already are left alone, so that a series that was interrupted goes on.
 
     Args:
-        forecasts: What was forecast; each network must have a bandwidth and no latency.
+        forecasts: What was forecast; each network must have a bandwidth, and no links within a node.
         directory: Receives a directory for each run.
         options: Options of the training that was profiled, and how many steps to take.
         say: Is told what runs now.
@@ -51,8 +52,8 @@ def train_what_was_forecast(
     # Networks and backends take turns, so that a drift of the machine meets all of them.
     by_size = sorted(((row, one) for one in forecasts.forecasts for row in one.rows), key=lambda pair: pair[0].ranks)
     for row, one in by_size:
-        name = re.sub(r"[^A-Za-z0-9.]+", "-", one.name)
-        place = directory / f"{name}-{row.ranks}-{one.network.partition(',')[0]}"
+        name = f"{one.name}-{row.ranks}-{one.network.replace(_NO_LATENCY, '')}"
+        place = directory / re.sub(r"[^A-Za-z0-9.]+", "-", name)
         if not _is_complete(place):
             say(f"{one.name}, {row.ranks} ranks, {one.network}")
             _train(one, row, place, options)
@@ -69,8 +70,16 @@ def _is_complete(place: Path) -> bool:
 
 
 def _train(one: Forecast, row: Row, place: Path, options: list[str]) -> None:
+    # What forecasts say of a network has the names of the engine's options.
+    bandwidth, *facts = one.network.replace(_NO_LATENCY, "").split(",")
     arguments = [
-        *(one.backend, *one.own_options, "--engine=netns", f"--bandwidth={one.network.partition(',')[0]}"),
+        *(
+            one.backend,
+            *one.own_options,
+            "--engine=netns",
+            f"--bandwidth={bandwidth}",
+            *(f"--{fact}" for fact in facts),
+        ),
         *(f"--num-nodes={row.ranks}", f"--num-processes={row.ranks}"),
         *(f"--global-batch-size={row.ranks * one.samples_per_rank}", *_NO_OTHER_WORK),
         *(*options, f"--output-dir={place}", "--overwrite"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -58,6 +59,9 @@ class Network:
         return ",".join(words)
 
 
+UNLIMITED = Network(Link(0.0, math.inf))
+
+
 def parse_network(text: str) -> Network:
     """Reads a network: a bandwidth in bits per second, with SI prefixes, then what else is known of it.
 
@@ -84,6 +88,23 @@ def parse_network(text: str) -> Network:
         return Network(link)
     local = Link(_read_duration(facts.get("local-latency", "0us")), _read_rate(facts["local"]))
     return Network(link, local)
+
+
+def read_measured(name: str) -> tuple[str, Network]:
+    """Returns how forecasts call a network on which something was measured, and what limits it.
+
+    Args:
+        name: How files of all-reduces call it: by its limit, with what it loses (1gbit,latency=5ms,loss=0.1%), or, if
+            nothing is known to limit it, in another word.
+
+    Raises:
+        ValueError: It begins as a limit, but is none.
+    """
+    if not name[:1].isdigit():
+        return name, UNLIMITED
+    limit, *loss = name.partition(",loss=")
+    network = parse_network(limit)
+    return "".join([network.text, *loss]), network
 
 
 def _read_rate(word: str) -> float:

@@ -89,7 +89,7 @@ def forecast(scenario: Scenario, variant: Variant, ranks: list[int], cost_per_ho
     return Forecast(
         backend=profile.backend,
         own_options=profile.own_options,
-        network=scenario.network.text,
+        network=scenario.name or scenario.network.text,
         network_measured=bool(scenario.measured),
         algorithm=variant.algorithm,
         sending=variant.sending.way,

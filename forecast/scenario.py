@@ -47,9 +47,10 @@ class Scenario:
 
     Attributes:
         profile: The profile of the training.
-        network: What connects the ranks.
+        network: What connects the ranks, as far as it is known.
         measured: All-reduces that were measured on this very network, from the fewest ranks to the most; empty if the
             network is only stated, and what the library adds is taken from the profile.
+        name: What the network is called; None for what is known of it.
         ranks_per_node: The ranks of a node.
         same_machine: Whether all ranks share the profiled machine.
         slow_down: The stated slow-down of computing; None for what was measured.
@@ -58,6 +59,7 @@ class Scenario:
     profile: Profile
     network: Network
     measured: tuple[Collective, ...] = ()
+    name: str | None = None
     ranks_per_node: int = 1
     same_machine: bool = False
     slow_down: float | None = None

@@ -22,7 +22,7 @@ from compare.numbers import number
 from compare.results import Interval
 from compare.strict import OfBackend, Strict
 from forecast.measured_runs import RunFailed, train_what_was_forecast
-from forecast.network import Link, Network, parse_network
+from forecast.network import read_measured
 from forecast.result import ForecastFile
 from launch.cli import answer
 from launch.display import console
@@ -89,7 +89,7 @@ def measured_steps(network: str, record: RunRecord) -> MeasuredSteps:
     """Returns the steps of a run.
 
     Args:
-        network: What limited it, as `parse_network` reads it.
+        network: What limited it, or what it is called, as `read_measured` reads it.
         record: The record of the run.
 
     Raises:
@@ -101,7 +101,7 @@ def measured_steps(network: str, record: RunRecord) -> MeasuredSteps:
     return MeasuredSteps(
         backend=record.config.backend,
         own_options=own_options(record.config.backend, record.config.backend_settings),
-        network=parse_network(network).text,
+        network=read_measured(network)[0],
         ranks=record.config.num_processes,
         started_at=datetime.fromtimestamp(record.config.started_at, timezone.utc),
         step_seconds=steps[NUM_WARMUP_STEPS:],
@@ -179,8 +179,11 @@ def run(arguments: list[str]) -> int:
 def _train(forecasts: ForecastFile, directory: Path, options: list[str]) -> int:
     """Makes the runs and prints what they took; returns 0, or 1 if a run failed, or what a signal asks for."""
     for one in forecasts.forecasts:
-        if parse_network(one.network) != Network(Link(0.0, parse_network(one.network).link.bandwidth)):
-            raise UsageError(f"{one.network}: hosts on this machine have a bandwidth alone; forecast without latencies")
+        if not one.network[0].isdigit() or ",local=" in one.network:
+            raise UsageError(
+                f"{one.network}: hosts on this machine have a bandwidth and no links within a node; forecast for such, or "
+                "train there and give the records to python -m forecast.validation measured"
+            )
     try:
         with signals_raised():
             found = train_what_was_forecast(forecasts, directory, options, tell)
@@ -197,7 +200,7 @@ def _train(forecasts: ForecastFile, directory: Path, options: list[str]) -> int:
 
 def _read_run(word: str) -> MeasuredSteps:
     network, at, name = word.partition("@")
-    if not at:
+    if not (network and at):
         raise UsageError(f"{word}: write the network and the record of the run, such as 1gbit@runs/a")
     path = Path(name)
     try:

@@ -147,6 +147,16 @@ def test_a_network_that_was_measured(place: Path) -> None:
     assert "all-reduces were measured on this network, over 2 and 4 ranks" in found.remarks
 
 
+def test_a_network_of_which_no_limit_is_known(place: Path) -> None:
+    """It goes by the name of its file, and no line limits another: 8 ranks have the link of 4, which was the faster."""
+    measured = measured_network("slurm", ddp={2: (0.001, 1e9), 4: (0.001, 2e9)})
+    (place / "slurm.json").write_text(measured.model_dump_json())
+    assert command.run(shlex.split(f"{P} --network slurm.json --ranks 8 --sending whole --output f.json")) == 0
+    (found,) = ForecastFile.model_validate_json((place / "f.json").read_bytes()).forecasts
+    assert found.network == "slurm"
+    assert found.rows[0].exposed_seconds == pytest.approx(14 / 6 * 0.001 + (14 / 8) / (6 / 4) * 0.002)
+
+
 def test_a_backend_that_communicates_as_another_has_its_network(place: Path) -> None:
     write_profile(made_profile(backend="accelerate"), place / "empty")
     assert command.run(shlex.split("--profile empty --network measured.json --ranks 2 --output f.json")) == 0

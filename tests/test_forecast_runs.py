@@ -7,14 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from compare.collectives.cluster import Cluster
+from engines.netns import NetnsSettings
 from forecast import validation
-from forecast.network import parse_network
+from forecast.measured_runs import train_what_was_forecast
+from forecast.network import parse_network, read_measured
 from forecast.result import forecast, forecast_file
 from forecast.scenario import Scenario, Variant
 from forecast.validation import MeasuredFile
 from launch.errors import UsageError
 from records.throughput import NUM_WARMUP_STEPS
-from tests.forecasting import made_profile
+from tests.forecasting import collective, made_profile
 from tests.launching import needs_namespaces
 
 STEPS = ("--task", "token-tagging", "--dtype", "float32", "--max-steps", "12", "--threads-per-rank", "1")
@@ -66,7 +69,31 @@ def test_options_of_a_backend_alone_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_latency_is_refused(tmp_path: Path) -> None:
-    path = _write_forecast(tmp_path, "1gbit,latency=20us")
-    with pytest.raises(UsageError, match="1gbit,latency=20us: hosts on this machine have a bandwidth alone"):
+def test_links_within_a_node_are_refused(tmp_path: Path) -> None:
+    path = _write_forecast(tmp_path, "1gbit,local=10gbit")
+    with pytest.raises(
+        UsageError, match="local-latency=0us: hosts on this machine have a bandwidth and no links within"
+    ):
         validation.run(["run", str(path), str(tmp_path / "runs")])
+
+
+def test_a_run_has_the_network_that_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the options of allreduce to those of the run that is held against the forecast."""
+    limits = NetnsSettings.model_validate({"bandwidth": "1gbit", "latency": "5ms", "loss": "0.1%"})
+    name, limit = read_measured(Cluster("netns", limits, (), None).network)
+    assert name == "1gbit,latency=5ms,loss=0.1%"
+    assert limit == parse_network("1gbit,latency=5ms")
+    profile, started = made_profile(), list[list[str]]()
+    scenario = Scenario(profile, limit, measured=(collective(2, 0.001, 1e9),), name=name)
+    found = forecast_file("", [forecast(scenario, Variant("ring", profile.sending), [2], None)])
+
+    def refuse(arguments: list[str]) -> None:
+        started.append(arguments)
+        raise UsageError("not started")
+
+    monkeypatch.setattr("launch.own_command.run_command", refuse)
+    with pytest.raises(UsageError, match="not started"):
+        train_what_was_forecast(found, tmp_path, [], print)
+    assert [word for word in started[0] if word in ("--bandwidth=1gbit", "--latency=5ms", "--loss=0.1%")] == [
+        *("--bandwidth=1gbit", "--latency=5ms", "--loss=0.1%")
+    ]

@@ -13,6 +13,7 @@ from compare.collectives.selection import who_has
 from compare.networks import UNLIMITED
 from engines.command import planned
 from engines.interface import Engine, EngineSettings
+from engines.netns import NetnsSettings
 from engines.registry import ENGINES, find_engine
 from launch.arguments import Parser
 from launch.errors import UsageError
@@ -65,11 +66,14 @@ class Cluster:
 
     @property
     def network(self) -> str:
-        """What a node sends in a second at most, if this machine limits it; else the name of the engine."""
-        if self.is_elsewhere:
+        """What limits nodes on this machine, as forecasts write it (1gbit,latency=5ms); else the name of the engine."""
+        if not isinstance(self.settings, NetnsSettings):
             return self.engine
-        limit: float | None = getattr(self.settings, "bandwidth", None)
-        return UNLIMITED if limit is None else format_bandwidth(limit)
+        settings = self.settings
+        words = [UNLIMITED if settings.bandwidth is None else format_bandwidth(settings.bandwidth)]
+        words += [f"latency={settings.latency * 1e6:g}us"] if settings.latency else []
+        words += [f"loss={100 * settings.loss:g}%"] if settings.loss else []
+        return ",".join(words)
 
     def options(self, measurement: Measurement) -> list[str]:
         """Returns the options of a training on these nodes whose ranks measure instead."""

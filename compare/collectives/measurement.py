@@ -56,8 +56,8 @@ class CollectivesFile(Strict):
     environment: Environment
     network: str | None = Field(
         default=None,
-        description="where ranks were on nodes: what each sends in a second at most, such as 1gbit, or unlimited, if "
-        "this machine made them; otherwise the name of the engine",
+        description="where ranks were on nodes: what each sends in a second at most, such as 1gbit, or unlimited, "
+        "then latency and loss if there are any, if this machine made them; otherwise the name of the engine",
     )
     series: list[CollectiveSeries]
 
