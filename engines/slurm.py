@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 import shutil
@@ -26,9 +27,12 @@ _BODY = Path(__file__).with_name("slurm.sh")
 _SCRIPT_NAME = "job.sh"
 _LOG_NAME = "job.log"
 
-# How long before the time limit a job is told to stop; sbatch(1): "up to 60 seconds earlier than specified".
+# How long before the time limit a job is told to stop, besides the time in which a rank that hangs is noticed; sbatch(1):
+# "up to 60 seconds earlier than specified", and at most so long before.
 _SECONDS_TO_SAVE = 60
-_LEAST_SECONDS = 2 * _SECONDS_TO_SAVE + 60
+_SECONDS_EARLIER = 60
+_MOST_SECONDS_BEFORE = 65535
+_LEAST_SECONDS_TO_TRAIN = 60
 
 # sbatch(1): minutes, minutes:seconds, hours:minutes:seconds, or days before hours and what follows them.
 _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<parts>\d+(?::\d+){0,2})")
@@ -71,13 +75,8 @@ def _name(value: str) -> str:
 
 
 def _time(value: str) -> str:
-    if (seconds := _seconds(value)) is None:
+    if _seconds(value) is None:
         raise ValueError("is not a time of SLURM; write it as 90 (minutes), 12:00:00 or 2-12:00:00")
-    if seconds < _LEAST_SECONDS:
-        raise ValueError(
-            f"is too short, since the job is told to stop {_SECONDS_TO_SAVE} to {_SECONDS_TO_SAVE + 60} s before; "
-            f"give at least {_LEAST_SECONDS // 60} minutes"
-        )
     return value
 
 
@@ -150,6 +149,21 @@ class Slurm(Engine[SlurmSettings]):
     Settings = SlurmSettings
 
     @override
+    def check(self) -> None:
+        before, asked = self._seconds_before, self.settings.time
+        least = before + _SECONDS_EARLIER + _LEAST_SECONDS_TO_TRAIN
+        if asked is not None and (_seconds(asked) or 0) < least:
+            raise UsageError(
+                f"--time {asked}: is too short, since the job is told to stop {before} to {before + _SECONDS_EARLIER} s "
+                f"before; give at least {math.ceil(least / 60)} minutes"
+            )
+
+    @property
+    def _seconds_before(self) -> int:
+        """How long before its time limit the job is told to stop."""
+        return min(math.ceil(self.job.run.hang_timeout) + _SECONDS_TO_SAVE, _MOST_SECONDS_BEFORE)
+
+    @override
     def script(self) -> str:
         output_dir = self.job.output_dir
         environment = command_environment()
@@ -163,6 +177,7 @@ class Slurm(Engine[SlurmSettings]):
                 f"output_dir={shlex.quote(str(output_dir))}",
                 f"cpus_per_task={self._cpus_per_task}",
                 f"requeue={'yes' if self.settings.requeue else ''}",
+                f"overwrite={'yes' if self.job.run.overwrite else ''}",
                 *(f"export {name}={shlex.quote(value)}" for name, value in exported.items()),
                 "train() {",
                 f'  exec {self._line()}{own_port} "$@"',  # whose number is then that of the shell
@@ -239,7 +254,7 @@ class Slurm(Engine[SlurmSettings]):
             "chdir": Path.cwd(),
             "output": str(self.job.output_dir / _LOG_NAME).replace("%", "%%"),
             "open-mode": "append",
-            "signal": f"B:USR1@{_SECONDS_TO_SAVE}",
+            "signal": f"B:USR1@{self._seconds_before}",
         }
         words = [(name, str(value)) for name, value in asked.items() if value is not None]
         return [

@@ -1,6 +1,6 @@
 # shellcheck shell=bash disable=SC2154
-# From here on the script is the same for all jobs (engines/slurm.sh): output_dir, cpus_per_task, requeue and the function
-# train, which runs Lockstep's command for a node, are those of this job.
+# From here on the script is the same for all jobs (engines/slurm.sh): output_dir, cpus_per_task, requeue, overwrite and the
+# function train, which runs Lockstep's command for a node, are those of this job.
 
 # The first node's address, as SLURM knows it: its name need not resolve on the others.
 master_addr=$(scontrol show node --oneliner "$(scontrol show hostnames | head -n 1)" | sed -n 's/.*NodeAddr=\([^ ]*\).*/\1/p')
@@ -8,13 +8,15 @@ master_addr=$(scontrol show node --oneliner "$(scontrol show hostnames | head -n
 master_port=$((10000 + SLURM_JOB_ID % 20000))
 export master_addr master_port
 
-# A job that starts again continues the run, or what it was to continue itself if it has not saved anything yet.
-start=()
+# A job that starts again continues the run, or what it was to continue itself if it has not saved anything yet. What was
+# saved before it first began belongs to a run that --overwrite replaces.
+start=() begun=$output_dir/job$SLURM_JOB_ID.begun
 if ((${SLURM_RESTART_COUNT:-0})); then
   start=(--overwrite)
-  saved=("$output_dir"/node*/checkpoints/*)
-  if [[ -e ${saved[0]} ]]; then start=(--no-overwrite --resume=latest); fi
+  saved=$(find "$output_dir"/node*/checkpoints -mindepth 1 ${overwrite:+-newer "$begun"} -print -quit 2>/dev/null)
+  if [[ $saved ]]; then start=(--no-overwrite --resume=latest); fi
 fi
+[[ -e $begun ]] || touch "$begun"
 
 # What srun runs on each node. That a run has stopped after a checkpoint (75) is no failure, for which srun would end the
 # nodes that still save theirs.
@@ -41,7 +43,8 @@ stop() {
   kill -TERM "$(<"$output_dir/node0.pid")" 2>/dev/null
 }
 is_time_over=
-trap stop TERM
+# A second SIGTERM would end it at once.
+trap 'trap "" USR1; stop' TERM
 trap 'is_time_over=yes; stop' USR1
 
 while
@@ -62,4 +65,5 @@ if ((code == 75)) && [[ $is_time_over && $requeue ]] && scontrol requeue "$SLURM
   trap - TERM
   exec sleep 60 # until SLURM ends this start of the job
 fi
+rm -f "$begun"
 exit "$code"

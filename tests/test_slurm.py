@@ -303,8 +303,8 @@ def test_collectives_are_measured_on_its_nodes(tmp_path: Path) -> None:
 
 REFUSALS = {
     "no-time": ("--time soon", "--time soon", "12:00:00"),
-    "two-minutes": ("--time 2", "--time 2: is too short", "3 minutes"),
-    "seconds": ("--time 0:90", "--time 0:90", "3 minutes"),
+    "two-minutes": ("--time 2", "--time 2: is too short", "4 minutes"),
+    "seconds": ("--time 0:90", "--time 0:90", "4 minutes"),
     "days": ("--time 1-2-3", "--time 1-2-3", "2-12:00:00"),
     "memory": ("--mem much", "--mem much", "16G"),
     "no-gpu": ("--gpus-per-node 0", "--gpus-per-node 0", "greater than"),
