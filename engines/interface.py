@@ -11,6 +11,7 @@ from typing import ClassVar, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
+from launch.errors import UsageError
 from records.config import RunOptions
 
 
@@ -102,6 +103,27 @@ class NodeJob:
         if self.num_nodes > 1:
             sizes.append(f"--num-nodes={self.num_nodes}")
         return [*self.program, self.backend, *self.options, *sizes]
+
+
+def check_node(job: NodeJob, *, num_gpus: int, num_cpus: int | None, option: str) -> None:
+    """Refuses nodes that are asked for other GPUs or fewer cores than their ranks need.
+
+    Args:
+        job: The job.
+        num_gpus: For how many GPUs of each node --gpus-per-node asks.
+        num_cpus: For how many cores of each node `option` asks; None for as many as are needed.
+        option: The option that asks for cores.
+
+    Raises:
+        UsageError: They are.
+    """
+    num_ranks, device = job.num_local_processes, job.run.device
+    if num_cpus is not None and num_cpus < num_ranks:
+        raise UsageError(f"{option} {num_cpus}: a node runs {num_ranks} ranks; give each of them one")
+    if num_gpus and device == "cpu":
+        raise UsageError(f"--gpus-per-node {num_gpus}: has no effect with --device cpu; leave one of them out")
+    if not num_gpus and device == "cuda":
+        raise UsageError(f"--device cuda: --gpus-per-node is missing; give it, such as --gpus-per-node {num_ranks}")
 
 
 def _expanded(variable: str) -> str:

@@ -26,7 +26,7 @@ from typing_extensions import override
 
 from engines.following import Followed, exit_code_of
 from engines.hosts import host_environment, on_host, told_codes
-from engines.interface import Engine, EngineSettings
+from engines.interface import Engine, EngineSettings, check_node
 from engines.on_host import REFUSED
 from launch.errors import UsageError, one_line, tell
 from launch.signals import signals_raised
@@ -80,13 +80,8 @@ class Ray(Engine[RaySettings]):
 
     @override
     def check(self) -> None:
-        ranks, cpus, gpus = self.job.num_local_processes, self.settings.cpus_per_node, self.settings.gpus_per_node
-        if cpus is not None and cpus < ranks:
-            raise UsageError(f"--cpus-per-node {cpus}: a node runs {ranks} ranks; give each of them one")
-        if gpus and self.job.run.device == "cpu":
-            raise UsageError(f"--gpus-per-node {gpus}: has no effect with --device cpu; leave one of them out")
-        if not gpus and self.job.run.device == "cuda":
-            raise UsageError(f"--device cuda: --gpus-per-node is missing; give it, such as --gpus-per-node {ranks}")
+        settings = self.settings
+        check_node(self.job, num_gpus=settings.num_gpus, num_cpus=settings.cpus_per_node, option="--cpus-per-node")
 
     @override
     def script(self) -> str:

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field
 from typing_extensions import override
 
 from engines.following import Followed
-from engines.interface import Engine, EngineSettings
+from engines.interface import Engine, EngineSettings, check_node
 from engines.slurm_job import SlurmJob
 from launch.errors import UsageError
 from launch.signals import signals_raised
@@ -150,7 +150,10 @@ class Slurm(Engine[SlurmSettings]):
 
     @override
     def check(self) -> None:
-        before, asked = self._seconds_before, self.settings.time
+        settings = self.settings
+        if not settings.sbatch_option:  # which may ask for GPUs or cores in another way
+            check_node(self.job, num_gpus=settings.num_gpus, num_cpus=settings.cpus_per_task, option="--cpus-per-task")
+        before, asked = self._seconds_before, settings.time
         least = before + _SECONDS_EARLIER + _LEAST_SECONDS_TO_TRAIN
         if asked is not None and (_seconds(asked) or 0) < least:
             raise UsageError(

@@ -10,7 +10,11 @@ import pytest
 from backends.capabilities import BackendSettings, Capabilities
 from backends.ddp import DDPBackend
 from backends.registry import find_backend
+from compare.collectives.cluster import Cluster
+from compare.collectives.measurement import Measurement
 from compare.collectives.options import parse_sizes
+from engines.command import planned
+from engines.slurm import SlurmSettings
 from tests.launching import lockstep
 
 
@@ -178,3 +182,13 @@ def test_bad_input_ends_with_one_line(tmp_path: Path, arguments: str) -> None:
     for part in REFUSED[arguments]:
         assert part in done.stderr
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"there.json": "mine"}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_ranks_on_cpus_ask_a_cluster_for_no_gpus(device: str) -> None:
+    cluster = Cluster("slurm", SlurmSettings(gpus_per_node=8), ("--gpus-per-node=8",), 2)
+    facts = {"num_processes": 16, "threads_per_rank": 1, "timeout": 60.0, "start_method": "torchrun"}
+    options = cluster.options(Measurement.model_construct(backend="ddp", device=device, **facts))
+    assert ("--gpus-per-node=8" in options) == (device == "cuda")
+    engine, _ = planned(["ddp", *options])
+    engine.check()

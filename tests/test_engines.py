@@ -156,6 +156,22 @@ PLANS_REFUSED = {
 }
 
 
+for _engine, _cpus in {"slurm": "--cpus-per-task", "ray": "--cpus-per-node"}.items():
+    PLANS_REFUSED |= {
+        f"{_engine}-no-gpus": (f"ddp --engine {_engine} --device cuda", "--device cuda", "--gpus-per-node 1"),
+        f"{_engine}-gpus-of-cpus": (
+            f"ddp --engine {_engine} --device cpu --gpus-per-node 4",
+            "--gpus-per-node 4",
+            "leave",
+        ),
+        f"{_engine}-cores": (
+            f"ddp --engine {_engine} --num-processes 8 {_cpus} 2",
+            f"{_cpus} 2",
+            "a node runs 4 ranks",
+        ),
+    }
+
+
 @pytest.mark.parametrize("case", PLANS_REFUSED)
 def test_a_job_is_refused_before_anything_starts(case: str) -> None:
     arguments, *words = PLANS_REFUSED[case]

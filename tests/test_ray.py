@@ -141,10 +141,7 @@ REFUSALS = {
     "address": ("--address somewhere", "--address somewhere", "10.0.0.1:6379"),
     "client": ("--address ray://10.0.0.1:10001", "--address ray://10.0.0.1:10001", "10.0.0.1:6379"),
     "placement": ("--placement left", "--placement left", "pack"),
-    "processors": ("--num-processes 8 --cpus-per-node 3", "--cpus-per-node 3", "4 ranks"),
     "no-processors": ("--cpus-per-node 0", "--cpus-per-node 0", "greater than or equal to 1"),
-    "gpus": ("--gpus-per-node 2 --device cpu", "--gpus-per-node 2", "--device cpu"),
-    "no-gpus": ("--device cuda --num-processes 4", "--device cuda", "--gpus-per-node 2"),
 }
 
 

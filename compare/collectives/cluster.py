@@ -79,7 +79,9 @@ class Cluster:
         """Returns the options of a training on these nodes whose ranks measure instead."""
         num_nodes = [f"--num-nodes={self.nodes_of(measurement.num_processes)}"]
         return [
-            *(f"--engine={self.engine}", *self.words),
+            f"--engine={self.engine}",
+            # Ranks that compute on CPUs need no GPUs.
+            *(word for word in self.words if measurement.device == "cuda" or not word.startswith("--gpus-per-node=")),
             # There is no checkpoint to continue from.
             *(["--no-requeue"] if "requeue" in type(self.settings).model_fields else ()),
             # Where the engine's options name the nodes, it refuses another number that the user gives.
