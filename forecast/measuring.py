@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import truediv
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from scipy import special
 
@@ -15,12 +15,23 @@ from compare.report.statistics import median_bounds
 from compare.results import Interval
 from forecast.profile import GradientTime
 from forecast.times import RankTimes
+from records.config import RunOptions
 
-NO_POWERSGD = "--grad-compression powersgd sends what depends on the shapes of weights, which is not in the model"
 _BYTES_SAVED = {"fp16": 0.5, "bf16": 0.5}
 # Between the quartiles of a normal distribution, in standard deviations.
 _QUARTILES = 1.349
 _CONFIDENCE = 0.95
+
+
+def not_in_the_model(options: RunOptions, backend_settings: Mapping[str, Any]) -> str | None:
+    """Returns which option of a training the model does not know, and why; None if it knows all of them."""
+    if backend_settings.get("transport") == "shared-memory":
+        return "--transport shared-memory: it stays on one node"
+    if options.sync_batchnorm:
+        return "--sync-batchnorm: what it sends in the forward pass is not in the model"
+    if options.grad_compression == "powersgd":
+        return "--grad-compression powersgd: it sends what depends on the shapes of weights, which is not in the model"
+    return None
 
 
 def halving_compressions(backend: str) -> list[str]:

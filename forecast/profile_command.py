@@ -13,7 +13,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from backends.registry import BackendRow, find_backend
-from forecast.measuring import NO_POWERSGD
+from forecast.measuring import not_in_the_model
 from forecast.profile import PROFILE_NAME, Profile, write_profile
 from forecast.runs import ProfileFailed, Request, make_profile
 from launch.arguments import Parser, command_line
@@ -106,16 +106,12 @@ def _refuse(backend: str, row: BackendRow, asked: Options) -> None:
         raise UsageError(f"{backend}: it has no ranks to forecast; choose a backend that runs several")
     if row.capabilities.shards_state:
         raise UsageError(f"{backend}: ranks hold parts, and what gathers them is not in the model; choose another")
-    if asked.backend_settings.model_dump().get("transport") == "shared-memory":
-        raise UsageError("--transport shared-memory: it stays on one node; leave it out")
     if asked.run.resume is not None:
         raise UsageError(f"--resume {asked.run.resume}: a profile needs no earlier run; leave it out")
     if asked.run.num_nodes > 1:
         raise UsageError(f"--num-nodes {asked.run.num_nodes}: a profile is measured on this node alone; leave it out")
-    if asked.run.sync_batchnorm:
-        raise UsageError("--sync-batchnorm: what it sends in the forward pass is not in the model; leave it out")
-    if asked.run.grad_compression == "powersgd":
-        raise UsageError(f"{NO_POWERSGD}; leave it out")
+    if (why := not_in_the_model(asked.run, asked.backend_settings.model_dump())) is not None:
+        raise UsageError(f"{why}; leave it out")
 
 
 def _target(asked: Path | None) -> Path:

@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 from statistics import median
 
 from backends.registry import BACKENDS
-from forecast.measuring import NO_POWERSGD, halving_compressions, interval_of_median, quartile_spread, sent_share
+from forecast.measuring import halving_compressions, interval_of_median, not_in_the_model, quartile_spread, sent_share
 from forecast.profile import Computing, GradientTime, Profile
 from forecast.sending import sending_of
 from launch.options import own_options
@@ -73,10 +73,8 @@ def _require_times(record: RunRecord, diagnoses: list[DiagnosisRecord]) -> None:
     row = BACKENDS.get(record.config.backend)
     if diagnoses[0].sharded_bytes or (row is not None and row.capabilities.shards_state):
         raise LacksTimes("its ranks hold parts, and what gathers them is not in the model; choose another backend")
-    if record.config.sync_batchnorm:
-        raise LacksTimes("--sync-batchnorm sends in the forward pass, which is not in the model; choose another run")
-    if record.config.grad_compression == "powersgd":
-        raise LacksTimes(NO_POWERSGD)
+    if (why := not_in_the_model(record.config, record.config.backend_settings)) is not None:
+        raise LacksTimes(f"{why}; choose another run")
     if len(record.steps) <= NUM_WARMUP_STEPS:
         raise LacksTimes(f"the run has no step after the {NUM_WARMUP_STEPS} of its warm-up; {_HOW}")
 

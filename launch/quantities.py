@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 _PARTS_OF_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -40,6 +40,12 @@ def _bandwidth(value: Any) -> Any:
     return _read(value, _BITS, "is not a bandwidth; write it as 100mbit or 10gbit")
 
 
+def _in_range(bits_per_second: float) -> float:
+    if not 1e6 <= bits_per_second <= 1e12:
+        raise ValueError(f"is too {'little' if bits_per_second < 1e6 else 'much'}; give 1mbit to 1000gbit")
+    return bits_per_second
+
+
 def format_bandwidth(bits_per_second: float) -> str:
     """Writes a bandwidth as the options read it: 100mbit, 2.5gbit."""
     unit = next((unit for unit in ("gbit", "mbit") if bits_per_second >= _BITS[unit]), "kbit")
@@ -60,5 +66,5 @@ Share = Annotated[float, BeforeValidator(_share), Field(gt=0, le=1)]
 Seconds = Annotated[float, BeforeValidator(_short_time), Field(gt=0, le=60)]
 """Seconds, of what takes much less than one."""
 
-Bandwidth = Annotated[float, BeforeValidator(_bandwidth), Field(ge=1e6, le=1e12)]
+Bandwidth = Annotated[float, BeforeValidator(_bandwidth), AfterValidator(_in_range)]
 """Bits per second."""

@@ -126,7 +126,7 @@ REFUSALS = {
     "too-many": ("ddp --engine netns --num-nodes 91 --global-batch-size 91", "--num-nodes 91", "90"),
     "one-process": ("single --engine netns", "single", "--num-processes 2"),
     "no-unit": ("ddp --engine netns --bandwidth 25", "--bandwidth 25", "100mbit or 10gbit"),
-    "nothing": ("ddp --engine netns --bandwidth 0gbit", "--bandwidth 0gbit", "greater than"),
+    "nothing": ("ddp --engine netns --bandwidth 0gbit", "--bandwidth 0gbit", "is too little; give 1mbit to 1000gbit"),
     "negative": ("ddp --engine netns --latency=-5ms", "--latency -5ms", "200us"),
     "all-lost": ("ddp --engine netns --loss 200%", "--loss 200%", "less than or equal to 1"),
     "batch": ("ddp --engine netns --num-nodes 3", "--global-batch-size 32", "a multiple of 3"),

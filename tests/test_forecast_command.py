@@ -16,6 +16,7 @@ from rich.console import Console
 from forecast import command, published, validation
 from forecast.network import parse_network
 from forecast.profile import Profile, write_profile
+from forecast.records import LacksTimes, profile_of_record
 from forecast.result import Forecast, ForecastFile, forecast, forecast_file
 from forecast.scenario import Scenario, Variant
 from forecast.sending import Whole
@@ -24,6 +25,7 @@ from forecast.table import show
 from forecast.validation import MeasuredFile, MeasuredSteps
 from launch.errors import UsageError
 from launch.starters.interface import PROJECT_DIRECTORY
+from records.record import read_record
 from tests.browser import Visit, chromium
 from tests.forecasting import made_profile, measured_network
 from tests.launching import lockstep, train
@@ -71,6 +73,7 @@ REFUSED = {
         "allreduce --backends horovod --wait=sleep",
     ),
     f"{P} --network none.json": ("has no line through all-reduces", "three sizes"),
+    f"{P} --network 1gbit,local=2gbit": ("--network 1gbit,local=2gbit: local= connects", "add --ranks-per-node"),
     f"{P} {N} --ranks 0": ("--ranks 0", "greater than or equal to 1"),
     f"{P} {N} --ranks many": ("--ranks many", "valid integer"),
     f"{P} {N} --ranks 12 --ranks-per-node 8": ("--ranks 12", "not a multiple of --ranks-per-node 8"),
@@ -94,6 +97,7 @@ REFUSED = {
     "profile fsdp2": ("fsdp2: ranks hold parts",),
     "profile ddp --num-nodes 2": ("--num-nodes 2", "leave it out"),
     "profile ddp --grad-compression powersgd": ("--grad-compression powersgd", "leave it out"),
+    "profile ddp --transport shared-memory": ("--transport shared-memory: it stays on one node", "leave it out"),
     "profile ddp --processes 0": ("--processes 0", "greater than or equal to 1"),
     "profile ddp --profile-steps 2": ("--profile-steps 2", "greater than or equal to 6"),
     "profile ddp --output-dir .": ("holds profile.json already", "choose another directory"),
@@ -262,6 +266,10 @@ def test_a_record_with_a_diagnosis_is_enough(tmp_path: Path, capsys: pytest.Capt
     assert profile.gradients[-1].ready_seconds == pytest.approx(profile.last_backward_seconds)
     assert any("evenly" in remark for remark in profile.remarks)
     assert 0 < profile.work.seconds < sum(record["ranks"][0]["step_seconds"])
+    diagnosed = read_record(tmp_path / "diagnosed" / "record.json")
+    config = diagnosed.config.model_copy(update={"backend_settings": {"transport": "shared-memory"}})
+    with pytest.raises(LacksTimes, match="--transport shared-memory: it stays on one node; choose another run"):
+        profile_of_record(diagnosed.model_copy(update={"config": config}))
 
 
 @pytest.mark.slow
