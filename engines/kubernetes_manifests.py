@@ -20,6 +20,9 @@ _USER = 1000
 INSTANCE_LABEL = "app.kubernetes.io/instance"
 _GIBIBYTES_OF_A_RANK = 2
 _SECONDS_TO_SAVE = 60
+# A job whose command was killed, or that was created by hand, is deleted so long after its end; until then, its pods can
+# be asked what they printed.
+_SECONDS_KEPT = 24 * 3600
 # The runtime that Kubeflow Trainer brings for torch, and its name for the job and the container of the nodes.
 _TORCH_RUNTIME = "torch-distributed"
 _TRAINER_NODE = "node"
@@ -101,6 +104,7 @@ def _indexed_job(job: NodeJob, settings: KubernetesSettings, name: str) -> list[
             # A pod that started again would find the others gone. They are left to end by themselves, for when a
             # whole Job fails, Kubernetes deletes what still runs, and with it why it failed.
             "backoffLimitPerIndex": 0,
+            "ttlSecondsAfterFinished": _SECONDS_KEPT,
             # No second pod writes where the first one still saves.
             "podReplacementPolicy": "Failed",
             "template": {"metadata": {"labels": metadata["labels"]}, "spec": pod},
@@ -177,7 +181,7 @@ def _mpi_job(job: NodeJob, settings: KubernetesSettings, name: str) -> list[Mani
         "slotsPerWorker": 1,
         "sshAuthMountPath": f"{_MPI_HOME}/.ssh",
         "launcherCreationPolicy": "WaitForWorkersReady",
-        "runPolicy": {"backoffLimit": 0, "cleanPodPolicy": "Running"},
+        "runPolicy": {"backoffLimit": 0, "cleanPodPolicy": "Running", "ttlSecondsAfterFinished": _SECONDS_KEPT},
         "mpiReplicaSpecs": {
             "Launcher": replica(1, {"requests": _OF_MPIRUN, "limits": _OF_MPIRUN}, launcher),
             "Worker": replica(job.num_nodes, _resources(job, settings), {"command": ["/usr/sbin/sshd"], "args": sshd}),

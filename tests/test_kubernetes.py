@@ -51,6 +51,7 @@ def test_the_cluster_knows_every_field(case: str, version: str) -> None:
     assert [one["kind"] for one in objects] == (["Job"] if case == "alone" else ["Service", "Job"])
     for one in objects:
         validate(one, version, strict=True)
+    assert objects[-1]["spec"]["ttlSecondsAfterFinished"] == 24 * 3600
     objects[-1]["spec"]["template"]["spec"]["restart"] = "Never"
     with pytest.raises(Exception, match="Additional properties are not allowed"):
         validate(objects[-1], version, strict=True)
