@@ -33,7 +33,10 @@ Limit = Annotated[
 ]
 Hosts = Annotated[
     str | None,
-    Field(description="with --engine mpi, the machines that share the ranks, this one first, such as a,b"),
+    Field(
+        description="with --engine mpi, the machines that share the ranks, this one first, such as a,b",
+        json_schema_extra={"metavar": "HOSTS"},
+    ),
 ]
 
 

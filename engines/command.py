@@ -25,14 +25,24 @@ _OF_A_NODE = ("--node-rank", "--master-addr")
 # What the engine reads itself.
 _OF_A_COMMAND_LINE = ("num_nodes", "num_processes", "output_dir", "resume")
 _NO_ADDRESS = "127.0.0.1"
+_NUM_NODES = 2
 
 
 class _Size(BaseModel):
     """The options about how many nodes and ranks there are."""
 
-    num_nodes: int = Field(2, ge=1, description="number of nodes")
+    num_nodes: int | None = Field(None, ge=1, description="number of nodes (default: 2)")
     num_processes: int | None = Field(
         None, ge=1, description="ranks on all nodes together (default: one for each node, or for each GPU asked for)"
+    )
+
+
+class _SizeOfHosts(_Size):
+    """The same where the user names the hosts."""
+
+    num_nodes: int | None = Field(None, ge=1, description="number of nodes: follows from --hosts")
+    num_processes: int | None = Field(
+        None, ge=1, description="ranks on all nodes together: follows from --hosts, if it says how many each runs"
     )
 
 
@@ -75,7 +85,8 @@ def planned(arguments: list[str]) -> tuple[Engine[Any], bool]:
     parser.add_argument(
         "--output-dir", type=named_path, action=Once, help="receives a directory of each node, and logs"
     )
-    add_options(parser, {"nodes": _Size, f"engine {name}": kind.Settings})
+    size = _SizeOfHosts if "hosts" in kind.Settings.model_fields else _Size
+    add_options(parser, {"nodes": size, f"engine {name}": kind.Settings})
     namespace, of_training = parser.parse_known_args(options)
     asked = {key: value for key, value in vars(namespace).items() if value is not None}
     settings = validated(kind.Settings, asked)
@@ -103,10 +114,11 @@ def _job(
         if getattr(size, name) != value:
             option = f"--{name.replace('_', '-')}"
             raise UsageError(f"{option} {asked[name]}: the engine's options make it {value}; leave {option} out")
-    num_processes = size.num_processes or size.num_nodes * settings.ranks_per_node
+    num_nodes = size.num_nodes or _NUM_NODES
+    num_processes = size.num_processes or num_nodes * settings.ranks_per_node
     sizes = [f"--num-processes={num_processes}"]
-    if size.num_nodes > 1:
-        sizes += [f"--num-nodes={size.num_nodes}", f"--master-addr={_NO_ADDRESS}"]
+    if num_nodes > 1:
+        sizes += [f"--num-nodes={num_nodes}", f"--master-addr={_NO_ADDRESS}"]
     # A checkpoint to resume from is known where the node runs, and so are the options that come from its run.
     given = _without_resume(of_training)
     run = read_options(backend, row.settings, [*given, *sizes]).run
@@ -116,7 +128,7 @@ def _job(
             f"--min-nodes {run.min_nodes}: engines start each node once and end the job when one is lost; start the nodes "
             "by hand (docs/nodes.md), or leave the option out"
         )
-    check_world(backend, row, run, device=device, num_processes=num_processes, nodes=Nodes(size.num_nodes))
+    check_world(backend, row, run, device=device, num_processes=num_processes, nodes=Nodes(num_nodes))
     if given == of_training or "global_batch_size" in run.model_fields_set:
         settle_batch_sizes(run.global_batch_size, run.micro_batch_size, num_processes)
     output_dir = asked.get("output_dir") or default_output_dir(backend)
@@ -124,7 +136,7 @@ def _job(
         backend=backend,
         options=tuple(of_training),
         run=run,
-        num_nodes=size.num_nodes,
+        num_nodes=num_nodes,
         num_processes=num_processes,
         output_dir=Path(output_dir).absolute(),
     )

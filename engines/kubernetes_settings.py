@@ -62,7 +62,9 @@ class KubernetesSettings(EngineSettings):
     )
     cpus: int | None = Field(None, ge=1, le=4096, description="cores of each node (default: one for each rank)")
     memory: Annotated[str, AfterValidator(_memory)] | None = Field(
-        None, description="memory of each node, such as 512Mi or 8Gi (default: 2Gi for each rank)"
+        None,
+        description="memory of each node, such as 512Mi or 8Gi (default: 2Gi for each rank)",
+        json_schema_extra={"metavar": "SIZE"},
     )
     gpus: int | None = Field(
         None, ge=1, le=64, description="GPUs of each node (default: with --device cuda one for each rank, else none)"

@@ -81,7 +81,9 @@ class MpiSettings(EngineSettings):
     """The hosts."""
 
     hosts: Annotated[list[Host], BeforeValidator(_split)] | None = Field(
-        None, description="the hosts, and how many ranks each of them runs, such as a:4,b:4"
+        None,
+        description="the hosts, and how many ranks each of them runs, such as a:4,b:4",
+        json_schema_extra={"metavar": "HOSTS"},
     )
     hostfile: Annotated[tuple[Host, ...], BeforeValidator(_read)] | None = Field(
         None, description="file that names them instead, one in a line, such as: a slots=4"

@@ -50,14 +50,16 @@ class NetnsSettings(EngineSettings):
         None, description="what a node sends in a second at most, such as 100mbit or 10gbit (default: no limit)"
     )
     latency: Seconds | None = Field(None, description="how long a packet travels, such as 200us or 5ms (default: 0)")
-    loss: Share | None = Field(None, description="the share of packets that are lost, such as 0.1%% (default: none)")
+    loss: Share | None = Field(None, description="the share of packets that are lost, such as 0.1% (default: none)")
 
 
 class Netns(Engine[NetnsSettings]):
     """Network namespaces on this machine."""
 
     name = "netns"
-    summary = "Hosts on this machine: network namespaces, with a bandwidth limit (root, Linux)."
+    summary = (
+        "Hosts on this machine: network namespaces, with a bandwidth limit (Linux, as root or with user namespaces)."
+    )
     Settings = NetnsSettings
 
     @override

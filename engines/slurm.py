@@ -113,7 +113,9 @@ class SlurmSettings(EngineSettings):
 
     partition: Name | None = Field(None, description="partition of the cluster (default: that of the cluster)")
     time: Annotated[str, AfterValidator(_time)] | None = Field(
-        None, description="time limit, such as 90 (minutes), 12:00:00 or 2-12:00:00 (default: that of the partition)"
+        None,
+        description="time limit, such as 90 (minutes), 12:00:00 or 2-12:00:00 (default: that of the partition)",
+        json_schema_extra={"metavar": "TIME"},
     )
     account: Name | None = Field(None, description="account that is charged")
     qos: Name | None = Field(None, description="quality of service")
@@ -122,7 +124,9 @@ class SlurmSettings(EngineSettings):
         None, ge=1, description="cores of each node, for all its ranks together (default: one for each thread)"
     )
     mem: Annotated[str, AfterValidator(_mem)] | None = Field(
-        None, description="memory of each node, such as 16G (default: that of the partition)"
+        None,
+        description="memory of each node, such as 16G (default: that of the partition)",
+        json_schema_extra={"metavar": "SIZE"},
     )
     requeue: bool = Field(
         True,

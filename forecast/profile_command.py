@@ -35,8 +35,8 @@ class ProfileOptions(BaseModel):
 
     processes: Numbers[Annotated[int, Field(ge=1, le=64)]] = Field(
         [2],
-        description="numbers of processes that also do the work of a rank each at the same time, without "
-        "communication, and of ranks that do: as many as a node will have, or as share this machine",
+        description="measure so many processes at once, too, without and with communication; give the number of ranks "
+        "that a node will have, or that share this machine",
     )
     profile_steps: int = Field(
         _NUM_STEPS, ge=6, le=1000, description="steps of each start that are timed, after the warm-up"

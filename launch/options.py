@@ -213,7 +213,7 @@ def add_options(parser: argparse.ArgumentParser, models: Mapping[str, type[BaseM
         group = parser.add_argument_group(title)
         for name, field in model.model_fields.items():
             if field.annotation is bool:
-                group.add_argument(_option(name), action=argparse.BooleanOptionalAction, help=field.description)
+                group.add_argument(_option(name), action=argparse.BooleanOptionalAction, help=_help(field))
             else:
                 group.add_argument(_option(name), help=_help(field), **_form(field))
 
@@ -257,13 +257,13 @@ def _form(field: FieldInfo) -> dict[str, Any]:
     """Returns how argparse is to read the values of a field.
 
     An option that may be given without a value declares the value that it then has ("alone"). One that may be given
-    several times declares how to write one of its values ("each").
+    several times declares what its values are called ("each"), and so may another whose values are texts ("metavar").
     """
     extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
     if "each" in extra:
         return {"action": "append", "metavar": extra["each"]}
     alone = {"nargs": "?", "const": extra["alone"]} if "alone" in extra else {}
-    return {"metavar": _metavar(field), **alone}
+    return {"metavar": extra.get("metavar") or _metavar(field), **alone}
 
 
 def _metavar(field: FieldInfo) -> str:
@@ -286,6 +286,8 @@ def _annotations(annotation: Any) -> Iterator[Any]:
 def _help(field: FieldInfo) -> str:
     text = (field.description or "").replace("%", "%%")
     default = ",".join(map(str, field.default)) if isinstance(field.default, list) else field.default
+    if field.annotation is bool:
+        default = "on" if default else None
     return text if default in (None, "") or field.default_factory else f"{text} (default: {default})"
 
 

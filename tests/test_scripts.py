@@ -97,6 +97,9 @@ def test_help_needs_no_set_up(place: Path, command: str, file: str) -> None:
 def test_the_files_of_help_are_what_the_commands_print() -> None:
     files = {path.name: path.read_text() for path in help_directory.iterdir()}
     assert files == help_texts(), "python -m tests.help_texts writes them"
+    assert not [name for name, text in files.items() if "%%" in text]
+    assert files["compare.txt"].count("(default: on)") >= 5
+    assert "--hosts HOSTS" in files["engine-mpi.txt"]
 
 
 @pytest.mark.parametrize("script", ["launch/run.sh", "tests/run.sh", "tests/gpu/run.sh"])
