@@ -125,8 +125,8 @@ def _job(
     device = _device(run.device, row, settings)
     if run.min_nodes is not None:
         raise UsageError(
-            f"--min-nodes {run.min_nodes}: engines start each node once and end the job when one is lost; start the nodes "
-            "by hand (docs/nodes.md), or leave the option out"
+            f"--min-nodes {run.min_nodes}: engines start each node once and end the job when one is lost; start the "
+            "nodes by hand (docs/nodes.md), or leave the option out"
         )
     check_world(backend, row, run, device=device, num_processes=num_processes, nodes=Nodes(num_nodes))
     if given == of_training or "global_batch_size" in run.model_fields_set:

@@ -20,8 +20,8 @@ _USER = 1000
 INSTANCE_LABEL = "app.kubernetes.io/instance"
 _GIBIBYTES_OF_A_RANK = 2
 _SECONDS_TO_SAVE = 60
-# A job whose command was killed, or that was created by hand, is deleted so long after its end; until then, its pods can
-# be asked what they printed.
+# A job whose command was killed, or that was created by hand, is deleted so long after its end; until then, its pods
+# can be asked what they printed.
 _SECONDS_KEPT = 24 * 3600
 # The runtime that Kubeflow Trainer brings for torch, and its name for the job and the container of the nodes.
 _TORCH_RUNTIME = "torch-distributed"

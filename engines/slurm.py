@@ -27,8 +27,8 @@ _BODY = Path(__file__).with_name("slurm.sh")
 _SCRIPT_NAME = "job.sh"
 _LOG_NAME = "job.log"
 
-# How long before the time limit a job is told to stop, besides the time in which a rank that hangs is noticed; sbatch(1):
-# "up to 60 seconds earlier than specified", and at most so long before.
+# How long before the time limit a job is told to stop, besides the time in which a rank that hangs is noticed;
+# sbatch(1): "up to 60 seconds earlier than specified", and at most so long before.
 _SECONDS_TO_SAVE = 60
 _SECONDS_EARLIER = 60
 _MOST_SECONDS_BEFORE = 65535
@@ -161,8 +161,8 @@ class Slurm(Engine[SlurmSettings]):
         least = before + _SECONDS_EARLIER + _LEAST_SECONDS_TO_TRAIN
         if asked is not None and (_seconds(asked) or 0) < least:
             raise UsageError(
-                f"--time {asked}: is too short, since the job is told to stop {before} to {before + _SECONDS_EARLIER} s "
-                f"before; give at least {math.ceil(least / 60)} minutes"
+                f"--time {asked}: is too short, since the job is told to stop {before} to {before + _SECONDS_EARLIER} "
+                f"s before; give at least {math.ceil(least / 60)} minutes"
             )
 
     @property

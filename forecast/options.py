@@ -90,8 +90,8 @@ class ForecastOptions(BaseModel):
         for network in self.network:
             if self.ranks_per_node == 1 and not is_file(network) and parse_network(network).local is not None:
                 raise ValueError(
-                    f"--network {network}: local= connects the ranks of a node, and each has one; add --ranks-per-node, or "
-                    "leave it out"
+                    f"--network {network}: local= connects the ranks of a node, and each has one; add "
+                    "--ranks-per-node, or leave it out"
                 )
         for ranks in self.ranks:
             if ranks > self.ranks_per_node and ranks % self.ranks_per_node:

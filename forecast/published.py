@@ -163,7 +163,8 @@ def _bert_rows() -> Iterator[Row]:
         f"{title}: mixed precision with accumulation",
         f"{BERT_ACCUMULATED_MINUTES:,.0f} min",
         "none",
-        "not reproduced: neither how fast it computes in half precision nor how many micro-steps it accumulates was stated",
+        "not reproduced: neither how fast it computes in half precision nor how many micro-steps it accumulates was "
+        "stated",
     )
 
 

@@ -181,8 +181,8 @@ def _train(forecasts: ForecastFile, directory: Path, options: list[str]) -> int:
     for one in forecasts.forecasts:
         if not one.network[0].isdigit() or ",local=" in one.network:
             raise UsageError(
-                f"{one.network}: hosts on this machine have a bandwidth and no links within a node; forecast for such, or "
-                "train there and give the records to python -m forecast.validation measured"
+                f"{one.network}: hosts on this machine have a bandwidth and no links within a node; forecast for such, "
+                "or train there and give the records to python -m forecast.validation measured"
             )
     try:
         with signals_raised():

@@ -141,7 +141,7 @@ REFUSED = {
     "--num-nodes 2": ("--num-nodes 2", "add --engine"),
     "--hosts a:1,b:1": ("--hosts a:1,b:1", "--engine mpi"),
     "--engine slurm --bandwidth 1gbit": ("unrecognized arguments: --bandwidth 1gbit", "--help"),
-    "--engine slurm --time 1": ("--time 1", "give at least 3 minutes"),
+    "--engine slurm --time 1": ("--time 1", "give at least 4 minutes"),
     "--engine slurm --num-nodes 3 --num-processes 4": ("--num-processes 4", "--num-nodes 3"),
     "--engine netns --num-nodes 1": ("--engine netns", "ask for two or more"),
     "--engine mpi": ("--hosts is missing", "a:4,b:4"),

@@ -176,8 +176,7 @@ for _engine, _cpus in {"slurm": "--cpus-per-task", "ray": "--cpus-per-node"}.ite
 def test_a_job_is_refused_before_anything_starts(case: str) -> None:
     arguments, *words = PLANS_REFUSED[case]
     with pytest.raises(UsageError) as refused:
-        engine, _ = planned(arguments.split())
-        engine.check()
+        planned(arguments.split())[0].check()
     assert all(word in str(refused.value) for word in words), refused.value
 
 
@@ -196,7 +195,7 @@ def test_nodes_with_gpus_are_not_judged_by_this_machine(monkeypatch: pytest.Monk
     engine, _ = planned([*arguments.split(), "--num-nodes", "2"])
     engine.check()
     with pytest.raises(UnsupportedError, match="accelerate cannot compute in fp16 on cpu"):
-        planned("accelerate --engine slurm --precision fp16".split())
+        planned(["accelerate", "--engine", "slurm", "--precision", "fp16"])
 
 
 @needs_namespaces
