@@ -234,7 +234,7 @@ class PeerRow(_Strict):
 
 
 class PeerComparison(_Strict):
-    """Trainers of other libraries, beside the fastest backend under the same conditions."""
+    """Trainers of other libraries, beside the opponent of all others, or else the fastest backend."""
 
     group: str = Field(description="key of the group of that backend")
     opponent: str | None = Field(description="the name of that backend; null if none was ranked")

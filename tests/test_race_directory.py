@@ -19,7 +19,7 @@ def _heat(block: int = 1) -> list[PlannedRun]:
     return [PlannedRun(entrant=who, purpose="timed", block=block, position=0) for who in entrants]
 
 
-def _leave(directory: RaceDirectory, heat: list[PlannedRun], left: tuple[str, str]) -> None:
+def _leave(directory: RaceDirectory, heat: list[PlannedRun], left: tuple[str, ...]) -> None:
     for run, what in zip(heat, left, strict=True):
         file = {"record": directory.record(run), "failure": directory.failed / run.name / "why.txt"}.get(what)
         if file is not None:
@@ -67,3 +67,25 @@ def test_who_fails_twice_beside_others_is_not_started_again(
         runs += heat
     heat = _heat(len(blocks) + 1)
     assert [run.entrant.backend for run in _able(heat, [*runs, *heat], directory)] == able
+
+
+def test_who_is_given_up_is_named_until_its_last_start_is_repeated(tmp_path: Path) -> None:
+    directory, (_, run) = RaceDirectory(tmp_path), _heat(block=4)
+    _leave(directory, [run], ("failure",))
+    sentence = directory.give_up(run, "it failed 2 times in a row")
+    assert sentence == "ddp, 1 rank(s), fp32, 32 x 1 is not started again after block 4: it failed 2 times in a row"
+    directory.leave_out(_heat(block=5)[1])
+    assert directory.failures() == [sentence]
+    directory.forget([run])
+    assert directory.failures() == []
+
+
+def test_who_is_in_all_parts_of_a_block_is_started_again(tmp_path: Path) -> None:
+    """The parts could not be compared without it."""
+    directory, runs = RaceDirectory(tmp_path), []
+    for block in (1, 2, 3):
+        for part, left in enumerate([("failure", "record"), ("failure", "record")]):
+            heat = [run.model_copy(update={"heat": part}) for run in _heat(block)]
+            _leave(directory, heat, left)
+            runs += heat if part == 0 else heat[:1]
+    assert [run.entrant.backend for run in _able(_heat(4), runs, directory)] == ["single", "ddp"]

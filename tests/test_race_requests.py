@@ -51,6 +51,10 @@ from tests.launching import lockstep
         (["--budget", "soon"], "--budget soon: is not a duration; write it as 90s, 10min or 2h"),
         (["--budget", "0s"], "--budget 0s"),
         (["--until", "1%", "--timed-steps", "50"], "--until 1%: has no effect beside --timed-steps 50"),
+        (
+            ["--task", "token-tagging", "--budget", "60s", "--timed-steps", "100000"],
+            "--budget 60s: 3 starts of 100000 timed steps need about",
+        ),
         (["--task", "token-tagging", "--budget", "9s"], "--budget 9s: "),
         (["--until", "3"], "--until 3: is not a percentage; write it as 3% or 0.5%"),
         (["--until", "200%"], "--until 200%"),

@@ -28,7 +28,7 @@ from compare.report.pages import require_packages
 from launch import own_command
 from launch.arguments import named_path
 from launch.display import console
-from launch.errors import refused_path
+from launch.errors import UsageError, refused_path
 from launch.options import option_parser, validated
 from launch.quantities import format_duration
 from launch.signals import Interrupted, signals_raised
@@ -50,6 +50,7 @@ def run(arguments: list[str]) -> int:
     asked = {"output_dir": None, "dry_run": False, "config": None, **vars(namespace)}
     of_runs = read_run_options(rest, asked["config"])
     options: RaceOptions = validated(RaceOptions, asked)
+    _check_until(options)
     baseline = read_baseline(validated(GateOptions, asked))
     if baseline is not None:
         options = like_baseline(options, baseline)
@@ -63,6 +64,8 @@ def run(arguments: list[str]) -> int:
         if asked["dry_run"] or not directory.holds_race:
             terminal.print("taking a few steps to see how long the race will take")
             schedule_race(plan, configs)
+            if {"budget", "timed_steps"} <= set(vars(namespace)):  # beside a baseline, its steps count
+                _check_budget(plan)
         if asked["dry_run"]:
             _show_plan(plan, terminal)
             return 0
@@ -90,6 +93,23 @@ def run(arguments: list[str]) -> int:
             return write_report(directory, plan_in_force, baseline, terminal)
     except OSError as error:  # any path among the options may be one that the system refuses
         raise refused_path(error) from error
+
+
+def _check_until(options: RaceOptions) -> None:
+    if options.until is not None and options.timed_steps is not None and options.repeats is None:
+        raise UsageError(
+            f"--until {100 * options.until:g}%: has no effect beside --timed-steps {options.timed_steps}, which asks "
+            "for no more than three starts; give --repeats, too, or leave one of the two out"
+        )
+
+
+def _check_budget(plan: RacePlan) -> None:
+    schedule, budget = plan.schedule, plan.options.budget
+    if schedule.seconds > budget:
+        raise UsageError(
+            f"--budget {format_duration(budget)}: {schedule.repeats} starts of {schedule.timed_steps} timed steps need "
+            f"about {format_duration(schedule.seconds)}; give more, or ask for fewer steps"
+        )
 
 
 def _announce(plan: RacePlan, directory: RaceDirectory, terminal: Console) -> None:

@@ -123,6 +123,7 @@ class RaceDirectory:
             for file in (self.record(run), race_file(self.record(run))):
                 file.unlink(missing_ok=True)
             shutil.rmtree(self.failed / run.name, ignore_errors=True)
+            self._note_of(run).unlink(missing_ok=True)
 
     def num_starts(self) -> int:
         """Counts how often entrants were started for timed runs: in as many blocks is there a record of one."""
@@ -196,6 +197,15 @@ class RaceDirectory:
         if (target / RECORD_NAME).exists():
             write_atomically(race_file(target / RECORD_NAME), facts.model_dump_json(indent=1) + "\n")
         (target / _REASON_NAME).write_text(f"{run.entrant.label} ({run.purpose}, block {run.block}): {why}\n")
+
+    def give_up(self, run: PlannedRun, why: str) -> str:
+        """Notes that an entrant is not started again after this run, for the report; returns the sentence."""
+        sentence = f"{run.entrant.label} is not started again after block {run.block}: {why}"
+        self._note_of(run).write_text(f"{sentence}\n")
+        return sentence
+
+    def _note_of(self, run: PlannedRun) -> Path:
+        return self.failed / f"{run.name}.txt"
 
     def leave_out(self, run: PlannedRun) -> None:
         """Notes that a run is not started: it has ended without a reason of its own."""

@@ -119,15 +119,6 @@ class RaceOptions(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _may_end_early(self) -> RaceOptions:
-        if self.until is not None and self.timed_steps is not None and self.repeats is None:
-            raise ValueError(
-                f"--until {100 * self.until:g}%: has no effect beside --timed-steps {self.timed_steps}, which asks for "
-                "no more than three starts; give --repeats, too, or leave one of the two out"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _has_an_end(self) -> RaceOptions:
         cells = len(self.num_processes) * len(self.precision) * len(self.accumulation) * (1 + self.weak_scaling)
         if self.repeats is not None and cells * self.repeats > _MAX_RUNS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -27,16 +27,17 @@ from records.names import RECORD_NAME
 FAILED_GATE = 3
 
 
-def is_decided(directory: RaceDirectory, within: float) -> bool:
+def is_decided(directory: RaceDirectory, within: float, *, without: Iterable[Path] = ()) -> bool:
     """Tells whether all differences that the report will show are known well enough.
 
     Args:
         directory: The directory of the race.
         within: The largest half of an interval of a relative difference.
+        without: Records of entrants of which no more will be known.
     """
     from compare.report.analysis import analyse
 
-    runs = read_inputs(directory.records()).runs
+    runs = read_inputs(sorted(set(directory.records()) - set(without))).runs
     try:
         results = analyse(runs, [], ReportInfo(title=""))
     except NothingToReport:

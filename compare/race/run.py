@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -53,7 +54,8 @@ def run_race(plan: RacePlan, directory: RaceDirectory, terminal: Console, *, sec
         for heat in heats_of(left):
             is_timed = heat[0].purpose == "timed"
             able = _able(heat, runs, directory)
-            if not able or (is_timed and (heat not in pace.to_come() or _ends_early(plan, heat[0].block, directory))):
+            is_late = is_timed and (heat not in pace.to_come() or _ends_early(plan, heat[0].block, runs, directory))
+            if is_late or not able:
                 pace.skip(heat)
                 continue
             progress.begin(able)
@@ -68,7 +70,7 @@ def run_race(plan: RacePlan, directory: RaceDirectory, terminal: Console, *, sec
                 directory.leave_out(run)
             progress.end(heat, reasons)
             for run in set(able) - set(_able(able, runs, directory)):
-                terminal.print(f"{run.entrant.label} is not started again: it failed {_MOST_FAILURES} times in a row")
+                terminal.print(directory.give_up(run, f"it failed {_MOST_FAILURES} times in a row"))
     directory.clear()
 
 
@@ -85,16 +87,23 @@ def _able(heat: Sequence[PlannedRun], runs: Sequence[PlannedRun], directory: Rac
         for run in together if any(map(directory.is_finished, together)) else ():
             if run.entrant in latest and directory.has_ended(run):
                 latest[run.entrant].append(directory.is_finished(run))
+    # Without the entrant that the parts of a block have in common, they could not be compared.
+    starts = Counter((run.entrant, run.block) for run in runs if run.purpose == "timed")
+    shared = {entrant for (entrant, _), number in starts.items() if number > 1}
     given_up = {
         who for who, ended in latest.items() if len(ended) >= _MOST_FAILURES and not any(ended[-_MOST_FAILURES:])
     }
-    return [run for run in heat if run.entrant not in given_up]
+    return [run for run in heat if run.entrant not in given_up - shared]
 
 
-def _ends_early(plan: RacePlan, block: int, directory: RaceDirectory) -> bool:
+def _ends_early(plan: RacePlan, block: int, runs: Sequence[PlannedRun], directory: RaceDirectory) -> bool:
     """Whether the blocks before this one have shown what the user wants to know."""
     until = plan.options.until
-    return until is not None and block > MIN_PAIRS and is_decided(directory, until)
+    if until is None or block <= MIN_PAIRS:
+        return False
+    timed = [run for run in runs if run.purpose == "timed" and run.block < block]
+    given_up = set(timed) - set(_able(timed, runs, directory))
+    return is_decided(directory, until, without=map(directory.record, given_up))
 
 
 def _run_undisturbed(

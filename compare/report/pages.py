@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from compare.report.runs import Run
-from compare.results import RESULTS_NAME, Results
+from compare.results import RESULTS_NAME, Results, read_results
 from launch.errors import UsageError
 from records.files import write_atomically
 
@@ -72,15 +72,23 @@ def write_pages(pages: Mapping[str, str], results: Results, directory: Path, ter
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        if pages and STEPS_NAME not in pages and not _is_same_race(results, directory / RESULTS_NAME):
+            (directory / STEPS_NAME).unlink(missing_ok=True)  # the steps of another report
         for name, text in pages.items():
             write_atomically(directory / name, text)
-        if pages and STEPS_NAME not in pages:  # those of an earlier report would not belong to this one
-            (directory / STEPS_NAME).unlink(missing_ok=True)
     except OSError as error:
         raise UsageError(f"--output-dir {directory}: {error.strerror}; choose another directory") from error
     _show(results, terminal)
     others = ", ".join(name for name in (_MARKDOWN_NAME, RESULTS_NAME, STEPS_NAME) if name in pages)
     terminal.print(f"report: {directory / _HTML_NAME} (also {others})")
+
+
+def _is_same_race(results: Results, earlier: Path) -> bool:
+    """Whether results that are about to be replaced have the same groups."""
+    try:
+        return read_results(earlier).groups == results.groups
+    except (OSError, ValueError):
+        return False
 
 
 def _show(results: Results, terminal: Console) -> None:

@@ -25,19 +25,26 @@ def peer_section(results: Results) -> Section:
 
 
 def describe_peers(comparison: PeerComparison) -> str:
-    """Says in a sentence how much faster the fastest backend is than each peer."""
+    """Says in a sentence how much faster the opponent is than each peer."""
     opponent, peers = comparison.opponent, [row for row in comparison.rows if row.claim is not None]
     if not peers:
         names = joined([row.name for row in comparison.rows])
         return f"{comparison.group}: there is no backend to compare with {names}."
     decided = [_against(row) for row in peers if row.claim in ("slower", "faster")]
-    undecided = [_against(row) for row in peers if row.claim == "none"]
-    if not decided + undecided:
+    undecided = [row for row in peers if row.claim == "none"]
+    decided += [f"probably {_against(row)}" for row in undecided if not _may_be_as_fast(row)]
+    equal = [_against(row) for row in undecided if _may_be_as_fast(row)]
+    if not decided + equal:
         names = joined([row.name for row in peers])
         return f"{comparison.group}: {names} started too seldom to be compared with {opponent}."
     parts = [f"{opponent} reaches {joined(decided)}"] if decided else []
-    parts += [f"perhaps as fast: {joined(undecided)}"] if undecided else []
+    parts += [f"perhaps as fast: {joined(equal)}"] if equal else []
     return f"{comparison.group}, in real tokens a second: {'; '.join(parts)}."
+
+
+def _may_be_as_fast(row: PeerRow) -> bool:
+    longer = row.longer
+    return longer is None or longer.low is None or longer.high is None or longer.low <= 0 <= longer.high
 
 
 def _against(row: PeerRow) -> str:
@@ -75,7 +82,9 @@ def times_as_fast(row: PeerRow) -> str:
         return NOTHING
     if row.longer is None:
         return "started too seldom to be compared"
-    return _ratio(row.longer) if row.claim in ("slower", "faster") else f"{_ratio(row.longer)}, perhaps as fast"
+    if row.claim in ("slower", "faster"):
+        return _ratio(row.longer)
+    return f"{_ratio(row.longer)}, {'perhaps as fast' if _may_be_as_fast(row) else 'not certain'}"
 
 
 def _table(comparison: PeerComparison) -> Table:

@@ -1,4 +1,4 @@
-"""What people would use instead, beside the fastest backend under the same conditions.
+"""What people would use instead, beside the opponent of all others under the same conditions.
 
 A peer, such as another library's trainer, draws its own batches. So it is compared by real tokens a second, which leave
 out padding, and by the accuracy that it reaches, and it is never ranked among the backends.
@@ -54,7 +54,12 @@ def peers_of(
         grouped: Their runs.
         standings: With whom the others are compared.
     """
-    opponents = {one.placings[0].group: one.placings[0].name for one in standings}
+    opponents = {
+        one.group: one.name
+        for standing in standings
+        for one in standing.placings
+        if one.name == standing.placings[0].name
+    }
     found = []
     for peers in group_runs([run for run in runs if run.role == _PEER]):
         wanted = condition(sample_of(peers))

@@ -109,7 +109,7 @@ def grounds_of(results: Results) -> list[Ground]:
         turns = f", {first.num_turns} turns in all" if first.num_turns else ""
         answer = f"{starts} of each entrant{turns}"
         if first.num_disturbed:
-            answer += f"; {first.num_disturbed} more do not count, since other programs disturbed them"
+            answer += f"; left out, since other programs disturbed: {first.num_disturbed} more"
         grounds.append(Ground("Repeated", answer, "good" if first.num_starts >= MIN_PAIRS else "bad"))
         if len(first.placings) > 1:
             grounds.append(_overlooked(first))
