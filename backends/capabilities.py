@@ -90,6 +90,8 @@ class Capabilities:
         float64: Whether gradients in float64 are averaged; the contract then judges them to the last digits.
         compressions: In what gradients may travel, besides their own dtype.
         sync_batchnorm: Whether all ranks may reduce in the middle of forward and backward passes (--sync-batchnorm).
+        gpus_depend_on_build: Whether the backend's library supports GPUs on one machine and not on another, by how it
+            was built there.
         cuts_batches: Whether the backend itself cuts each batch into shares along its first dimension, so that samples
             must not follow one another in one row.
         reasons: The reason, which a refusal quotes: for a precision that is not supported, for "num_processes", or for
@@ -107,6 +109,7 @@ class Capabilities:
     float64: bool = True
     compressions: tuple[str, ...] = ()
     sync_batchnorm: bool = True
+    gpus_depend_on_build: bool = False
     cuts_batches: bool = False
     reasons: Mapping[str, str] = field(default_factory=dict)
 

@@ -225,6 +225,7 @@ def _apex() -> Capabilities:
 def _horovod() -> Capabilities:
     return Capabilities(
         {"cpu": PRECISIONS, **({"cuda": PRECISIONS} if _horovod_has_nccl() else {})},
+        gpus_depend_on_build=True,
         start_methods=("horovodrun", "mpirun", "horovod-node", "horovod-torchrun"),
         compressions=("fp16",),
     )

@@ -132,7 +132,7 @@ def _job(
     if given == of_training or "global_batch_size" in run.model_fields_set:
         settle_batch_sizes(run.global_batch_size, run.micro_batch_size, num_processes)
     output_dir = asked.get("output_dir") or default_output_dir(backend)
-    return NodeJob(
+    job = NodeJob(
         backend=backend,
         options=tuple(of_training),
         run=run,
@@ -140,15 +140,26 @@ def _job(
         num_processes=num_processes,
         output_dir=Path(output_dir).absolute(),
     )
+    _check_gpus(job, row, settings)
+    return job
 
 
 def _device(asked: str, row: BackendRow, settings: EngineSettings) -> str:
     """Returns what the nodes compute on, as far as it is known here."""
     devices = row.capabilities.precisions
-    # A library that was built without GPUs here may have been built with them where the nodes run.
-    if (asked == "cuda" or (asked == "auto" and settings.num_gpus)) and "cuda" in devices:
+    if asked == "auto" and settings.num_gpus and "cuda" in devices:
         return "cuda"
-    return "cpu" if asked == "cpu" else next(iter(devices))
+    if asked == "auto" or (asked not in devices and row.capabilities.gpus_depend_on_build):
+        return next(iter(devices))
+    return asked
+
+
+def _check_gpus(job: NodeJob, row: BackendRow, settings: EngineSettings) -> None:
+    if 0 < settings.num_gpus < job.num_local_processes and not row.capabilities.ranks_may_share_gpu:
+        raise UsageError(
+            f"--num-processes {job.num_processes}: {job.backend} needs a GPU for each of the {job.num_local_processes} "
+            f"ranks of a node, and {settings.num_gpus} are asked for; ask for more GPUs, or fewer ranks"
+        )
 
 
 def _check_config(of_training: list[str]) -> None:

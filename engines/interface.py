@@ -123,7 +123,9 @@ def check_node(job: NodeJob, *, num_gpus: int, num_cpus: int | None, option: str
     if num_gpus and device == "cpu":
         raise UsageError(f"--gpus-per-node {num_gpus}: has no effect with --device cpu; leave one of them out")
     if not num_gpus and device == "cuda":
-        raise UsageError(f"--device cuda: --gpus-per-node is missing; give it, such as --gpus-per-node {num_ranks}")
+        raise UsageError(
+            f"--device cuda: --gpus-per-node is missing; give it (--gpus-per-node {num_ranks}), or leave both out"
+        )
 
 
 def _expanded(variable: str) -> str:

@@ -105,6 +105,9 @@ def _sbatch_options(values: list[str]) -> list[str]:
     return values
 
 
+# How options of sbatch begin that ask for GPUs or cores in another way than ours.
+_IN_ANOTHER_WAY = ("cores", "cpus", "exclusive", "gpus", "gres", "ntasks", "tres")
+
 Name = Annotated[str, AfterValidator(_name)]
 
 
@@ -155,14 +158,15 @@ class Slurm(Engine[SlurmSettings]):
     @override
     def check(self) -> None:
         settings = self.settings
-        if not settings.sbatch_option:  # which may ask for GPUs or cores in another way
+        if not any(name.startswith(_IN_ANOTHER_WAY) for name, _, _ in self._further()):
             check_node(self.job, num_gpus=settings.num_gpus, num_cpus=settings.cpus_per_task, option="--cpus-per-task")
         before, asked = self._seconds_before, settings.time
         least = before + _SECONDS_EARLIER + _LEAST_SECONDS_TO_TRAIN
         if asked is not None and (_seconds(asked) or 0) < least:
             raise UsageError(
                 f"--time {asked}: is too short, since the job is told to stop {before} to {before + _SECONDS_EARLIER} "
-                f"s before; give at least {math.ceil(least / 60)} minutes"
+                f"s before; give at least {math.ceil(least / 60)} minutes, or a smaller --hang-timeout (it is "
+                f"{self.job.run.hang_timeout:g} s)"
             )
 
     @property

@@ -14,7 +14,7 @@ from compare.collectives.selection import changing_collectives
 from compare.report.pages import require_packages
 from compare.strict import named
 from forecast import profile_command
-from forecast.network import Network, parse_network, read_measured
+from forecast.network import UNLIMITED, Network, parse_network, read_measured
 from forecast.options import ForecastOptions, is_file
 from forecast.profile import Collective, Profile
 from forecast.result import Forecast, ForecastFile, forecast, forecast_file
@@ -89,7 +89,7 @@ def _network(text: str) -> _Asked:
         return _Asked(text, stated.text, stated, {})
     try:
         content = read_collectives(Path(text))
-        name, stated = read_measured(content.network or Path(text).stem)
+        name, stated = read_measured(content.network) if content.network else (Path(text).stem, UNLIMITED)
     except OSError as error:
         raise UsageError(f"--network {text}: cannot be read ({error.strerror})") from error
     except ValueError as error:

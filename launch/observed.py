@@ -22,14 +22,9 @@ def observed_rows(record: RunRecord) -> Iterator[tuple[str, str]]:
         }
         shown = [f"{name} {size / 2**20:.1f} MiB" for name, size in parts.items() if size is not None]
         yield "tensors", ", ".join(shown)
-    nodes = [rank.energy for rank in record.ranks if rank.energy is not None]
-    by = {
-        "the processors": [node.processor_joules for node in nodes if node.processor_joules is not None],
-        "the GPUs": [node.gpu_joules for node in nodes if node.gpu_joules is not None],
-    }
-    if any(by.values()):
-        used = ", ".join(f"{sum(joules):.0f} J by {name}" for name, joules in by.items() if joules)
-        yield "energy", f"{used} in {max(node.seconds for node in nodes):.1f} s"
+    if joules := record.joules:
+        used = ", ".join(f"{number:.0f} J by the {name}" for name, number in joules.items())
+        yield "energy", f"{used} in {max(rank.energy.seconds for rank in record.ranks if rank.energy):.1f} s"
     for rank in record.ranks:
         if rank.trace is not None and rank.trace.error is not None:
             yield "NOT TRACED", f"rank {rank.rank}: {rank.trace.error}"

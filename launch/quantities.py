@@ -10,8 +10,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field
 
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
-_PARTS_OF_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
-_BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+_PARTS_OF_SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+_BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
 
 
 def _read(value: Any, units: Mapping[str, float], complaint: str) -> Any:

@@ -328,6 +328,24 @@ class RunRecord(_Strict):
         default=None, description="where the model was saved; null: in the output directory, like this record"
     )
 
+    @property
+    def joules(self) -> dict[str, float]:
+        """The energy that all nodes used while they trained, of "processors" and of "GPUs" if all of them counted it.
+
+        Nodes that an engine has made on one machine read the same counters of processors.
+        """
+        readings = [rank.energy for rank in self.ranks if rank.energy is not None]
+        kinds = {
+            "processors": (max if self.environment.network else sum, [one.processor_joules for one in readings]),
+            "GPUs": (sum, [one.gpu_joules for one in readings]),
+        }
+        known = {name: (total, [one for one in counted if one is not None]) for name, (total, counted) in kinds.items()}
+        return {
+            name: total(counted)
+            for name, (total, counted) in known.items()
+            if counted and len(counted) == len(readings)
+        }
+
     @model_validator(mode="after")
     def _fits_together(self) -> RunRecord:
         if self.status not in ("completed", "diverged"):

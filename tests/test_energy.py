@@ -13,7 +13,7 @@ from compare.report.runs import RaceFacts, Run, TurnFacts
 from launch import doctor
 from records.config import RunConfig
 from records.energy import NoCountersError, gpu_counters, processor_counters
-from records.record import EnergyRecord, RankRecord, RunRecord
+from records.record import EnergyRecord, Environment, RankRecord, RunRecord
 from tests.launching import train
 from training import energy
 from training.energy import EnergyMeter
@@ -180,11 +180,15 @@ def test_the_doctor_tells_what_can_be_measured(
     assert "energy of a run: processors (package-0)" in capsys.readouterr().out
 
 
-def _run(energy: EnergyRecord | None, *, turns: bool = False) -> Run:
-    ranks = [RankRecord.model_construct(energy=one) for one in (energy, None)]
+def _run(*energy: EnergyRecord | None, turns: bool = False, network: str | None = None) -> Run:
+    ranks = [RankRecord.model_construct(energy=one) for one in (*energy, None)][:2]
     config = RunConfig.model_construct(backend="ddp", num_processes=2, precision="fp32", diagnose=False)
     race = RaceFacts.model_construct(purpose="timed", entrant="ddp", turns=[TurnFacts.model_construct()])
-    return Run("run", RunRecord.model_construct(config=config, ranks=ranks), race if turns else None)
+    return Run(
+        "run",
+        RunRecord.model_construct(config=config, ranks=ranks, environment=Environment.model_construct(network=network)),
+        race if turns else None,
+    )
 
 
 def test_a_report_says_what_runs_used_that_were_alone_or_why_it_is_not_known() -> None:
@@ -196,3 +200,6 @@ def test_a_report_says_what_runs_used_that_were_alone_or_why_it_is_not_known() -
     assert describe_energy([_run(unknown), _run(unknown, turns=True)]) == "not known: there are no counters"
     assert describe_energy([_run(counted, turns=True)]) == "known only of runs to the end, which --whole-runs adds"
     assert describe_energy([_run(None)]) is None
+    assert describe_energy([_run(counted, counted)]) == "ddp, 2 ranks, fp32: 122 J of processors"
+    # Hosts that this machine pretends to be have the same processors.
+    assert describe_energy([_run(counted, counted, network="1gbit")]) == "ddp, 2 ranks, fp32: 61.2 J of processors"

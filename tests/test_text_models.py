@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 from tasks.interface import TaskInputError
-from tasks.text.models import count_positions, dropout_in_force, load_pretrained
+from tasks.text.models import count_positions, dropout_in_force, dropout_options, load_pretrained
 from tests.test_text_classification import _minilm, _task
 
 _SIZES = {"vocab_size": 50, "hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1}
@@ -23,7 +23,7 @@ def _save(directory: Path, kind: str) -> None:
     AutoModelForSequenceClassification.from_config(config).save_pretrained(directory)
 
 
-@pytest.mark.parametrize("kind", ["distilbert", "albert", "deberta-v2", "modernbert", "mpnet", "fnet"])
+@pytest.mark.parametrize("kind", ["distilbert", "albert", "deberta-v2", "modernbert", "mpnet", "fnet", "xlnet", "xlm"])
 def test_dropout_has_another_name_in_each_type_of_model(tmp_path: Path, kind: str) -> None:
     _save(tmp_path, kind)
     model = load_pretrained(tmp_path, labels=["a", "b"], dropout=0.3)
@@ -47,3 +47,4 @@ def test_dropout_of_a_model_that_has_none_is_refused(tmp_path: Path) -> None:
         (tmp_path / name).symlink_to(Path(_minilm()) / name)
     with pytest.raises(TaskInputError, match=r"^--dropout 0.3: models of the type 'llama' have no setting for"):
         _task(model=str(tmp_path), dropout=0.3)
+    assert dropout_options(tmp_path, 0.0) == {"attention_dropout": 0.0}

@@ -41,12 +41,8 @@ _SIZES = {
     "intermediate_size": ("intermediate_size", "hidden_dim"),
 }
 
-# What types of models call the dropout of their hidden layers, and that of attention, embeddings and classifier.
-_HIDDEN_DROPOUT = ("hidden_dropout_prob", "hidden_dropout", "dropout", "mlp_dropout")
-_OTHER_DROPOUT = (
-    *("attention_probs_dropout_prob", "attention_dropout", "embedding_dropout"),
-    *("classifier_dropout", "classifier_dropout_prob", "seq_classif_dropout", "pooler_dropout", "cls_dropout"),
-)
+# What types of models call the dropout of their hidden layers.
+_HIDDEN_DROPOUT = ("hidden_dropout_prob", "hidden_dropout", "dropout", "mlp_dropout", "resid_pdrop")
 
 
 def build_preset(
@@ -273,7 +269,8 @@ def dropout_options(directory: Path, dropout: float) -> dict[str, float]:
         Entries of its configuration; transformers hands any others to the model, which refuses them.
 
     Raises:
-        TaskInputError: The type of the model is not known, or has no known name for the dropout of its hidden layers.
+        TaskInputError: The type of the model is not known, or it has no dropout of hidden layers, which are to have
+            some.
     """
     from transformers import AutoConfig
 
@@ -282,12 +279,19 @@ def dropout_options(directory: Path, dropout: float) -> dict[str, float]:
     except ValueError as error:
         reason = " ".join(str(error).split())[:300]
         raise TaskInputError(f"--model {directory}: config.json cannot be loaded ({reason})") from error
-    if not any(hasattr(config, name) for name in _HIDDEN_DROPOUT):
+    # That of a classifier may be None, which stands for that of hidden layers; some names end in _dropout or _prob, and
+    # those of GPT in _pdrop.
+    names = [
+        name
+        for name, value in config.to_dict().items()
+        if ("dropout" in name or name.endswith("_pdrop")) and (value is None or type(value) in (int, float))
+    ]
+    if dropout and not set(names) & set(_HIDDEN_DROPOUT):
         raise TaskInputError(
             f"--dropout {dropout:g}: models of the type {config.model_type!r} have no setting for the dropout of "
             "hidden layers; leave it out"
         )
-    return {name: dropout for name in (*_HIDDEN_DROPOUT, *_OTHER_DROPOUT) if hasattr(config, name)}
+    return dict.fromkeys(names, dropout)
 
 
 def own_labels(directory: Path) -> list[str]:
