@@ -153,6 +153,11 @@ PLANS_REFUSED = {
         "--min-nodes 1: engines start each node once",
         "start the nodes by hand",
     ),
+    "fewer-gpus-than-ranks": (
+        "horovod --engine slurm --num-nodes 2 --num-processes 8 --gpus-per-node 2 --global-batch-size 32",
+        "--num-processes 8: horovod needs a GPU for each of the 4 ranks of a node",
+        "2 are asked for",
+    ),
 }
 
 
@@ -196,6 +201,8 @@ def test_nodes_with_gpus_are_not_judged_by_this_machine(monkeypatch: pytest.Monk
     engine.check()
     with pytest.raises(UnsupportedError, match="accelerate cannot compute in fp16 on cpu"):
         planned(["accelerate", "--engine", "slurm", "--precision", "fp16"])
+    with pytest.raises(UnsupportedError, match=r"^--device cuda: tests\.by_hand:ByHandBackend supports only cpu"):
+        planned(["tests.by_hand:ByHandBackend", "--engine", "slurm", "--device", "cuda", "--gpus-per-node", "2"])
 
 
 @needs_namespaces

@@ -16,11 +16,11 @@ from compare.report.first_screen import first_screen
 from compare.report.html import render_html
 from compare.report.lost_speed import where_speed_is_lost
 from compare.report.markdown import escape, render_markdown
-from compare.report.pages import write_pages
+from compare.report.pages import STEPS_NAME, write_pages
 from compare.report.sections import look_of
 from compare.report.tables import standing as standing_of
 from compare.report.verdict import Ground, breakdown_of, describe_verdict, grounds_of, warnings_of
-from compare.results import Comparison, Entrant, GroupResult, Interval, Placing, Results
+from compare.results import RESULTS_NAME, Comparison, Entrant, GroupResult, Interval, Placing, Results
 from compare.steps import HeldMemory
 from parity.verdict import Parity
 from tests.sample_results import disturbed_results, empty_results, sample_results
@@ -41,6 +41,16 @@ def _text_of(page: str) -> str:
 
 def _placing(results: Results, label: str) -> Placing:
     return next(one for one in results.standings[0].placings if one.label == label)
+
+
+def test_the_steps_of_another_report_do_not_stay_beside_a_new_one(tmp_path: Path) -> None:
+    results = sample_results()
+    pages, steps = {RESULTS_NAME: results.model_dump_json()}, tmp_path / STEPS_NAME
+    for earlier, stays in (("", False), (results.model_dump_json(), True), ("{}", False)):
+        (tmp_path / RESULTS_NAME).write_text(earlier)
+        steps.write_text("")
+        write_pages(pages, results, tmp_path, Console(file=io.StringIO()))
+        assert steps.exists() == stays
 
 
 def test_the_verdict_reads_as_advice() -> None:

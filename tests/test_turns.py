@@ -284,6 +284,12 @@ def test_all_take_the_same_steps_in_each_round_in_changing_order(tmp_path: Path)
     assert len(orders) == 3
     assert is_decided(RaceDirectory(tmp_path / "race"), within=1e6)
     assert not is_decided(RaceDirectory(tmp_path / "race"), within=1e-6)
+    # Of who has failed too often, no more will be known.
+    given_up, *others = (tmp_path / "race" / "records").glob("timed-*-ddp-*a1-g16.json")
+    for path in others:
+        path.unlink()
+    assert not is_decided(RaceDirectory(tmp_path / "race"), within=1e6)
+    assert is_decided(RaceDirectory(tmp_path / "race"), within=1e6, without=[given_up])
 
 
 def test_what_does_not_fit_into_memory_takes_turns_in_parts_that_share_an_entrant() -> None:
