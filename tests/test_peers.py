@@ -10,6 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -251,6 +252,18 @@ def test_a_peer_is_compared_by_its_real_tokens_and_not_ranked(adapter: RunRecord
     assert theirs.positions_per_token > 1.9 * ours.positions_per_token
     assert theirs.metrics == {"accuracy": 0.8}
     assert any("times Another trainer" in sentence for sentence in results.verdict)
+
+
+def test_peers_meet_the_opponent_of_all_others(adapter: RunRecord) -> None:
+    ddp = adapter.model_copy(update={"config": adapter.config.model_copy(update={"backend": "ddp"})})
+    runs = [_run(adapter, start, role="backend", seconds=0.1) for start in (1, 2, 3)]
+    slower = [_run(ddp, start, role="backend", seconds=0.12) for start in (1, 2, 3)]
+    runs += [replace(run, race=run.race.model_copy(update={"entrant": "ddp"})) for run in slower if run.race]
+    runs += [_run(adapter, start, role="peer", seconds=0.11) for start in (1, 2, 3)]
+    for named in (None, "ddp"):
+        results = analyse(runs, [], ReportInfo("test", opponent=named))
+        assert [one.opponent for one in results.peers] == [named or "single"]
+        assert results.standings[0].opponent == f"{named or 'single'}, 1 rank"
 
 
 def test_pages_show_peers_under_a_heading_of_their_own() -> None:
