@@ -94,8 +94,8 @@ class Capabilities:
             was built there.
         cuts_batches: Whether the backend itself cuts each batch into shares along its first dimension, so that samples
             must not follow one another in one row.
-        reasons: The reason, which a refusal quotes: for a precision that is not supported, for "num_processes", or for
-            "grad_compression" where there are no compressions.
+        reasons: The reason, which a refusal quotes: for a device type or a precision that is not supported, for
+            "num_processes", or for "grad_compression" where there are no compressions.
     """
 
     precisions: Mapping[str, tuple[str, ...]]
@@ -143,7 +143,7 @@ class Capabilities:
         """
         if device not in self.precisions:
             raise UnsupportedError(
-                f"--device {device}: {name} supports only {', '.join(self.precisions)}; "
+                f"--device {device}: {name} supports only {', '.join(self.precisions)}{self._why(device)}; "
                 "choose one of these or another backend"
             )
         if precision not in self.precisions[device]:

@@ -223,11 +223,13 @@ def _apex() -> Capabilities:
 
 
 def _horovod() -> Capabilities:
+    has_nccl = _horovod_has_nccl()
     return Capabilities(
-        {"cpu": PRECISIONS, **({"cuda": PRECISIONS} if _horovod_has_nccl() else {})},
+        {"cpu": PRECISIONS, **({"cuda": PRECISIONS} if has_nccl else {})},
         gpus_depend_on_build=True,
         start_methods=("horovodrun", "mpirun", "horovod-node", "horovod-torchrun"),
         compressions=("fp16",),
+        reasons={} if has_nccl else {"cuda": "it was built without NCCL; set it up where nvcc is installed"},
     )
 
 

@@ -121,7 +121,7 @@ class Netns(Engine[NetnsSettings]):
         settings = self.settings
         qdiscs = []
         if settings.latency or settings.loss:
-            delay = f"delay {settings.latency * 1e6:.0f}us " if settings.latency else ""
+            delay = f"delay {settings.latency * 1e6:.3f}us " if settings.latency else ""
             loss = f"loss {settings.loss:.4%}" if settings.loss else ""
             qdiscs.append(f"root handle 1: netem {delay}{loss} limit 100000".replace("  ", " "))
         if settings.bandwidth is not None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from backends.capabilities import UnsupportedError
+from backends.registry import BACKENDS
 from compare.results import Results
 from engines.command import planned
 from engines.following import Ended, Followed, exit_code_of
@@ -201,6 +202,8 @@ def test_nodes_with_gpus_are_not_judged_by_this_machine(monkeypatch: pytest.Monk
     engine.check()
     with pytest.raises(UnsupportedError, match="accelerate cannot compute in fp16 on cpu"):
         planned(["accelerate", "--engine", "slurm", "--precision", "fp16"])
+    with pytest.raises(UnsupportedError, match=r"supports only cpu \(it was built without NCCL; set it up"):
+        BACKENDS["horovod"].declare().check(name="horovod", device="cuda", precision="fp32")
     with pytest.raises(UnsupportedError, match=r"^--device cuda: tests\.by_hand:ByHandBackend supports only cpu"):
         planned(["tests.by_hand:ByHandBackend", "--engine", "slurm", "--device", "cuda", "--gpus-per-node", "2"])
 
@@ -228,6 +231,13 @@ def test_latency_is_refused_where_the_kernel_cannot(tmp_path: Path) -> None:
     assert done.returncode == (0 if has_netem else 2)
     if not has_netem:
         assert "--latency: the kernel has no netem" in done.stderr
+
+
+def test_a_latency_below_a_microsecond_is_no_latency_of_nothing() -> None:
+    engine, _ = planned(["ddp", "--engine", "netns", "--num-nodes", "2", "--latency", "400ns", "--bandwidth", "1gbit"])
+    netem, tbf = engine._limit().split(";")
+    assert netem == "root handle 1: netem delay 0.400us limit 100000"  # tc knows no nanoseconds
+    assert tbf.startswith("parent 1: handle 2: tbf rate 1000000000bit ")
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,7 @@ def test_a_row_says_whether_the_step_was_timed_and_in_which_turn(rows: list[dict
         step in (2, 3, 4, 5, 7, 8, 10, 11, 12) for step in range(1, 13)
     ]
     assert {row["block"] for row in steps} == {"2"}
+    assert {row["part"] for row in steps} == {"0"}
     assert {row["foreign_share"] for row in steps[5:8]} == {"0.01"}
 
 

@@ -25,6 +25,7 @@ class StepRow(NamedTuple):
     group: str
     race: str | None
     block: int | None
+    part: int | None
     run: str
     purpose: str
     entrant: str
@@ -89,6 +90,7 @@ def _rows_of(key: str, entrant: EntrantRuns, run: Run, rank: RankRecord) -> Iter
             group=key,
             race=race.race if race is not None else None,
             block=race.block if race is not None else None,
+            part=race.heat if race is not None else None,
             run=run.name,
             purpose=run.purpose,
             entrant=entrant.name,
