@@ -187,7 +187,7 @@ install() {
     echo "$python cannot make a virtual environment (Debian: install python3-venv)"
     return 1
   fi
-  local pip=("$environment/bin/python" -m pip install --disable-pip-version-check)
+  local pip=("$environment/bin/python" -m pip install --disable-pip-version-check --no-compile)
   local constraints=$root/launch/constraints.txt options=() wheels list extra
   # An environment that came with its own torch, as vendors' images do, keeps it.
   if [[ ${LOCKSTEP_VENV:-} == active ]] && "$environment/bin/python" -c 'import torch' 2>/dev/null; then
@@ -207,5 +207,8 @@ install() {
     fi
   done
   list=$(IFS=, && echo "$*")
-  "${pip[@]}" -c "$constraints" "${options[@]}" -e "${root}[$list]"
+  "${pip[@]}" -c "$constraints" "${options[@]}" -e "${root}[$list]" || return
+  # pip would compile one file after the other. Tests and models of other kinds are compiled if anybody imports them.
+  "$environment/bin/python" -m compileall -q -j 0 -x '/tests/|/transformers/models/' \
+    "$("$environment/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" || true
 }
