@@ -15,7 +15,7 @@ def main(run_directory: str, rank_variable: str | None = None) -> None:
     """Runs this rank to its end; on an error, exits with code 1 at once."""
 
     def make_work(start: RankStart) -> Work:
-        from forecast.times import GradientClock
+        from forecast.gradient_clock import GradientClock
         from training.rank_work import RankWork
 
         return RankWork(start, lambda trainer, _: GradientClock(trainer, start.directory))

@@ -39,7 +39,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special, stats
+from scipy import special
 
 from compare.report.words import describe_comparison
 from compare.results import MIN_PAIRS, SETTLED_STARTS, SMALLEST_CLAIM, TARGET, Claim, Comparison, Interval, Spread
@@ -238,6 +238,8 @@ def median_bounds(values: Sequence[float]) -> tuple[float, float]:
     Each value is below the median with probability 1/2, which gives the ranks of the bounds among the sorted values
     (Conover 1999, Practical Nonparametric Statistics, section 3.2: scipy.stats.quantile_test).
     """
+    from scipy import stats  # which takes longer to import than all of this program
+
     bounds = stats.quantile_test(values, p=0.5).confidence_interval(CONFIDENCE)
     low, high = float(bounds.low), float(bounds.high)
     return (min(values) if math.isnan(low) else low, max(values) if math.isnan(high) else high)
