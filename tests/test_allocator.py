@@ -12,7 +12,7 @@ from launch.errors import UsageError
 from launch.starters.environment import starter_environment
 from launch.starters.interface import Ranks
 from launch.starters.python import Python
-from tests.launching import DISTRIBUTED, OF_EACH_STARTER, require_backend, train
+from tests.launching import DISTRIBUTED, require_backend, train
 from tests.sparing import in_ci
 
 
@@ -64,7 +64,7 @@ def test_it_comes_before_what_the_user_loads(monkeypatch: pytest.MonkeyPatch, tm
 @pytest.mark.parametrize(
     ("backend", "asked"),
     in_ci(
-        [*((name, "auto") for name in OF_EACH_STARTER), ("ddp", "glibc")],
+        [("ddp", "auto"), ("horovod", "auto"), ("ddp", "glibc")],
         [*((name, "auto") for name in DISTRIBUTED), ("ddp", "glibc")],
     ),
 )

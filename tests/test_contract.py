@@ -61,9 +61,13 @@ def _marks(instance: Instance) -> list[pytest.MarkDecorator]:
 
 
 def _spared(adapter: str, instance: Instance) -> list[pytest.MarkDecorator]:
-    """In CI, four ranks are tried of one adapter for each starter and of FSDP2, three of DeepSpeed, two of others."""
-    most = 4 if adapter in (*OF_EACH_STARTER, "fsdp2") else 3 if adapter in IN_FLOAT32 else 2
-    return [] if instance.world_size <= most else [pytest.mark.exhaustive]
+    """In CI, four ranks are tried of DDP and FSDP2, three also of one adapter for each starter and of DeepSpeed.
+
+    One rank is tried in half precision of `single` and of DataParallel, which have no more; others compute with two.
+    """
+    most = 4 if adapter in ("ddp", "fsdp2") else 3 if adapter in (*OF_EACH_STARTER, *IN_FLOAT32) else 2
+    alone = adapter in ("single", DP_ON_CPU) or instance.case.precision == "fp32"
+    return [] if instance.world_size <= most and (alone or instance.world_size > 1) else [pytest.mark.exhaustive]
 
 
 Suites = Callable[[str], Suite]

@@ -5,33 +5,34 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.faults.kills import campaign
-from tests.launching import DISTRIBUTED, lockstep, require_backend
+from tests.launching import DISTRIBUTED, OF_EACH_STARTER, lockstep, require_backend
 from tests.sparing import in_ci
 
 pytestmark = [pytest.mark.launchers, pytest.mark.slow]
 
 
-def _kill(tmp_path: Path, num_kills: int) -> None:
-    for backend in DISTRIBUTED:
+def _kill(tmp_path: Path, backends: Sequence[str], num_kills: int) -> None:
+    for backend in backends:
         require_backend(backend)
     seed = random.SystemRandom().randrange(2**32)
-    kills = campaign(DISTRIBUTED, num_kills, tmp_path, seed=seed)
+    kills = campaign(backends, num_kills, tmp_path, seed=seed)
     assert [kill for kill in kills if kill.problems] == [], f"seed {seed}"
 
 
-@pytest.mark.parametrize("num_kills", in_ci([6], [6, 10]))
-def test_ranks_killed_at_random_moments(tmp_path: Path, num_kills: int) -> None:
-    _kill(tmp_path, num_kills)
+@pytest.mark.parametrize("backends", in_ci([OF_EACH_STARTER], [OF_EACH_STARTER, DISTRIBUTED]), ids=len)
+def test_ranks_killed_at_random_moments(tmp_path: Path, backends: list[str]) -> None:
+    _kill(tmp_path, backends, num_kills=len(backends) + 1)
 
 
 @pytest.mark.campaign
 def test_a_hundred_ranks_killed_at_random_moments(tmp_path: Path) -> None:
-    _kill(tmp_path, 100)
+    _kill(tmp_path, DISTRIBUTED, 100)
 
 
 def test_restarts_come_to_an_end(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from records.config import RunOptions
 from tasks.token_tagging import TokenTaggingSettings
 from tests.launching import (
     DISTRIBUTED,
-    OF_EACH_STARTER,
     lockstep,
     require_backend,
     run_config,
@@ -124,7 +123,7 @@ def test_in_another_world_or_split(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", in_ci(OF_EACH_STARTER, DISTRIBUTED))
+@pytest.mark.parametrize("backend", in_ci(["ddp", "horovod"], DISTRIBUTED))
 def test_bert(tmp_path: Path, backend: str) -> None:
     """The real model, with dropout and accumulation."""
     require_backend(backend)

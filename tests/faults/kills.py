@@ -9,7 +9,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -118,7 +118,7 @@ def _problems(code: int, errors: str, run: Path, whole: Path, saved: int, rank: 
 
 
 def campaign(
-    backends: list[str], num_kills: int, directory: Path, seed: int, tell: Any = lambda kill: None
+    backends: Sequence[str], num_kills: int, directory: Path, seed: int, tell: Any = lambda kill: None
 ) -> list[Kill]:
     """Kills ranks of jobs of all backends in turn until so many have been killed.
 
