@@ -167,7 +167,7 @@ def test_a_peer_rests_between_its_turns(live: LiveEntrant, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("live", ["trainer"], indirect=True)
+@pytest.mark.parametrize("live", ["fabric"], indirect=True)
 def test_a_peer_that_dies_is_named(live: LiveEntrant, tmp_path: Path) -> None:
     live.take(Turn(warm_through=1, through=5))
     os.kill(int((tmp_path / "run" / "logs" / "rank1.pid").read_text().split()[0]), signal.SIGKILL)
