@@ -247,12 +247,7 @@ _BUCKETS = tuple(f"--bucket-cap-mb={mebibytes}" for mebibytes in (1, 5, 100))
 
 BACKENDS = {
     "single": BackendRow("backends.single:SingleBackend", "one process, the reference", _single),
-    "dp": BackendRow(
-        "backends.dp:DPBackend",
-        "torch DataParallel, several GPUs in one process",
-        _dp,
-        _dp_missing,
-    ),
+    "dp": BackendRow("backends.dp:DPBackend", "torch DataParallel, several GPUs in one process", _dp, _dp_missing),
     "ddp": BackendRow(
         "backends.ddp:DDPBackend",
         "torch DistributedDataParallel",
