@@ -209,6 +209,6 @@ install() {
   list=$(IFS=, && echo "$*")
   "${pip[@]}" -c "$constraints" "${options[@]}" -e "${root}[$list]" || return
   # pip would compile one file after the other. Tests and models of other kinds are compiled if anybody imports them.
-  "$environment/bin/python" -m compileall -q -j 0 -x '/tests/|/transformers/models/' \
+  "$environment/bin/python" -m compileall -q -j 0 -x 'site-packages/(.*/tests/|transformers/models/)' \
     "$("$environment/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" || true
 }

@@ -33,6 +33,7 @@ from records.record import RunRecord, read_record
 from tests.forked.client import interpreter
 from tests.launching import lockstep, train, wait_until
 from tests.sample_results import sample_results
+from tests.sparing import in_ci
 from tests.test_turns import _processes, _rests
 
 NUM_ROWS = 96
@@ -167,7 +168,7 @@ def test_a_peer_rests_between_its_turns(live: LiveEntrant, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("live", ["fabric"], indirect=True)
+@pytest.mark.parametrize("live", in_ci(["fabric"], ["trainer", "fabric"]), indirect=True)
 def test_a_peer_that_dies_is_named(live: LiveEntrant, tmp_path: Path) -> None:
     live.take(Turn(warm_through=1, through=5))
     os.kill(int((tmp_path / "run" / "logs" / "rank1.pid").read_text().split()[0]), signal.SIGKILL)
