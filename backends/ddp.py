@@ -59,7 +59,9 @@ class DDPBackend(TorchGroupBackend, TorchAmpBackend):
             **bucket_arguments(self.options.settings),
         )
         if self._shares_memory:
-            gradients = SharedGradients(model.parameters(), timeout_seconds=self.options.timeout_seconds)
+            gradients = SharedGradients(
+                most_buckets=len(list(model.parameters())), timeout_seconds=self.options.timeout_seconds
+            )
             # A lambda, since torch compares annotations with classes, and ours are strings.
             wrapped.register_comm_hook(None, lambda _, bucket: gradients.average(bucket))
             self._shared_gradients = gradients

@@ -224,10 +224,11 @@ def _with_little_shared_memory(size: str, *command: str) -> subprocess.Completed
     [
         ("16k", ("ddp", "--dataloader-num-workers", "1")),  # semaphores
         ("1m", ("ddp", "--dataloader-num-workers", "1", "--task", "tests.faulty:BulkyTask")),
+        ("4k", ("ddp", "--transport", "shared-memory")),
         ("4k", ("horovod",)),
         ("64k", ("horovod", "--start-method", "mpirun")),
     ],
-    ids=["semaphores", "task", "horovodrun", "mpirun"],
+    ids=["semaphores", "task", "gradients", "horovodrun", "mpirun"],
 )
 def test_full_shared_memory_is_named(tmp_path: Path, size: str, options: tuple[str, ...]) -> None:
     require_backend(options[0])

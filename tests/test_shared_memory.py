@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 import pytest
-import torch
 
 from backends.capabilities import Signs
 from backends.shared_memory import SharedGradients
@@ -48,37 +47,24 @@ def test_four_ranks_agree_to_the_bit_in_small_buckets(tmp_path: Path) -> None:
 def _unconnected(rank: int, *, inbox: int = -1, outboxes: tuple[int, ...] = ()) -> SharedGradients:
     """One of 1024 ranks that waits for the signal of the rank 1000 alone."""
     own = SharedGradients.__new__(SharedGradients)
-    own.count, own._rank, own._world_size, own._timeout_seconds = None, rank, 1024, 5
-    own._copies = [[torch.empty(64, dtype=torch.uint8)] * 1024] * 2
-    own._inbox, own._outboxes, own._waiting = inbox, list(outboxes), []
+    own._rank, own._world_size, own._timeout_seconds = rank, 1024, 5
+    own._inbox, own._outboxes = inbox, list(outboxes)
     own._signals = [int(other != 1000) for other in range(1024)]
-    own._num_sent = own._parity = own._offset = 0
+    own._num_sent = 0
     return own
-
-
-class _Bucket:
-    """The first of several, with one gradient."""
-
-    def index(self) -> int:
-        return 0
-
-    def buffer(self) -> torch.Tensor:
-        return torch.ones(1)
-
-    def is_last(self) -> bool:
-        return False
 
 
 def test_a_signal_names_any_rank_of_a_node_and_no_more_come_from_those_that_have_ended() -> None:
     inbox, outbox = os.pipe()
     waiting = _unconnected(0, inbox=inbox)
-    _unconnected(1000, outboxes=(outbox,)).average(_Bucket())
-    waiting._wait(1)
+    sending = _unconnected(1000, outboxes=(outbox,))
+    sending._signals = [1] * 1024
+    sending._meet()
+    waiting._meet()
     assert waiting._signals == [1] * 1024
     os.close(outbox)
-    waiting._signals[1000] = 0
     with pytest.raises(ConnectionResetError) as error:
-        waiting._wait(1)
+        waiting._meet()
     os.close(inbox)
     assert shows_lost_peer(str(error.value), Signs())
 

@@ -39,7 +39,8 @@ def advice(message: str, starter_log: str, *, ended_silently: bool) -> str:
         return ""
     return (
         f"; {SHARED_MEMORY} has {_mebibytes(usage.free)} free of {_mebibytes(usage.total)}: make it larger (mount -o "
-        f"remount,size=2g {SHARED_MEMORY}; of a container: --shm-size 2g), or use --dataloader-num-workers 0"
+        f"remount,size=2g {SHARED_MEMORY}; of a container: --shm-size 2g), or use neither --dataloader-num-workers nor "
+        "--transport shared-memory"
     )
 
 
