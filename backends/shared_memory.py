@@ -7,17 +7,16 @@ lets its users replace the reduction of a bucket by a communication hook
 (https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html).
 
 Memory is what torch shares between processes, a file in /dev/shm that loses its name as soon as it is made, so that
-nothing is left of a rank that is killed. Ranks open each other's files through /proc, as memfd_create(2) describes.
+as good as nothing can be left of a rank that is killed. Ranks open each other's files through /proc, as
+memfd_create(2) describes.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
 import select
 import time
 from array import array
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -34,9 +33,6 @@ _SIGNAL = "H"
 class Bucket(Protocol):
     """What is used of torch.distributed.GradBucket, whose class torch does not describe for type checkers."""
 
-    def index(self) -> int:
-        """Returns the number of the bucket in its step, from 0."""
-
     def buffer(self) -> torch.Tensor:
         """Returns the gradients in it, one after the other, flat."""
 
@@ -45,7 +41,7 @@ class Bucket(Protocol):
 
 
 class SharedGradients:
-    """Averages buckets over all ranks, which are processes of one node. All methods are collective.
+    """Averages buckets over all ranks, which are processes of one node and call `average` alike.
 
     Attributes:
         count: What counts the elements that are averaged, while anybody wants to know.
@@ -60,6 +56,7 @@ class SharedGradients:
 
         Raises:
             RuntimeError: There is no memory to share.
+            OSError: The system does not let ranks open each other's files.
         """
         self.count: Count | None = None
         self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
@@ -72,11 +69,11 @@ class SharedGradients:
         self._processes, outboxes, of_files = connections.T.tolist()
         # In which file each rank has each of its buckets.
         self._files = files if self._rank == 0 else _opened(self._processes[0], of_files[0], files)
-        self._outboxes = [
-            os.open(_path(process, outbox), os.O_WRONLY)
+        self._outboxes = {
+            rank: os.open(_path(process, outbox), os.O_WRONLY)
             for rank, (process, outbox) in enumerate(zip(self._processes, outboxes, strict=True))
             if rank != self._rank
-        ]
+        }
         dist.barrier()
         os.close(own_outbox)
         self._signals = [0] * self._world_size
@@ -90,31 +87,35 @@ class SharedGradients:
 
         Raises:
             RuntimeError: There is not enough memory to share.
+            OSError: Too many files are open.
             TimeoutError: Another rank does not come.
-            ConnectionResetError: All others have ended.
+            ConnectionResetError: Another rank has ended.
         """
         buffer = bucket.buffer()
         if self.count is not None:
             self.count("shared_memory", buffer.numel(), buffer.nbytes)
+        if buffer.numel() and not buffer.untyped_storage().is_shared():
+            # In the first step and, mostly, the second: once DDP knows in which order gradients are ready, it makes its
+            # buckets anew.
+            self._buckets = []
         done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         self._arrived.append((buffer, done))
         if bucket.is_last():
-            self._complete([buffer for buffer, _ in self._arrived])
+            self._complete([buffer for buffer, _ in self._arrived if buffer.numel()])
             for buffer, future in self._arrived:
                 future.set_result(buffer)
             self._arrived.clear()
         return done
 
     def close(self) -> None:
-        """Gives the memory back."""
+        """Closes the connections to the other ranks, and leaves their buckets alone."""
         self._buckets.clear()
-        for descriptor in (self._inbox, *self._outboxes):
+        for descriptor in (self._inbox, *self._outboxes.values()):
             os.close(descriptor)
 
     def _complete(self, buffers: list[torch.Tensor]) -> None:
         """Averages what is in the buckets of all ranks: each rank its share of each, so that all get the same bits."""
-        # In the first step and the second: DDP makes its buckets anew once it knows in which order gradients are ready.
-        if not all(buffer.untyped_storage().is_shared() for buffer in buffers):
+        if not self._buckets:
             self._buckets = self._share(buffers)
         self._meet()
         for of_ranks in self._buckets:
@@ -123,18 +124,17 @@ class SharedGradients:
                 total, *others = (share[start : start + _AT_A_TIME] for share in shares)
                 total.mul_(1 / self._world_size)
                 for other in others:
-                    total.add_(other, alpha=1 / self._world_size)
+                    total.add_(other.mul_(1 / self._world_size))
                 for other in others:
                     other.copy_(total)
         self._meet()
 
     def _share(self, buffers: list[torch.Tensor]) -> list[list[torch.Tensor]]:
         """Moves buckets into memory that other ranks can reach, and returns those of all ranks for each of them."""
-        self._buckets = []
         self._meet()  # now the memory of those before is free
         self._files[self._rank, : len(buffers)] = torch.tensor([_shared_file(buffer) for buffer in buffers])
         self._meet()
-        buckets = [[buffer] * self._world_size for buffer in buffers]
+        buckets = [[buffer] * self._world_size for buffer in buffers]  # those of other ranks follow
         for rank, (process, files) in enumerate(zip(self._processes, self._files.tolist(), strict=True)):
             if rank != self._rank:
                 for of_ranks, own, file in zip(buckets, buffers, files, strict=False):
@@ -147,7 +147,7 @@ class SharedGradients:
 
         A write to a pipe is a barrier to the processor: who reads the signal finds what was written before it.
         """
-        for outbox in self._outboxes:
+        for outbox in self._outboxes.values():
             os.write(outbox, array(_SIGNAL, [self._rank]))
         self._num_sent += 1
         self._wait(self._num_sent)
@@ -157,18 +157,26 @@ class SharedGradients:
 
         Raises:
             TimeoutError: One does not.
-            ConnectionResetError: All of them have ended.
+            ConnectionResetError: One has ended.
         """
         deadline = time.monotonic() + self._timeout_seconds
+        events = select.poll()
+        events.register(self._inbox, select.POLLIN)
+        for outbox in self._outboxes.values():
+            events.register(outbox, 0)  # whether nobody is there any more who could read from it
         while late := [rank for rank, sent in enumerate(self._signals) if sent < number and rank != self._rank]:
-            ready, _, _ = select.select([self._inbox], [], [], max(0.0, deadline - time.monotonic()))
+            ready = [file for file, _ in events.poll(1000 * max(0.0, deadline - time.monotonic()))]
             if not ready:
                 raise TimeoutError(f"Timed out waiting {self._timeout_seconds:g} s for the gradients of rank {late[0]}")
-            signals = array(_SIGNAL, os.read(self._inbox, mmap.PAGESIZE))
-            if not signals:
-                raise ConnectionResetError(f"Connection closed by peer: rank {late[0]} has ended")
-            for rank in signals:
-                self._signals[rank] += 1
+            if self._inbox in ready and (signals := array(_SIGNAL, os.read(self._inbox, select.PIPE_BUF))):
+                for rank in signals:
+                    self._signals[rank] += 1
+                continue
+            for rank in late:
+                if self._inbox in ready or self._outboxes[rank] in ready:
+                    raise ConnectionResetError(f"Connection closed by peer: rank {rank} has ended")
+            for outbox in ready:  # of a rank that has ended, but had sent what is waited for
+                events.unregister(outbox)
 
 
 def _shared_file(tensor: torch.Tensor) -> int:
@@ -179,10 +187,10 @@ def _shared_file(tensor: torch.Tensor) -> int:
 
 def _opened(process: int, file: int, like: torch.Tensor) -> torch.Tensor:
     """Returns the tensor of another process, which lies in its file as `like` does in ours."""
-    with Path(_path(process, file)).open("r+b") as opened:
-        content = mmap.mmap(opened.fileno(), like.untyped_storage().nbytes())
-    begins = int(like.storage_offset()) * like.element_size()
-    return torch.frombuffer(content, dtype=like.dtype, count=like.numel(), offset=begins).view(like.shape)
+    # torch.from_file keeps no file open, other than mmap.mmap.
+    size = like.untyped_storage().nbytes() // like.element_size()
+    whole = torch.from_file(_path(process, file), shared=True, size=size, dtype=like.dtype)
+    return whole[like.storage_offset() :][: like.numel()].view(like.shape)
 
 
 def _path(process: int, file: int) -> str:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import time
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from backends.capabilities import Signs
 from backends.shared_memory import SharedGradients
-from tests.launching import lockstep, train
+from tests.launching import lockstep, train, wait_until
 from tests.sparing import in_ci
 from watch.failures import shows_lost_peer
 
@@ -44,29 +48,74 @@ def test_four_ranks_agree_to_the_bit_in_small_buckets(tmp_path: Path) -> None:
     assert record["ranks"][0]["diagnosis"]["num_reductions"][-1] > 3
 
 
-def _unconnected(rank: int, *, inbox: int = -1, outboxes: tuple[int, ...] = ()) -> SharedGradients:
-    """One of 1024 ranks that waits for the signal of the rank 1000 alone."""
-    own = SharedGradients.__new__(SharedGradients)
-    own._rank, own._world_size, own._timeout_seconds = rank, 1024, 5
-    own._inbox, own._outboxes = inbox, list(outboxes)
-    own._signals = [int(other != 1000) for other in range(1024)]
-    own._num_sent = 0
-    return own
+class _Bucket:
+    """A bucket of one step; DDP keeps its buffer from step to step."""
+
+    def __init__(self, buffer: torch.Tensor, *, is_last: bool) -> None:
+        self._buffer, self._is_last = buffer, is_last
+
+    def buffer(self) -> torch.Tensor:
+        return self._buffer
+
+    def is_last(self) -> bool:
+        return self._is_last
 
 
-def test_a_signal_names_any_rank_of_a_node_and_no_more_come_from_those_that_have_ended() -> None:
+def _open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def _one_of_three_ranks(rank: int, meeting: Path) -> None:
+    """Averages 20 buckets, one of them empty, twice; then rank 2 ends, which the others find out at once."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=3)
+    gradients = SharedGradients(most_buckets=20, timeout_seconds=30)
+    before = _open_files()
+    buckets = [_Bucket(torch.zeros(50_000 * (number != 7)), is_last=number == 19) for number in range(20)]
+    for step in range(2):
+        for bucket in buckets:
+            bucket.buffer().fill_(rank + step)
+        averaged = [gradients.average(bucket) for bucket in buckets]
+        for bucket, average in zip(buckets, averaged, strict=True):
+            assert average.value().data_ptr() == bucket.buffer().data_ptr()
+            torch.testing.assert_close(bucket.buffer(), torch.full_like(bucket.buffer(), 1.0 + step))
+    assert _open_files() <= before + 20  # those of its own buckets: no more, whatever the number of ranks
+    if rank < 2:
+        with pytest.raises(ConnectionResetError, match="rank 2 has ended") as error:
+            gradients.average(_Bucket(torch.zeros(1), is_last=True))
+        assert shows_lost_peer(str(error.value), Signs())
+        meeting.with_name(f"rank {rank} knows").touch()
+        wait_until(meeting.with_name(f"rank {1 - rank} knows").exists, "the other survivor")
+    os._exit(0)  # without a word to the others
+
+
+def test_ranks_keep_no_file_of_others_open_and_name_one_that_has_ended(tmp_path: Path) -> None:
+    ranks = [
+        multiprocessing.get_context("fork").Process(target=_one_of_three_ranks, args=(rank, tmp_path / "meeting"))
+        for rank in range(3)
+    ]
+    begun = time.monotonic()
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(60)
+    assert [process.exitcode for process in ranks] == [0, 0, 0]
+    assert time.monotonic() - begun < 25, "they waited until the timeout"
+
+
+def test_a_signal_names_any_rank_of_a_node() -> None:
     inbox, outbox = os.pipe()
-    waiting = _unconnected(0, inbox=inbox)
-    sending = _unconnected(1000, outboxes=(outbox,))
-    sending._signals = [1] * 1024
+    waiting, sending = (SharedGradients.__new__(SharedGradients) for _ in range(2))
+    for rank, one in ((0, waiting), (1000, sending)):
+        one._rank, one._world_size, one._timeout_seconds, one._num_sent = rank, 1024, 5, 0
+        one._inbox, one._outboxes = inbox, {}
+        one._signals = [int(other != 1000) for other in range(1024)]
+    sending._outboxes = {0: outbox}
     sending._meet()
     waiting._meet()
     assert waiting._signals == [1] * 1024
-    os.close(outbox)
-    with pytest.raises(ConnectionResetError) as error:
-        waiting._meet()
-    os.close(inbox)
-    assert shows_lost_peer(str(error.value), Signs())
+    for file in (inbox, outbox):
+        os.close(file)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
 # How libraries report it. A page that the system cannot provide causes a bus error, without a message.
-_SURELY = re.compile("bus error|SIGBUS|/dev/shm", re.IGNORECASE)
+_SURELY = re.compile("bus error|SIGBUS|/dev/shm|unable to allocate shared memory", re.IGNORECASE)
 # Open MPI only says that its processes cannot reach each other. Triton's message is about the memory of a GPU.
 _PERHAPS = re.compile(
     r"(?<!out of resource: )shared memory|No space left on device|Errno 28|ENOSPC|Out of resource"
