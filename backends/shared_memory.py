@@ -146,9 +146,16 @@ class SharedGradients:
         """Waits until all ranks have come here as often.
 
         A write to a pipe is a barrier to the processor: who reads the signal finds what was written before it.
+
+        Raises:
+            TimeoutError: One does not.
+            ConnectionResetError: One has ended.
         """
-        for outbox in self._outboxes.values():
-            os.write(outbox, array(_SIGNAL, [self._rank]))
+        for rank, outbox in self._outboxes.items():
+            try:
+                os.write(outbox, array(_SIGNAL, [self._rank]))
+            except BrokenPipeError as error:
+                raise _ended(rank) from error
         self._num_sent += 1
         self._wait(self._num_sent)
 
@@ -174,9 +181,13 @@ class SharedGradients:
                 continue
             for rank in late:
                 if self._inbox in ready or self._outboxes[rank] in ready:
-                    raise ConnectionResetError(f"Connection closed by peer: rank {rank} has ended")
+                    raise _ended(rank)
             for outbox in ready:  # of a rank that has ended, but had sent what is waited for
                 events.unregister(outbox)
+
+
+def _ended(rank: int) -> ConnectionResetError:
+    return ConnectionResetError(f"Connection closed by peer: rank {rank} has ended")
 
 
 def _shared_file(tensor: torch.Tensor) -> int:
@@ -187,7 +198,7 @@ def _shared_file(tensor: torch.Tensor) -> int:
 
 def _opened(process: int, file: int, like: torch.Tensor) -> torch.Tensor:
     """Returns the tensor of another process, which lies in its file as `like` does in ours."""
-    # torch.from_file keeps no file open, other than mmap.mmap.
+    # Unlike mmap.mmap, torch.from_file keeps no file open.
     size = like.untyped_storage().nbytes() // like.element_size()
     whole = torch.from_file(_path(process, file), shared=True, size=size, dtype=like.dtype)
     return whole[like.storage_offset() :][: like.numel()].view(like.shape)

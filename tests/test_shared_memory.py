@@ -103,7 +103,7 @@ def test_ranks_keep_no_file_of_others_open_and_name_one_that_has_ended(tmp_path:
     assert time.monotonic() - begun < 25, "they waited until the timeout"
 
 
-def test_a_signal_names_any_rank_of_a_node() -> None:
+def test_a_signal_names_any_rank_of_a_node_and_none_can_be_sent_to_one_that_has_ended() -> None:
     inbox, outbox = os.pipe()
     waiting, sending = (SharedGradients.__new__(SharedGradients) for _ in range(2))
     for rank, one in ((0, waiting), (1000, sending)):
@@ -114,8 +114,10 @@ def test_a_signal_names_any_rank_of_a_node() -> None:
     sending._meet()
     waiting._meet()
     assert waiting._signals == [1] * 1024
-    for file in (inbox, outbox):
-        os.close(file)
+    os.close(inbox)
+    with pytest.raises(ConnectionResetError, match="rank 0 has ended"):
+        sending._meet()
+    os.close(outbox)
 
 
 @pytest.mark.parametrize(
