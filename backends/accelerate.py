@@ -88,7 +88,7 @@ class AccelerateBackend(Backend):
     ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         # With broadcast_buffers=False the wrapper leaves buffers alone at the start, too.
         for buffer in model.buffers():
-            buffer.copy_(broadcast(buffer, from_process=0))
+            buffer.copy_(broadcast(buffer.contiguous(), from_process=0))  # NCCL refuses other tensors
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
         self._parameters = list(self.model.parameters())  # to look for them in each step takes a tenth of a millisecond
         if dist.is_initialized():

@@ -56,6 +56,8 @@ class HorovodBackend(TorchAmpBackend):
 
     def __init__(self, options: BackendOptions) -> None:
         super().__init__(options)
+        self._fusion_threshold = int(_number_in("HOROVOD_FUSION_THRESHOLD", 128 * 1024 * 1024, whole=True))
+        self._cycle_time = _number_in("HOROVOD_CYCLE_TIME", 1.0)
         if options.is_traced:
             # Without it, start_timeline is refused. From now on a thread of rank 0 spins, waiting for events.
             os.environ["HOROVOD_TIMELINE"] = "DYNAMIC"
@@ -82,9 +84,13 @@ class HorovodBackend(TorchAmpBackend):
         make_contiguous(model, optimizer)  # Horovod refuses other tensors, from inside the backward pass
         # Not state_dict(): it leaves out the non-persistent buffers. Not broadcast_optimizer_state():
         # on a fresh optimizer it takes a real step with zero gradients, which decays every weight.
-        tensors = [*model.named_parameters(), *((name, _carried(buffer)) for name, buffer in model.named_buffers())]
+        buffers = dict(model.named_buffers())
+        carried = {name: _carried(buffer) for name, buffer in buffers.items()}
         with self._deadline:
-            hvd.broadcast_parameters(tensors, root_rank=0)
+            hvd.broadcast_parameters([*model.named_parameters(), *carried.items()], root_rank=0)
+        for name, buffer in buffers.items():
+            if not buffer.is_contiguous():  # a copy was sent
+                buffer.copy_(carried[name].view(buffer.dtype))
         wrapped = hvd.DistributedOptimizer(
             optimizer,
             named_parameters=model.named_parameters(),
@@ -189,9 +195,8 @@ class HorovodBackend(TorchAmpBackend):
     def effective_settings(self) -> dict[str, Any]:
         return {
             "transport": "nccl" if self.device.type == "cuda" else "mpi" if hvd.mpi_enabled() else "gloo",
-            # Horovod has no function that returns these: it reads the variables and has these defaults.
-            "fusion_threshold_bytes": int(os.environ.get("HOROVOD_FUSION_THRESHOLD", str(128 * 1024 * 1024))),
-            "cycle_time_ms": float(os.environ.get("HOROVOD_CYCLE_TIME", "1.0")),
+            "fusion_threshold_bytes": self._fusion_threshold,
+            "cycle_time_ms": self._cycle_time,
             "wait": waiting(),
             "find_unused_parameters": self.options.find_unused_parameters,
             **self._compression_in_force(),
@@ -245,5 +250,20 @@ class _Deadline:
 
 
 def _carried(buffer: torch.Tensor) -> torch.Tensor:
-    """Returns a view of the same memory in a dtype that Horovod supports; it does not support bool."""
+    """Returns the buffer, contiguous, in a dtype that Horovod supports, which bool is not: a view of it if possible."""
+    buffer = buffer.contiguous()
     return buffer.view(torch.uint8) if buffer.dtype == torch.bool else buffer
+
+
+def _number_in(variable: str, default: float, *, whole: bool = False) -> float:
+    """Returns the number in a variable that Horovod reads. It has no function that returns it, and these defaults.
+
+    Raises:
+        UnsupportedError: It is no number. Horovod would take what comes before the first other character.
+    """
+    text = os.environ.get(variable)
+    try:
+        return default if text is None else int(text) if whole else float(text)
+    except ValueError as error:
+        kind = "a whole number" if whole else "a number"
+        raise UnsupportedError(f"{variable}={text}: is not {kind}; correct it, or unset it") from error

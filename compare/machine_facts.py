@@ -36,3 +36,18 @@ class Idleness(Strict):
 
     mean: float
     largest: float = Field(description="in one start of an entrant; in results of 2026-11-27 and before, in one turn")
+
+
+def network_between(num_nodes: int, made: str | None) -> str | None:
+    """Returns the network between nodes in words; None if there is one node.
+
+    Args:
+        num_nodes: How many nodes there are.
+        made: What the engine says of the network, if it has made it.
+    """
+    return (made or f"{num_nodes} nodes") if num_nodes > 1 else None
+
+
+def kind_of(network: str | None) -> str | None:
+    """Returns the words on a network without the number of its nodes: networks of one kind differ in nothing else."""
+    return network if network is None else network.lstrip("0123456789").lstrip()

@@ -11,9 +11,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from backends.registry import REFERENCE
+from compare.machine_facts import network_between
 from engines.hosts import address_of
 from engines.interface import Engine, NodeJob
 from engines.mpi import MpiSettings, address_of_first
+from engines.netns import NetnsSettings, describe_network
 from engines.registry import find_engine
 from launch.errors import UsageError
 from launch.options import validated
@@ -91,6 +93,13 @@ class RaceNetwork:
         if num_processes == 1 or self.engine is None:
             return 1
         return len(self.machines) or num_processes
+
+    def described(self, num_processes: int) -> str | None:
+        """Returns what the record of a run of so many ranks will say of its network; None if they are on one node."""
+        num_nodes = self.num_nodes(num_processes)
+        if self.engine == "netns" and num_processes > 1:
+            return describe_network(num_nodes, NetnsSettings.model_validate({"bandwidth": self.bandwidth}))
+        return network_between(num_nodes, None)
 
     def words(self) -> list[str]:
         """Returns the options that say this to another command; none without an engine."""

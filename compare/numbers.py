@@ -24,6 +24,11 @@ def number(value: float | None, digits: int = 4) -> str:
     return f"{value:,.{max(0, digits - 1 - magnitude)}f}"
 
 
+def rate(value: float) -> str:
+    """Formats a rate, such as samples per second, with three significant digits or, if it is large, as an integer."""
+    return f"{value:.0f}" if value >= 99.95 else number(value, 3)
+
+
 def percent(share: float | None) -> str:
     """Formats a share in percent, without the percent sign, which is in the heading of the column."""
     return NOTHING if share is None else f"{100 * share:.1f}"
@@ -84,10 +89,11 @@ def format_size(num_bytes: float) -> str:
 
 def format_seconds(seconds: float) -> str:
     """Formats a duration with three significant digits, in s, ms or us."""
-    unit, scale = next(
-        (unit, scale) for unit, scale in (("s", 1.0), ("ms", 1e3), ("us", 1e6)) if seconds * scale >= 1 or unit == "us"
-    )
-    return f"{seconds * scale:.3g} {unit}"
+    units = (("s", 1.0), ("ms", 1e3), ("us", 1e6))
+    # What would be written as 1000 of a unit is written as 1 of the next.
+    unit, scale = next((unit, scale) for unit, scale in units if seconds * scale >= 0.9995 or unit == "us")
+    text = f"{seconds * scale:.3g}"
+    return f"{number(seconds * scale, 3) if 'e' in text else text} {unit}"
 
 
 def one_line(text: str) -> str:

@@ -296,7 +296,7 @@ class ScalingPoint(_Strict):
 class Scaling(_Strict):
     """Throughput over the number of ranks: strong (same global batch) or weak (same batch for each rank)."""
 
-    backend: str
+    backend: str = Field(description="by the name that it has in the race")
     kind: Literal["strong", "weak"]
     condition: str = Field(description="precision, batch and accumulation in words")
     points: list[ScalingPoint]

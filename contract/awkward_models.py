@@ -21,6 +21,7 @@ class VariedTagger(Tagger):
     - `turned` and `patches.weight` are not contiguous, and neither are their gradients.
     - The gradient of each row of `faint` is a thousandth of that of the row before.
     - `single` has one element.
+    - `table` is a buffer that is not contiguous.
     - `total` and `trend` change in each forward pass of the training, as running statistics do.
     - What an evaluation leaves behind for later forward passes, as caches of positions do, is used in the training.
     """
@@ -37,6 +38,7 @@ class VariedTagger(Tagger):
         self.trend: torch.Tensor
         self.register_buffer("total", torch.zeros((), dtype=torch.int64))
         self.register_buffer("trend", torch.zeros(3))
+        self.register_buffer("table", torch.arange(6.0).view(2, 3).t())
         self.to(dtype)
 
     @override

@@ -291,7 +291,7 @@ def gradients_of_ranks(weights: Tensors, config: RunConfig, batch: list[int]) ->
     """Returns what each rank contributes to a step from given weights, in float64; their mean is the exact gradient."""
     task, model = _task_and_model(config, weights)
     parameters = _trainable(model.double())
-    factor = config.num_processes / task.num_targets("train", batch)
+    factor = config.num_processes / max(1, task.num_targets("train", batch))
     found = []
     for share in micro_batches(config, batch):
         losses = [task.loss_sum(model, task.collate("train", piece)) * factor for piece in share if piece]
@@ -373,7 +373,7 @@ def _summed_gradients(
     """Returns the sum over ranks of the scaled gradients of one global batch, and leaves none in the model."""
     parameters = _trainable(model)
     dtype = None if arithmetic.casts_model else _HALF_DTYPES.get(config.precision)
-    num_targets = task.num_targets("train", batch)
+    num_targets = max(1, task.num_targets("train", batch))
     totals = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
     for share in micro_batches(config, batch):
         for piece in chain.from_iterable(_shares(samples, arithmetic.num_shares) for samples in share):

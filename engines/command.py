@@ -17,7 +17,7 @@ from launch.errors import UsageError, refused_path, tell
 from launch.nodes import Nodes
 from launch.options import add_options, read_option_file, read_options, validated
 from launch.resolve import settle_batch_sizes
-from launch.run_directory import default_output_dir
+from launch.run_directory import default_output_dir, locked
 from launch.world import check_world
 
 # What an engine gives to each node.
@@ -198,7 +198,8 @@ def _run(engine: Engine[Any]) -> int:
     except OSError as error:
         raise refused_path(error) from error
     try:
-        code = engine.run()
+        with locked(output_dir):  # a second command would read how the nodes of the first have ended
+            code = engine.run()
     except UsageError:
         with contextlib.suppress(OSError):  # something has been written there
             if is_new:

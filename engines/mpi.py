@@ -135,6 +135,7 @@ class Mpi(Engine[MpiSettings]):
         command = [*first, *(word for part in others for word in (":", *part))]
         log = self.job.output_dir / "mpirun.log"
         followed = Followed(self.job.logs)
+        stopped: list[signal.Signals] = []
         with guarded() as mark, log.open("wb") as output:
             mpirun = subprocess.Popen(
                 command,
@@ -146,6 +147,7 @@ class Mpi(Engine[MpiSettings]):
             )
 
             def pass_on(number: signal.Signals) -> None:
+                stopped.append(number)
                 # SIGTERM would let mpirun end all nodes within a second, before they have saved.
                 mpirun.send_signal(signal.SIGUSR1)
 
@@ -159,10 +161,15 @@ class Mpi(Engine[MpiSettings]):
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     mpirun.wait(_SECONDS_TO_END)
             followed.show()
-        return self._judge(log)
+        return self._judge(log, stopped)
 
-    def _judge(self, log: Path) -> int:
-        """Returns the exit code of the job, from what the nodes have told mpirun."""
+    def _judge(self, log: Path, stopped: list[signal.Signals]) -> int:
+        """Returns the exit code of the job, from what the nodes have told mpirun.
+
+        Args:
+            log: The file with that.
+            stopped: The signals by which this command was asked to stop.
+        """
         said = log.read_text(errors="replace")
         codes = told_codes(said)
         if REFUSED in codes.values():
@@ -170,6 +177,8 @@ class Mpi(Engine[MpiSettings]):
         missing = [str(node) for node in range(self.job.num_nodes) if node not in codes]
         if not missing:
             return exit_code_of(list(codes.values()))
+        if stopped and not any(f"node {node} begins\n" in said for node in missing):  # it ended them before they began
+            return exit_code_of([*codes.values(), -stopped[0]])
         # Open MPI puts its own messages between lines of dashes; what ssh says comes first.
         of_others = re.sub(r"(?m)^node \d+ (begins|ends with \d+)$", "", said)
         paragraphs = [" ".join(text.split()) for text in re.split(r"(?m)^-+$", of_others)]

@@ -53,6 +53,14 @@ class NetnsSettings(EngineSettings):
     loss: Share | None = Field(None, description="the share of packets that are lost, such as 0.1% (default: none)")
 
 
+def describe_network(num_nodes: int, settings: NetnsSettings) -> str:
+    """Describes the network between so many nodes for the record of the run."""
+    rate = "unlimited" if settings.bandwidth is None else format_bandwidth(settings.bandwidth)
+    latency = f", {settings.latency * 1e6:g} us" if settings.latency else ""
+    loss = f", {settings.loss:.3%} lost" if settings.loss else ""
+    return f"{num_nodes} network namespaces, {rate}{latency}{loss}"
+
+
 class Netns(Engine[NetnsSettings]):
     """Network namespaces on this machine."""
 
@@ -78,7 +86,11 @@ class Netns(Engine[NetnsSettings]):
         with guarded() as mark:
             lab = subprocess.Popen(
                 self._command(),
-                env={**command_environment(), **mark, NETWORK_VARIABLE: self._network()},
+                env={
+                    **command_environment(),
+                    **mark,
+                    NETWORK_VARIABLE: describe_network(self.job.num_nodes, self.settings),
+                },
                 stdin=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -130,14 +142,6 @@ class Netns(Engine[NetnsSettings]):
             queue = max(_LEAST_QUEUE, 4 * burst)
             qdiscs.append(f"{where} tbf rate {settings.bandwidth:.0f}bit burst {burst} limit {queue}")
         return ";".join(qdiscs)
-
-    def _network(self) -> str:
-        """Describes the network for the record of the run."""
-        settings = self.settings
-        rate = "unlimited" if settings.bandwidth is None else format_bandwidth(settings.bandwidth)
-        latency = f", {settings.latency * 1e6:g} us" if settings.latency else ""
-        loss = f", {settings.loss:.3%} lost" if settings.loss else ""
-        return f"{self.job.num_nodes} network namespaces, {rate}{latency}{loss}"
 
     @override
     def check_here(self) -> None:

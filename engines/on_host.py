@@ -18,9 +18,6 @@ from pathlib import Path
 from types import FrameType
 from typing import BinaryIO
 
-from engines.following import exit_code_of
-from launch.guardian import guarded
-
 # A command that ends with this code has refused its options, and the others would wait for it in vain: then, and only
 # then, mpirun is told of an error and ends them. After any other end, the nodes notice by themselves and say why.
 REFUSED = 2
@@ -31,9 +28,23 @@ _OF_MPIRUN = ("OMPI_", "OPAL_", "ORTE_", "PMIX_", "PRTE_")
 
 def main() -> int:
     """Runs the command to its end; returns the exit code for what has started this process."""
+    asked: list[int] = []
+    parent = os.getppid()
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
+        if node is not None:
+            node.terminate()
+
+    node: subprocess.Popen[bytes] | None = None
+    for number in (signal.SIGUSR1, signal.SIGTERM):
+        signal.signal(number, pass_on)
+    # These take a while, in which it may be asked to stop.
+    from engines.following import exit_code_of
+    from launch.guardian import guarded
+
     node_rank, log, *command = sys.argv[1:]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_OF_MPIRUN)}
-    parent = os.getppid()
     with guarded() as mark, _opened(Path(log)) as output:
         node = subprocess.Popen(
             command,
@@ -43,12 +54,8 @@ def main() -> int:
             stderr=subprocess.STDOUT,
             start_new_session=True,  # mpirun's signals reach it through this process, once
         )
-
-        def pass_on(number: int, frame: FrameType | None) -> None:
+        if asked:
             node.terminate()
-
-        for number in (signal.SIGUSR1, signal.SIGTERM):
-            signal.signal(number, pass_on)
         print(f"node {node_rank} begins", flush=True)
         while node.poll() is None and os.getppid() == parent:  # which may be killed
             time.sleep(_POLL_SECONDS)

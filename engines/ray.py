@@ -248,6 +248,7 @@ def _node_class() -> type:
     class LockstepNode:
         def __init__(self) -> None:
             self.host: Any = None
+            self.is_stopped = False
 
         def place(self) -> tuple[str, int]:
             import contextlib
@@ -276,9 +277,12 @@ def _node_class() -> type:
                 text=True,
                 start_new_session=True,
             )
+            if self.is_stopped:
+                self.host.terminate()
             return str(self.host.communicate()[0])
 
         def stop(self) -> None:
+            self.is_stopped = True
             if self.host is not None:
                 self.host.terminate()
 

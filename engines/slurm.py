@@ -57,6 +57,9 @@ _OWN = {
     **dict.fromkeys(("requeue", "no-requeue"), "use --requeue or --no-requeue"),
 }
 
+# Variables that say which cluster it is, and who asks.
+_OF_CLUSTER = ("SLURM_CLUSTERS", "SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
+
 # What the messages of sbatch say of options.
 _REFUSED_OPTIONS = {
     "invalid partition": "partition",
@@ -148,6 +151,19 @@ class SlurmSettings(EngineSettings):
         return self.gpus_per_node or 0
 
 
+def environment_for_sbatch() -> dict[str, str]:
+    """Returns the environment of this command without what would change the job.
+
+    sbatch takes variables of its own for the options in the script, and passes on those of an allocation in which it is
+    called, such as the cores of its steps and their memory, to the steps of the job.
+    """
+    return {
+        name: value
+        for name, value in command_environment().items()
+        if name in _OF_CLUSTER or not name.startswith(("SBATCH_", "SLURM_"))
+    }
+
+
 class Slurm(Engine[SlurmSettings]):
     """A SLURM cluster whose nodes share a file system."""
 
@@ -223,8 +239,7 @@ class Slurm(Engine[SlurmSettings]):
         """Puts the job into the queue and returns its number."""
         done = subprocess.run(
             ["sbatch", "--parsable", str(script)],
-            # Where it has variables of its own, sbatch takes them for the options in the script.
-            env={name: value for name, value in command_environment().items() if not name.startswith("SBATCH_")},
+            env=environment_for_sbatch(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

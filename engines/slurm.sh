@@ -8,9 +8,15 @@ master_addr=$(scontrol show node --oneliner "$(scontrol show hostnames | head -n
 master_port=$((10000 + SLURM_JOB_ID % 20000))
 export master_addr master_port
 
+# What an allocation in which sbatch was called has bound its steps to: other nodes, perhaps.
+unset "${!SLURM_CPU_BIND@}"
+
+# Whatever else runs in this directory, or is still in the queue.
+job=$output_dir/job$SLURM_JOB_ID
+
 # A job that starts again continues the run, or what it was to continue itself if it has not saved anything yet. What was
 # saved before it first began belongs to a run that --overwrite replaces.
-start=() begun=$output_dir/job$SLURM_JOB_ID.begun
+start=() begun=$job.begun
 if ((${SLURM_RESTART_COUNT:-0})); then
   start=(--overwrite)
   saved=$(find "$output_dir"/node*/checkpoints -mindepth 1 ${overwrite:+-newer "$begun"} -print -quit 2>/dev/null)
@@ -22,25 +28,26 @@ fi
 # nodes that still save theirs.
 on_node() {
   train "$@" &
-  echo $! >"$output_dir/node$SLURM_NODEID.pid"
+  echo $! >"$job.node$SLURM_NODEID.pid"
   local code=0
   wait $! || code=$?
-  echo $code >"$output_dir/node$SLURM_NODEID.exit"
+  echo $code >"$job.node$SLURM_NODEID.exit"
   ((code == 75)) || return $code
 }
 export -f train on_node
-export output_dir
+export job
 
-rm -f "$output_dir"/node*.pid "$output_dir"/node*.exit
-srun --ntasks-per-node=1 --cpus-per-task="$cpus_per_task" --kill-on-bad-exit=1 --input=none --open-mode=append \
+rm -f "$job".node*.pid "$job".node*.exit
+# With --export=NONE for the job, srun would not pass on the functions above.
+srun --export=ALL --ntasks-per-node=1 --cpus-per-task="$cpus_per_task" --kill-on-bad-exit=1 --input=none --open-mode=append \
   --output="${output_dir//%/%%}/node%n.log" bash -c 'on_node "$@"' bash "${start[@]}" &
 srun=$!
 
 # Only the command of node 0, which runs on this machine, is told to stop: it stops all nodes. A signal that SLURM sends to
 # a step reaches the ranks, too, and would end them.
 stop() {
-  until [[ -s $output_dir/node0.pid ]] || ! kill -0 $srun 2>/dev/null; do sleep 0.1; done
-  kill -TERM "$(<"$output_dir/node0.pid")" 2>/dev/null
+  until [[ -s $job.node0.pid ]] || ! kill -0 $srun 2>/dev/null; do sleep 0.1; done
+  kill -TERM "$(<"$job.node0.pid")" 2>/dev/null
 }
 is_time_over=
 # A second SIGTERM would end it at once.
@@ -53,14 +60,14 @@ while
   kill -0 $srun 2>/dev/null # else a signal has interrupted the wait
 do :; done
 # The nodes that srun ended since another had failed have left no code, and theirs would say nothing of the cause.
-codes=$(sort -n "$output_dir"/node*.exit 2>/dev/null)
+codes=$(sort -n "$job".node*.exit 2>/dev/null)
 failed=$(grep -vx -e 0 -e 75 <<<"$codes" | tail -n 1)
 if [[ $failed ]]; then
   code=$failed
 elif ((code == 0)) && [[ $codes ]]; then
   code=${codes##*$'\n'}
 fi
-rm -f "$output_dir"/node*.pid "$output_dir"/node*.exit
+rm -f "$job".node*.pid "$job".node*.exit
 if ((code == 75)) && [[ $is_time_over && $requeue ]] && scontrol requeue "$SLURM_JOB_ID"; then
   trap - TERM
   exec sleep 60 # until SLURM ends this start of the job

@@ -7,6 +7,7 @@ Networks do not block: each pair of nodes has the bandwidth to itself.
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
@@ -21,19 +22,25 @@ AllReduce = Callable[[float], float]
 def measured_all_reduce(times: Sequence[tuple[float, float]]) -> AllReduce:
     """Returns what all-reduces take that were measured at several sizes: straight lines between these.
 
-    Beyond the largest size, the line through the last two goes on; below the smallest, it takes as long as that.
+    Beyond the largest size, the line through the last two goes on; below the smallest, it takes as long as that. More
+    bytes never take less time: a size that took less than a smaller one, by chance, counts as if it had taken as long,
+    and the line goes on from the last size that took less.
 
     Args:
         times: Sizes in bytes and seconds, two at least, in the order of size.
     """
-    sizes, seconds = zip(*times, strict=True)
+    sizes = [size for size, _ in times]
+    seconds = list(itertools.accumulate((second for _, second in times), max))
 
     def taken(num_bytes: float) -> float:
         if num_bytes <= sizes[0]:
             return float(seconds[0])
-        after = min(bisect.bisect_left(sizes, num_bytes), len(sizes) - 1)
-        slope = (seconds[after] - seconds[after - 1]) / (sizes[after] - sizes[after - 1])
-        return float(seconds[after - 1] + slope * (num_bytes - sizes[after - 1]))
+        after = bisect.bisect_left(sizes, num_bytes)
+        before = after - 1
+        if after == len(sizes):
+            after, before = after - 1, max(0, bisect.bisect_left(seconds, seconds[-1]) - 1)
+        slope = (seconds[after] - seconds[before]) / (sizes[after] - sizes[before])
+        return float(seconds[before] + slope * (num_bytes - sizes[before]))
 
     return taken
 

@@ -305,7 +305,7 @@ def _add_result(table: _Rows, record: RunRecord, config: RunConfig) -> None:
     """Adds the metrics of the saved model, and those of a model that always gives the same answer."""
     if not config.evaluate:
         return
-    better = _lost_best(record, config.metric_for_best_model)
+    better = _lost_best(record)
     kept = f" ({'' if better else 'the best, '}of step {record.best_step})" if record.best_step else ""
     positive_label, baseline = record.task.get("positive_label"), record.task.get("baseline")
     table.add_row("result", format_metrics(record.quality, positive_label) + kept)
@@ -348,9 +348,9 @@ def describe_diverged_model(record: RunRecord) -> str:
     return "the model is that of rank 0"
 
 
-def _lost_best(record: RunRecord, metric: str | None) -> int | None:
+def _lost_best(record: RunRecord) -> int | None:
     """The step of the best evaluation, if the weights that were saved are not its own."""
-    ranking = by_merit(record.evaluations, metric) if metric is not None else []
+    ranking = by_merit(record.evaluations, record.config)
     return ranking[0].step if ranking and ranking[0].step != record.best_step else None
 
 

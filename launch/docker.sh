@@ -20,9 +20,9 @@ run_in_docker() {
     shift
     [[ $option != --docker ]] || continue
     case $option in
-      --output-dir=* | --train-file=* | --validation-file=* | --config=* | --model=* | --dataset=* | --device=* | --num-nodes=* | --resume=*)
+      --output-dir=* | --train-file=* | --validation-file=* | --data-dir=* | --config=* | --model=* | --dataset=* | --device=* | --num-nodes=* | --resume=*)
         value=${option#*=} option=${option%%=*} ;;
-      --output-dir | --train-file | --validation-file | --config | --model | --dataset | --device | --num-nodes)
+      --output-dir | --train-file | --validation-file | --data-dir | --config | --model | --dataset | --device | --num-nodes)
         (($#)) || fail "$option: expects a value"
         value=$1
         shift
@@ -75,7 +75,11 @@ run_in_docker() {
   cache=$(cache_directory)
   user=$(id -u):$(id -g)
   ((EUID)) || user=$(stat -c %u:%g "$parent")
-  mkdir -p "$cache" && { ((EUID)) || chown "$user" "$cache"; }
+  if [[ $user != "$(id -u):$(id -g)" ]]; then
+    cache=$cache/${user/:/-} # root keeps its own, from which it installs packages
+    mkdir -p "$cache" && chown "$user" "$cache"
+  fi
+  mkdir -p "$cache"
   mount_path "$parent"
   mount_path "$cache"
   for value in "${!inputs[@]}"; do

@@ -131,6 +131,14 @@ def show(config: RunConfig, task: Task, measured: Measured, refused_here: list[s
     terminal.print(table)
 
 
+def _micro_steps(config: RunConfig, plan: Plan) -> str:
+    """Says how many forward and backward passes a step has: more than follow from batch sizes where they are sorted."""
+    number, accumulated = plan.num_micro_steps(plan.epoch(0)[0]), config.gradient_accumulation_steps
+    if number <= accumulated:
+        return f"{accumulated:,} (gradient_accumulation_steps)"
+    return f"{number:,}, each with samples of similar lengths (gradient_accumulation_steps is {accumulated:,})"
+
+
 def _rows_of_plan(config: RunConfig, task: Task) -> Iterator[tuple[str, str]]:
     """Yields what follows from the options and the number of samples."""
     plan, num_ranks = Plan.of(config, task), config.num_processes
@@ -138,7 +146,7 @@ def _rows_of_plan(config: RunConfig, task: Task) -> Iterator[tuple[str, str]]:
     yield "nodes", f"{config.num_nodes:,}{each}; {config.start_method} starts the ranks"
     yield "global batch", _samples(config.global_batch_size)
     yield "micro-batch", _samples(config.micro_batch_size)
-    yield "micro-steps", f"{config.gradient_accumulation_steps:,} (gradient_accumulation_steps)"
+    yield "micro-steps", _micro_steps(config, plan)
     steps = plan.steps_per_epoch
     yield "epoch", f"{steps:,} steps, {plan.num_samples:,} samples, {plan.num_samples / num_ranks:,.1f} for a rank"
     yield "training", f"{config.num_steps(steps):,} steps"

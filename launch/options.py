@@ -33,6 +33,8 @@ _NUMBERS = {
     "tag:yaml.org,2002:int": r"[-+]?(?:0|[1-9][0-9]*)$",
     "tag:yaml.org,2002:float": r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?$|[-+]?\.(?:inf|nan)$",
 }
+# What is given without a value: --name, or --no-name.
+_FLAGS = (bool, bool | None)
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel = 2
 
@@ -212,7 +214,7 @@ def add_options(parser: argparse.ArgumentParser, models: Mapping[str, type[BaseM
             continue
         group = parser.add_argument_group(title)
         for name, field in model.model_fields.items():
-            if field.annotation is bool:
+            if field.annotation in _FLAGS:
                 group.add_argument(_option(name), action=argparse.BooleanOptionalAction, help=_help(field))
             else:
                 group.add_argument(_option(name), help=_help(field), **_form(field))
@@ -341,7 +343,7 @@ def validated(model: type[BaseModel], values: dict[str, Any]) -> Any:
             raise UsageError(f"{_option(name)}: contains a null character, or bytes that are not UTF-8; remove them")
         if value == "" and Path in (annotation, *get_args(annotation)):
             raise UsageError(f"{_option(name)}: is empty; name a path")
-        if isinstance(value, bool) and annotation is not bool:
+        if isinstance(value, bool) and annotation not in _FLAGS:
             raise UsageError(
                 f"{_option(name)} {value}: YAML reads this word as a boolean; give a number, or the word in quotes"
             )

@@ -35,7 +35,7 @@ _ENDS = {
 _BINDING = (
     *("task", "precision", "global_batch_size", "max_grad_norm", "optimizer", "momentum", "learning_rate"),
     *("lr_scheduler", "warmup_ratio", "weight_decay", "num_train_epochs", "max_steps", "on_nan", "seed"),
-    *("metric_for_best_model", "torch_compile", "grad_compression", "sync_batchnorm"),
+    *("metric_for_best_model", "greater_is_better", "torch_compile", "grad_compression", "sync_batchnorm"),
 )
 # Options that it keeps unless they are given again; all others belong to one start of a run, on one machine.
 _INHERITED = (

@@ -20,17 +20,18 @@ case ${1:-} in
   '' | -h | --help | doctor | *:*) extras=(single) ;;
   contract | verify | forecast)
     extras=(single)
-    [[ $1 != forecast ]] || extras+=(compare)
     for word in "${@:2}"; do
       ! is_backend "$word" || extras=("$word")
     done
+    [[ $1 != forecast ]] || extras+=(compare)
     ;;
   compare | allreduce)
     extras=(compare)
+    words=" $(named_backends "$@") "
     for name in $(backend_names); do
       # The backends that are named, or else all that can be set up.
       if [[ " $* " == *" --backends"* ]]; then
-        [[ " $* " != *"$name"* ]] || extras+=("$name")
+        [[ $words != *" $name "* ]] || extras+=("$name")
       elif can_be_set_up "$name"; then
         extras+=("$name")
       fi
@@ -43,13 +44,14 @@ case ${1:-} in
     extras=("$1")
     ;;
 esac
-if [[ " $* " == *" --tracker"* ]]; then extras+=(tracking); fi
+if [[ " $* " == *" --tracker"* && " $* " != *" --tracker"[=\ ]"none "* ]]; then extras+=(tracking); fi
 if [[ " $* " == *" --peers"* ]]; then extras+=(peers); fi
 if [[ " $* " == *" --engine"[=\ ]"ray "* ]]; then extras+=(ray); fi
 if [[ $# == 0 || " $* " == *" --help "* || " $* " == *" -h "* ]]; then
   find_environment
-  if [[ ! -x $environment/bin/lockstep ]]; then
-    show_help "${1:-}" # which needs nothing to be set up
+  find_missing "${extras[@]}"
+  if [[ ! -x $environment/bin/lockstep || " ${missing[*]} " == *" compare "* ]]; then
+    show_help "$@" # which needs nothing to be set up
     exit $(($# ? 0 : 2))
   fi
 elif [[ " $* " == *" --docker "* ]]; then

@@ -31,16 +31,38 @@ can_be_set_up() {
   [[ ! -x $(build_script "$1") ]] || "$(build_script "$1")" --check
 }
 
-# show_help COMMAND: what the command prints with --help, from a file (see tests/help_texts.py).
+# named_backends OPTIONS...: the words in the values of --backends and --entrant, some of which are names of backends.
+named_backends() {
+  local option value
+  while (($#)); do
+    option=${1%%=*} value=${1#*=}
+    [[ $1 == *=* ]] || value=${2:-}
+    [[ $option != --backends && $option != --entrant ]] || echo -n "${value//[,=:]/ } "
+    shift
+  done
+}
+
+# show_help COMMAND [OPTIONS...]: what the command prints with --help, from a file (see tests/help_texts.py).
 show_help() {
-  local help=$root/docs/help
-  if [[ -z $1 || $1 == -* ]]; then
+  local help=$root/docs/help command=${1:-} words=" $* " engine name
+  if [[ -z $command || $command == -* ]]; then
     sed -n '2,/^set /s/^# \{0,1\}//p' "$root/launch/run.sh"
     echo "Backends: $(backend_names | paste -sd ' ')"
-  elif [[ -f $help/$1.txt ]]; then
-    cat "$help/$1.txt"
+    return
+  fi
+  for engine in "$help"/engine-*.txt; do
+    name=${engine##*/engine-}
+    [[ $command == *:* ]] || is_backend "$command" || break # another command has an --engine of its own
+    if [[ $words == *" --engine"[=\ ]"${name%.txt} "* ]]; then
+      sed "s|BACKEND|$command|" "$engine"
+      return
+    fi
+  done
+  [[ $words != " forecast profile "* ]] || command=forecast-profile
+  if [[ -f $help/$command.txt ]]; then
+    cat "$help/$command.txt"
   else
-    sed "0,/BACKEND/s||$1|" "$help/BACKEND.txt"
+    sed "0,/BACKEND/s||$command|" "$help/BACKEND.txt"
   fi
 }
 
@@ -52,7 +74,7 @@ set_up() {
 
   check_python
   mkdir -p "$environment/.lockstep" 2>/dev/null && [[ -w $environment/.lockstep ]] ||
-    fail "$environment: cannot be written; set LOCKSTEP_VENV to another directory"
+    fail "$environment: lacks ${missing[*]} and cannot be written; leave out what needs it, or set LOCKSTEP_VENV to another directory"
   # One set-up at a time; a second one then finds nothing left to do.
   local lock log=$environment/.lockstep/setup.log
   exec {lock}>"$environment/.lockstep/lock"
@@ -81,7 +103,8 @@ find_missing() {
   missing=()
   for extra in "$@"; do
     stamp=$environment/.lockstep/$extra
-    [[ -f $stamp && $(<"$stamp") == "$wanted" && -x $environment/bin/lockstep ]] || missing+=("$extra")
+    [[ -f $stamp && $(<"$stamp") == "$wanted" && -x $environment/bin/lockstep && -x $environment/bin/python ]] ||
+      missing+=("$extra")
   done
 }
 
@@ -143,9 +166,14 @@ cache_directory() {
   absolute "${LOCKSTEP_CACHE:-$shared/lockstep}"
 }
 
-# A checksum of everything that the set-up depends on.
+# A checksum of everything that the set-up depends on, such as which Python the environment's own is a link to.
 setup_key() {
-  cat "$root"/pyproject.toml "$root"/launch/{constraints.txt,setup.sh} "$root"/backends/*_build.sh <(echo "$root" && command -v mpicxx nvcc) | cksum
+  {
+    cat "$root"/pyproject.toml "$root"/launch/{constraints.txt,setup.sh} "$root"/backends/*_build.sh
+    echo "$root"
+    command -v mpicxx nvcc || true
+    readlink -f "$environment/bin/python" || true
+  } | cksum
 }
 
 # Sets `python` to the environment's own, or else to the one that will create it.
@@ -183,6 +211,8 @@ find_python() {
 
 # Failures are returned explicitly: bash ignores `set -e` in a function that is called from a condition.
 install() {
+  # A link to a Python that has been removed would stay.
+  [[ -x $environment/bin/python ]] || rm -f "$environment"/bin/python*
   if [[ $python != "$environment/bin/python" ]] && ! "$python" -m venv "$environment"; then
     echo "$python cannot make a virtual environment (Debian: install python3-venv)"
     return 1

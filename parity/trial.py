@@ -32,7 +32,8 @@ _OF_THE_RANKS = {
 # Options that change nothing of what is computed, or that ask for what a trial does not keep.
 _LEFT_OUT = {
     *("output_dir", "overwrite", "resume", "max_restarts", "trace", "tracker", "diagnose", "max_steps"),
-    *("save_every", "keep", "on_save_error", "metric_for_best_model", "early_stopping_patience", "torch_compile"),
+    *("save_every", "keep", "on_save_error", "metric_for_best_model", "greater_is_better"),
+    *("early_stopping_patience", "torch_compile"),
 }
 
 

@@ -106,7 +106,7 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     from safetensors.torch import save_file
 
     if not path.parent.exists():
-        path.parent.mkdir(parents=True)
+        path.parent.mkdir()  # alone: a run whose directory was moved away must not make it anew
         _sync(path.parent.parent)
     text = json.dumps(checkpoint.state.model_dump(mode="json"), allow_nan=False)
     metadata = {_STATE_KEY: text, _DIGEST_KEY: digest_of(text, checkpoint.tensors)}
@@ -273,9 +273,10 @@ def digest_of(text: str, tensors: Mapping[str, torch.Tensor]) -> str:
 
 
 def remove_unfinished(run_directory: Path) -> None:
-    """Removes the unfinished files of writers that were killed."""
-    for path in (run_directory / CHECKPOINTS_NAME).glob(".step-*"):
-        path.unlink()
+    """Removes the unfinished files of writers that were killed, those that safetensors writes first among them."""
+    for pattern in (".step-*", ".tmp??????"):
+        for path in (run_directory / CHECKPOINTS_NAME).glob(pattern):
+            path.unlink()
 
 
 def prune(run_directory: Path, *, keep: int, spare: int | None) -> None:

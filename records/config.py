@@ -176,6 +176,9 @@ class RunOptions(BaseModel):
     metric_for_best_model: str | None = Field(
         None, min_length=1, description="keep the weights of the best evaluation by this metric (default: the last)"
     )
+    greater_is_better: bool | None = Field(
+        None, description="of that metric, greater values are better (default: unless its name ends with loss)"
+    )
     early_stopping_patience: int | None = Field(
         None, ge=1, le=_MAX_COUNT, description="stop after so many evaluations in a row without improvement"
     )
@@ -211,6 +214,11 @@ class RunOptions(BaseModel):
             raise ValueError(
                 f"--early-stopping-patience {self.early_stopping_patience}: --metric-for-best-model is missing; "
                 "name the metric to judge by"
+            )
+        if self.greater_is_better is not None and not self.metric_for_best_model:
+            raise ValueError(
+                f"--{'' if self.greater_is_better else 'no-'}greater-is-better: --metric-for-best-model is missing; "
+                "name the metric, or leave the option out"
             )
         if self.metric_for_best_model and not self.evaluate:
             raise ValueError(
@@ -346,6 +354,13 @@ class RunConfig(RunOptions):
     started_at: float = Field(ge=0, description="when the user's command began, in seconds since 1970")
     resume_from: Path | None = Field(None, description="the checkpoint that the run resumes from")
     num_restarts: int = Field(0, ge=0, description="how often the run has started again after a failure")
+
+    @property
+    def prefers_greater(self) -> bool:
+        """Whether greater values of --metric-for-best-model are better, by the rule of transformers' Trainer."""
+        if self.greater_is_better is None:
+            return not str(self.metric_for_best_model).endswith("loss")
+        return self.greater_is_better
 
     @property
     def gradient_accumulation_steps(self) -> int:

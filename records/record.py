@@ -50,15 +50,14 @@ class EvaluationRecord(_Strict):
     metrics: dict[str, float | None]
 
 
-def metric_sign(name: str) -> int:
-    """Returns -1 for a loss, whose smaller value is better, and 1 for other metrics, as transformers' Trainer does."""
-    return -1 if name.endswith("loss") else 1
+def by_merit(evaluations: Iterable[EvaluationRecord], config: RunConfig) -> list[EvaluationRecord]:
+    """Returns the evaluations that have a value of the metric that models are compared by, the best first.
 
-
-def by_merit(evaluations: Iterable[EvaluationRecord], metric: str) -> list[EvaluationRecord]:
-    """Returns the evaluations that have a value of the metric, the best first; equal ones in the order of time."""
-    rated = [(value, one) for one in evaluations if (value := one.metrics.get(metric)) is not None]
-    return [one for _, one in sorted(rated, key=lambda pair: -metric_sign(metric) * pair[0])]
+    Equal ones are in the order of time. There are none if models are not compared.
+    """
+    metric, sign = config.metric_for_best_model, -1 if config.prefers_greater else 1
+    rated = [(value, one) for one in evaluations if metric and (value := one.metrics.get(metric)) is not None]
+    return [one for _, one in sorted(rated, key=lambda pair: sign * pair[0])]
 
 
 class DiagnosisRecord(_Strict):

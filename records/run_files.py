@@ -29,7 +29,8 @@ from tasks.registry import TASKS, load_task
 
 _FILES = (CONFIG_NAME, RECORD_NAME, PROGRESS_NAME, MODEL_FILES_NAME)
 _CHECKPOINT = r"step-\d{8,}\.safetensors"
-_RANK_FILE = r"rank\d+\.(log|pid|error\.json|done|heartbeat|stacks|sigterm)"
+_UNFINISHED_BY_SAFETENSORS = r"\.tmp[A-Za-z0-9]{6}"
+_RANK_FILE = r"rank\d+\.(log|pid|error\.json|done|heartbeat|stacks|sigterm|reserve)"
 # torch.profiler adds .tmp to the name of a file that it has not finished.
 _TRACE = r"rank\d+(\.backend)?\.json(\.gz)?|\.rank\d+\.json\.\d+\.tmp"
 _UNFINISHED_MODEL = r"\.model\.[a-z0-9_]{8}"
@@ -37,7 +38,7 @@ _UNFINISHED_MODEL = r"\.model\.[a-z0-9_]{8}"
 _NAMES = {
     "": "|".join(re.escape(name) for name in _FILES),
     LOGS_NAME: rf"{_RANK_FILE}|starter\.log|stop|stopped|stop-agreed|notice|save-to",
-    CHECKPOINTS_NAME: _CHECKPOINT,
+    CHECKPOINTS_NAME: rf"{_CHECKPOINT}|{_UNFINISHED_BY_SAFETENSORS}",
     TRACES_NAME: _TRACE,
     **dict.fromkeys(TRACKERS, r"events\.out\.tfevents\..+"),
 }

@@ -6,6 +6,7 @@ answers with sums over them, never with means, so that any split of a batch give
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -337,6 +338,19 @@ class HuggingFaceData(Protocol):
 
     def hugging_face_tokenizer(self) -> PreTrainedTokenizerBase:
         """Loads the tokenizer, which pads the samples of a batch."""
+
+
+def facts_of(task: Task) -> dict[str, Any]:
+    """Returns what a task tells of data and model, as it is read back from a file: tuples are lists, keys are strings.
+
+    Raises:
+        TypeError: A value cannot be written as JSON.
+    """
+    try:
+        facts: dict[str, Any] = json.loads(json.dumps(task.describe()))
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"describe() of the task returns what cannot be written as JSON: {error}") from error
+    return facts
 
 
 def metric_title(name: str, positive_label: str | None) -> str:

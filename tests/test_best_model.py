@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from records.checkpoint import checkpoint_path, checkpoint_step, list_checkpoints, read_checkpoint
-from records.record import EvaluationRecord, by_merit
-from tests.launching import lockstep, train
+from records.record import EvaluationRecord, by_merit, read_record
+from tests.launching import lockstep, run_config, train
 from tests.resuming import RUN, weights
 
 
@@ -48,7 +48,8 @@ def test_the_best_model_is_lost(tmp_path: Path) -> None:
     run = tmp_path / "run"
     options = (*RUN, "--num-train-epochs", "6", "--learning-rate", "0.7", "--metric-for-best-model", "accuracy")
     record = train("single", run, *options)
-    ranking = by_merit([EvaluationRecord.model_validate(one) for one in record["evaluations"]], "accuracy")
+    config = read_record(run / "record.json").config
+    ranking = by_merit([EvaluationRecord.model_validate(one) for one in record["evaluations"]], config)
     best = checkpoint_path(run, record["best_step"])
     assert checkpoint_step(best) == ranking[0].step
     start = checkpoint_path(run, max(step for step in range(1, 12) if step != record["best_step"]))
@@ -73,4 +74,23 @@ def test_a_metric_that_is_not_computed(tmp_path: Path) -> None:
     done = lockstep("single", *RUN, "--metric-for-best-model", "bleu", "--output-dir", tmp_path / "run")
     assert done.returncode == 2
     assert "--metric-for-best-model bleu: the task computes loss, accuracy, macro_f1; choose one" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("metric", "greater", "best"), [("perplexity", False, 1), ("loss", None, 1), ("f1", None, 2)])
+def test_which_values_are_better(tmp_path: Path, metric: str, greater: bool | None, best: int) -> None:
+    options = {"micro_batch_size": 8, "metric_for_best_model": metric, "greater_is_better": greater}
+    config = run_config("single", 1, tmp_path, **options)
+    evaluations = [
+        EvaluationRecord(step=step, epoch=0, seconds=1.0, metrics={metric: value})
+        for step, value in ((1, 2.0), (2, 9.0), (3, None), (4, 2.0))
+    ]
+    assert [one.step for one in by_merit(evaluations, config)] == ([1, 4, 2] if best == 1 else [2, 1, 4])
+    assert by_merit(evaluations, config.model_copy(update={"metric_for_best_model": None})) == []
+
+
+def test_better_needs_a_metric(tmp_path: Path) -> None:
+    done = lockstep("single", "--no-greater-is-better", "--output-dir", tmp_path / "run")
+    assert done.returncode == 2
+    assert "--no-greater-is-better: --metric-for-best-model is missing; name the metric" in done.stderr
     assert not (tmp_path / "run").exists()

@@ -224,7 +224,7 @@ def test_killed_while_saving_at_a_hundred_moments(tmp_path: Path) -> None:
         assert saver.pid is not None
         os.kill(saver.pid, signal.SIGKILL)
         saver.join()
-        left_unfinished += bool(list((tmp_path / "checkpoints").glob(".step-*")))
+        left_unfinished += bool(list((tmp_path / "checkpoints").glob(".*")))
         start = latest_start(tmp_path)
         assert start is not None
         assert not start.damaged
@@ -234,6 +234,6 @@ def test_killed_while_saving_at_a_hundred_moments(tmp_path: Path) -> None:
             read_checkpoint(start.path).tensors["model.weight"], _checkpoint(step, 200_000).tensors["model.weight"]
         )
         remove_unfinished(tmp_path)
-        assert not list((tmp_path / "checkpoints").glob(".step-*"))
+        assert not list((tmp_path / "checkpoints").glob(".*"))
         first = step + 1
     assert left_unfinished > NUM_KILLS / 10  # many of them struck in the middle of a file

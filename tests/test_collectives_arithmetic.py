@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from compare.collectives.measurement import collective_point, elements_per_rank, fit_line, pooled, size_in_bytes
-from compare.numbers import format_seconds, format_size
+from compare.numbers import format_seconds, format_size, rate
 from compare.results import CollectiveFit, CollectivePoint, CollectiveSeries
 
 SIZES = (2**10, 2**14, 2**18)
@@ -118,3 +118,7 @@ def test_numbers_for_people() -> None:
     assert [format_seconds(seconds) for seconds in (4.56e-7, 8.13e-5, 1.2345e-3, 0.25, 2.0)] == [
         *("0.456 us", "81.3 us", "1.23 ms", "250 ms", "2 s")
     ]
+    assert [format_seconds(seconds) for seconds in (7040.0, 0.9996, 0.00099951, 999.4)] == [
+        *("7,040 s", "1 s", "1 ms", "999 s")
+    ]
+    assert [rate(value) for value in (1234.4, 99.96, 12.34, 2.345, 0.4321)] == ["1234", "100", "12.3", "2.35", "0.432"]

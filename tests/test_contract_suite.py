@@ -160,6 +160,17 @@ def test_states_are_summed_up_by_the_worst() -> None:
     assert verdict(State.UNSUPPORTED, State.UNSUPPORTED).state is State.UNSUPPORTED
 
 
+def test_what_could_not_run_may_be_what_is_declared_to_fail() -> None:
+    check = all_checks()["C28"]
+    known = {"C28": KnownFailure("C28", "a reason")}
+    for state, expected in ((State.PASSED, State.FAILED), (State.UNAVAILABLE, State.PASSED)):
+        results = [
+            Result(Instance(check, case, 2), one, "why")
+            for case, one in zip(check.cases, (State.PASSED, state), strict=False)
+        ]
+        assert summarise(results, known)[0].state is expected
+
+
 def test_ranks_that_would_want_more_gpus_are_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("options", "suite"):
         monkeypatch.setattr(f"contract.{module}.count_gpus", lambda: 1)

@@ -34,6 +34,7 @@ from tests.launching import (
 from tests.resuming import assert_equal_to_rounding
 from tests.sparing import in_ci
 from training.plan import Plan
+from watch.failures import kind_of
 from watch.rank_files import RankFiles, started_ranks
 
 OPTIONS = ("--max-steps", "14", "--save-every", "1", "--threads-per-rank", "1")
@@ -179,6 +180,22 @@ def test_what_an_earlier_process_left_does_not_count(tmp_path: Path) -> None:
     assert rank.started()
     assert rank.failure() is None
     assert not rank.succeeded()
+
+
+def test_a_rank_reports_its_error_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "logs").mkdir()
+    announced = (
+        "import pathlib, sys; from watch.rank_files import *; from watch import rank_files as module\n"
+        "files = RankFiles(pathlib.Path(sys.argv[1]), 0); files.announce()\n"
+        "def full(path, text): raise OSError(28, 'No space left on device')\n"
+        "module.write_atomically = full\n"
+        "files.report_error(FloatingPointError('the loss is not finite' + 9000 * '\u2603'))"
+    )
+    subprocess.run([sys.executable, "-c", announced, tmp_path], check=True, cwd=PROJECT_DIRECTORY)
+    failure = RankFiles(tmp_path, 0).failure()
+    assert failure is not None
+    assert failure.message.startswith("FloatingPointError: the loss is not finite")
+    assert failure.kind is kind_of(FloatingPointError())
 
 
 def test_ranks_of_a_smaller_world_cut_the_same_batches() -> None:

@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,10 @@ from backends.registry import BACKENDS
 from compare.results import Results
 from engines.command import planned
 from engines.following import Ended, Followed, exit_code_of
+from engines.mpi import Mpi
 from launch.errors import UsageError
+from launch.run_directory import locked
+from launch.starters.interface import PROJECT_DIRECTORY
 from tests.launching import (
     LOCKSTEP,
     ending,
@@ -325,3 +329,52 @@ def test_a_race_is_refused(tmp_path: Path, case: str) -> None:
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert all(word in done.stderr for word in words), done.stderr
     assert not (tmp_path / "race").exists()
+
+
+@needs_namespaces
+def test_two_commands_do_not_share_a_directory(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with locked(run):  # as by the first command
+        done = lockstep("ddp", "--engine", "netns", *OPTIONS, "--output-dir", run)
+    assert done.returncode == 2
+    assert done.stderr == f"lockstep: --output-dir {run}: another run is using it; choose another directory\n"
+    assert [*run.iterdir()] == []
+
+
+_ASKED_TO_STOP_AT_ONCE = """
+import os, signal, sys
+from importlib.abc import MetaPathFinder
+
+class Interrupted(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "launch.guardian":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+sys.meta_path.insert(0, Interrupted())
+from engines import on_host
+sys.argv = ["on_host", "0", sys.argv[1], "sleep", "60"]
+sys.exit(on_host.main())
+"""
+
+
+def test_a_host_that_is_stopped_while_it_starts_says_so(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _ASKED_TO_STOP_AT_ONCE, tmp_path / "node0.log"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=PROJECT_DIRECTORY)
+    assert (done.returncode, done.stdout) == (0, "node 0 begins\nnode 0 ends with 143\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("said", "stopped", "code"),
+    [
+        ("", [signal.SIGINT], 130),
+        ("node 0 begins\nnode 0 ends with 143\n", [signal.SIGTERM], 143),
+        ("node 0 begins\nnode 1 begins\nnode 0 ends with 0\n", [signal.SIGTERM], 1),  # node 1 was lost
+    ],
+)
+def test_hosts_that_mpirun_ended_before_they_began(
+    tmp_path: Path, said: str, stopped: list[signal.Signals], code: int
+) -> None:
+    engine, _ = planned(["ddp", "--engine", "mpi", "--hosts", "127.0.0.1:1,127.0.0.2:1"])
+    assert isinstance(engine, Mpi)
+    (tmp_path / "mpirun.log").write_text(said)
+    assert engine._judge(tmp_path / "mpirun.log", stopped) == code

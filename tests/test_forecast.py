@@ -225,6 +225,13 @@ def test_between_measured_sizes_lines_are_straight() -> None:
     assert [taken(size) for size in sizes] == pytest.approx([0.002, 0.002, 0.0025, 0.003, 0.006, 0.009, 0.012])
 
 
+def test_more_bytes_never_take_less_time() -> None:
+    """Whatever was measured by chance, and beyond the largest size, too."""
+    taken = measured_all_reduce([(1e6, 0.002), (2e6, 0.006), (4e6, 0.005)])
+    assert [taken(size) for size in (2e6, 3e6, 4e6)] == pytest.approx([0.006, 0.006, 0.006])
+    assert taken(7e6) == pytest.approx(0.006 + 3e6 * 0.004 / 3e6)  # as from the last size that took less
+
+
 def test_all_reduces_of_so_many_ranks_are_taken_as_they_were_measured() -> None:
     """4 MB as a whole, over 2 ranks where they took 20 ms; over 4 ranks, the line of 2 ranks says how long."""
     measured = collective(2, latency=0.001, bandwidth=1e9, times=((1e6, 0.005), (4e6, 0.020), (16e6, 0.1)))

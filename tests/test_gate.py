@@ -210,6 +210,7 @@ def test_a_machine_that_was_started_anew_is_the_same(monkeypatch: pytest.MonkeyP
         ("data", {"data_digest": "xyz"}, "its data digest is abc, not xyz"),
         ("max_steps", 61, "its max steps is 60, not 61"),
         ("learning_rate", 0.2, "its learning rate is 0.1, not 0.2"),
+        ("network", "2 nodes", "its network is one node, not 2 nodes"),
     ],
 )
 def test_other_data_or_steps_are_refused_unless_allowed(name: str, value: Any, words: str) -> None:
@@ -238,17 +239,22 @@ def test_a_race_is_checked_before_it_begins() -> None:
     config = run_config("single", 1, Path("/nowhere"), global_batch_size=32, micro_batch_size=32, learning_rate=0.1)
     group = results.groups[0].group
     assert (group.global_batch_size, group.micro_batch_size, group.precision) == (32, 32, "fp32")
-    assert differences_before(_baseline(results), [("single", config)], num_steps=60) == []
-    assert differences_before(_baseline(results), [("single", config)], num_steps=None) == []
-    assert differences_before(_baseline(results), [("single", config)], num_steps=70) == ["its max steps is 60, not 70"]
+    assert differences_before(_baseline(results), [("single", config)], {}, num_steps=60) == []
+    assert differences_before(_baseline(results), [("single", config)], {}, num_steps=None) == []
+    assert differences_before(_baseline(results), [("single", config)], {}, num_steps=70) == [
+        "its max steps is 60, not 70"
+    ]
     faster = config.model_copy(update={"learning_rate": 0.3})
-    assert differences_before(_baseline(results), [("single", faster)], num_steps=60) == [
+    assert differences_before(_baseline(results), [("single", faster)], {}, num_steps=60) == [
         "its learning rate is 0.1, not 0.3"
+    ]
+    assert differences_before(_baseline(results), [("single", config)], {1: "2 nodes"}, num_steps=60) == [
+        "its network is one node, not 2 nodes"
     ]
     for planned in ([], [("ddp", config)], [("single", config.model_copy(update={"precision": "bf16"}))]):
         with pytest.raises(UsageError, match=r"has single .*, which does not take part in this race"):
-            differences_before(_baseline(results), planned, num_steps=60)
-    assert differences_before(_baseline(results), [], num_steps=60, is_complete=False) == []
+            differences_before(_baseline(results), planned, {}, num_steps=60)
+    assert differences_before(_baseline(results), [], {}, num_steps=60, is_complete=False) == []
 
 
 def test_a_race_has_the_starts_and_steps_of_its_baseline() -> None:

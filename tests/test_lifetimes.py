@@ -249,6 +249,10 @@ def test_full_shared_memory_is_named(tmp_path: Path, size: str, options: tuple[s
         ("unable to open shared memory object </torch_1> in read-write mode: Too many open files (24)", 10**4, False),
         ("unable to allocate shared memory(shm) for file </torch_1>", 10**4, True),
         ("DataLoader worker (pid 1) is killed by signal: Bus error.", 10**4, True),
+        ("OSError: [Errno 28] No space left on device", 64, True),
+        ("OSError: [Errno 28] No space left on device: '/runs/a/checkpoints/.step-1'", 64, False),
+        ("OSError: [Errno 28] No space left on device: '/dev/shm/torch_1'", 64, True),
+        ("SaveFailed: the checkpoint of step 4 could not be written: No space left on device", 64, False),
     ],
 )
 def test_other_troubles_are_not_blamed_on_shared_memory(

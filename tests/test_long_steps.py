@@ -63,6 +63,15 @@ def test_one_that_took_part_alone_or_in_another_block_has_none() -> None:
     assert (len(first), len(second)) == (1, 1)
 
 
+def test_one_that_failed_takes_nothing_from_the_others() -> None:
+    entrants = [_entrant(_seconds(1), _seconds(2), _seconds(3)), _entrant(*(_seconds(i, every=10) for i in (4, 5, 6)))]
+    failed, stopped = _entrant(), _entrant(_seconds(7))
+    alone = shares_of_long_steps(entrants)  # type: ignore[arg-type]
+    assert [len(shares) for shares in alone] == [3, 3]
+    assert shares_of_long_steps([*entrants, failed]) == [*alone, []]  # type: ignore[list-item]
+    assert [len(one) for one in shares_of_long_steps([*entrants, stopped])] == [3, 3, 1]  # type: ignore[list-item]
+
+
 @pytest.mark.parametrize(
     ("shares", "is_named"),
     [

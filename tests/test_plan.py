@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from records.config import Batching
 from tests.launching import run_config
+from training.data import RankPlan
 from training.optimizer import build_optimizer, learning_rate_factor
-from training.plan import Plan, evaluation_batches
+from training.plan import Layout, Plan, evaluation_batches
 from training.seeds import DROPOUT, random_seed, seed_all, seed_micro_batch
 
 SIZES = list(product((1, 7, 16, 23, 64), (1, 2, 4), (1, 2)))
@@ -34,6 +36,31 @@ def test_every_sample_is_consumed_once_an_epoch(num_samples: int, world_size: in
         assert all(1 <= len(micro_batch.sample_ids) <= micro_batch_size for micro_batch in micro_batches)
         if len(batch) >= len(micro_batches):
             assert all(micro_batch.weight for micro_batch in micro_batches), "an empty micro-batch without need"
+
+
+@pytest.mark.parametrize("batching", ["padded", "packed", "sorted"])
+def test_steps_are_laid_out_some_at_a_time_as_all_at_once(batching: Batching) -> None:
+    """In order, at random, and from a step within the epoch; the last batch is short."""
+    costs = np.random.default_rng(1).integers(3, 60, 3001)
+    layout = Layout(batching, costs)
+    plan = Plan(num_samples=3001, global_batch_size=8, micro_batch_size=2, world_size=2, seed=5, layout=layout)
+    batches = plan.epoch(0)[7:]
+    expected = [
+        (step, micro_step, micro_batch.sample_ids.tolist(), random_seed(5, DROPOUT, step))
+        for step, batch in enumerate(batches, start=8)
+        for micro_step, micro_batch in enumerate(plan.micro_batches(batch, 1))
+    ]
+    of_rank = RankPlan(plan, 1, 7, batches)
+    assert len(of_rank) == len(expected) > 500
+
+    def seen(index: int) -> tuple[int, int, list[int], int]:
+        item = of_rank[index]
+        return item.step, item.micro_step, item.micro_batch.sample_ids.tolist(), item.seed
+
+    assert [seen(index) for index in range(len(expected))] == expected
+    for index in random.Random(0).sample(range(len(expected)), 20):
+        assert seen(index) == expected[index]
+    assert len(RankPlan(plan, 1, 7, [])) == 0
 
 
 def test_the_plan_depends_on_seed_and_epoch_alone() -> None:

@@ -11,7 +11,9 @@ import pytest
 
 from compare.machine_facts import Idleness
 from compare.report.analysis import analyse
+from compare.report.grouping import group_runs
 from compare.report.info import ReportInfo
+from compare.report.machines import located
 from compare.report.markdown import results_table
 from compare.report.runs import RaceFacts, Run
 from compare.results import Results, Role
@@ -216,7 +218,7 @@ def _entered(record: RunRecord, number: int, name: str, role: Role) -> Run:
     facts = RaceFacts(
         race="made up", purpose="timed", entrant=name, role=role, block=number, position=0, busy_share=0,
         gpu_processes=0, foreign_share=0.25, matmul_flops_per_second=None,
-        core_slowdown={1: 1.1, 2: 1.21}[record.config.num_processes],
+        core_slowdown={1: 1.1, 2: 1.21, 4: 1.4}[record.config.num_processes],
     )  # fmt: skip
     return Run(f"{name}-{number}.json", record, facts)
 
@@ -244,6 +246,65 @@ def test_what_is_no_backend_is_never_ranked(records: dict[str, Path]) -> None:
     assert not any("hand" in sentence or "trainer" in sentence for sentence in results.verdict[:2])
 
 
+def _on_four_ranks(content: dict[str, Any]) -> None:
+    content["config"].update(num_processes=4, micro_batch_size=content["config"]["micro_batch_size"] // 2)
+    content["ranks"] += [{**one, "rank": one["rank"] + 2} for one in content["ranks"]]
+
+
+def _as_one_rank_of(ddp: RunRecord, single: RunRecord) -> RunRecord:
+    """Returns the record of one process as if DDP had been its backend."""
+    names = ("backend", "backend_settings", "start_method")
+    return single.model_copy(
+        update={"config": single.config.model_copy(update={name: getattr(ddp.config, name) for name in names})}
+    )
+
+
+def test_the_limit_of_other_numbers_of_ranks_is_not_theirs(records: dict[str, Path]) -> None:
+    ddp, four = read_record(records["ddp"]), _changed(records["ddp"], _on_four_ranks)
+    runs = [
+        _entered(record, i, name, role)
+        for record in (read_record(records["single"]), ddp, four)
+        for name, role in (("ddp", "backend"), ("independent processes", "limit"))
+        for i in range(3)
+    ]
+    results = analyse(runs, [], ReportInfo("test"))
+    (standing,) = results.standings
+    assert {one.label for one in standing.limits} >= {"2 independent processes", "4 independent processes"}
+    assert results.verdict[1].count("no loss to communication was shown") == 1
+
+
+def test_a_line_of_scaling_is_that_of_one_entrant(records: dict[str, Path]) -> None:
+    single, ddp = read_record(records["single"]), read_record(records["ddp"])
+    runs = [
+        _entered(record, i, name, "backend") for record in (single, ddp) for name in ("ddp", "mine") for i in range(3)
+    ]
+    # One process was started as another backend here.
+    assert analyse(runs, [], ReportInfo("test")).scaling == []
+    as_ddp = _as_one_rank_of(ddp, single)
+    runs = [
+        _entered(record, i, name, "backend") for record in (as_ddp, ddp) for name in ("ddp", "mine") for i in range(3)
+    ]
+    lines = [one for one in analyse(runs, [], ReportInfo("test")).scaling if one.kind == "strong"]
+    assert sorted(one.backend for one in lines) == ["ddp", "mine"]
+    assert [[point.num_processes for point in one.points] for one in lines] == [[1, 2], [1, 2]]
+
+
+def test_the_diagnosis_of_a_compiled_model_is_that_of_the_model_as_it_is(records: dict[str, Path]) -> None:
+    def compiled(content: dict[str, Any]) -> None:
+        content["config"]["torch_compile"] = True
+
+    def diagnosed(content: dict[str, Any]) -> None:
+        content["config"].update(diagnose=True, max_steps=11)
+
+    diagnosis = _entered(_changed(records["ddp"], diagnosed), 0, "ddp", "backend")
+    assert diagnosis.race is not None
+    diagnosis = Run("d", diagnosis.record, diagnosis.race.model_copy(update={"purpose": "diagnosis"}))
+    for change in (lambda content: None, compiled):
+        timed = [_entered(_changed(records["ddp"], change), i, "ddp", "backend") for i in range(3)]
+        (((entrant,), *_),) = (group_runs(located([*timed, diagnosis])),)
+        assert entrant.diagnosis is not None
+
+
 def test_networks_are_conditions_and_one_process_is_compared_with_each(records: dict[str, Path]) -> None:
     def on_two_nodes(network: str) -> Change:
         def change(content: dict[str, Any]) -> None:
@@ -269,6 +330,28 @@ def test_networks_are_conditions_and_one_process_is_compared_with_each(records: 
     where = f" ({networks[0]})" if networks[0] else ""
     assert results.verdict[0].startswith(f"On 2 ranks of this machine{where}, only ddp was timed")
     assert results_table(results).count("differs by network") == 1
+
+
+def test_more_nodes_are_on_the_same_network(records: dict[str, Path]) -> None:
+    def on_nodes(number: int) -> Change:
+        def change(content: dict[str, Any]) -> None:
+            if number == 4:
+                _on_four_ranks(content)
+            content["config"].update(num_nodes=number, master_addr="10.78.0.10")
+            content["environment"]["network"] = f"{number} network namespaces, 1gbit"
+
+        return change
+
+    one = _as_one_rank_of(read_record(records["ddp"]), read_record(records["single"]))
+    made = [one, *(_changed(records["ddp"], on_nodes(number)) for number in (2, 4))]
+    results = analyse(
+        [_entered(record, i, "ddp", "backend") for record in made for i in range(3)], [], ReportInfo("test")
+    )
+    (standing,) = results.standings
+    assert {placing.num_processes for placing in standing.placings} == {1, 2, 4}
+    (line,) = [one for one in results.scaling if one.kind == "strong"]
+    assert line.condition.startswith("network namespaces, 1gbit, fp32")
+    assert [point.num_processes for point in line.points] == [1, 2, 4]
 
 
 def test_only_failures_make_no_report(records: dict[str, Path], tmp_path: Path) -> None:

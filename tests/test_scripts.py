@@ -84,14 +84,65 @@ def test_no_arguments_are_an_error_that_shows_the_overview(place: Path) -> None:
     [
         *(("compare", "compare"), ("allreduce", "allreduce"), ("report", "report"), ("contract horovod", "contract")),
         *(("single", "BACKEND"), ("apex --docker", "apex"), ("doctor", "doctor"), ("mine:Adapter", "BACKEND")),
+        *(("ddp --engine slurm", "engine-slurm"), ("ddp --engine=mpi --hosts a,b", "engine-mpi")),
+        *(("compare --engine netns", "compare"), ("allreduce --engine=slurm", "allreduce")),
+        *(
+            ("forecast", "forecast"),
+            ("forecast profile", "forecast-profile"),
+            ("forecast profile ddp", "forecast-profile"),
+        ),
     ],
 )
 def test_help_needs_no_set_up(place: Path, command: str, file: str) -> None:
     done = run(place, RUN_SH, *command.split(), "--help")
     assert (done.returncode, done.stderr) == (0, "")
     text = help_texts()[f"{file}.txt"]
-    assert done.stdout == (text.replace("BACKEND", command.split()[0], 1) if file == "BACKEND" else text)
+    backend = command.split()[0]
+    if file == "BACKEND":
+        text = text.replace("BACKEND", backend, 1)
+    elif file.startswith("engine-"):
+        text = text.replace("BACKEND", backend)
+    assert done.stdout == text
     assert not (place / "venv").exists()
+
+
+def test_help_of_a_command_needs_no_package_that_only_the_command_needs(place: Path) -> None:
+    assert run(place, RUN_SH, "single").returncode == 0
+    done = run(place, RUN_SH, "forecast", "--help")
+    assert done.stdout == help_texts()["forecast.txt"]
+    assert run(place, RUN_SH, "single", "--help").stdout.startswith("lockstep: single --help;")
+
+
+@pytest.mark.parametrize(
+    ("command", "extras"),
+    [
+        ("forecast profile ddp", "ddp,compare"),
+        ("forecast --profile runs/a --network 1gbit", "single,compare"),
+        ("compare --backends ddp,accelerate --output-dir horovod-study", "compare,ddp,accelerate"),
+        ("compare --backends=ddp --entrant tuned=fsdp2:--precision=bf16", "compare,ddp,fsdp2"),
+        ("allreduce --backends ddp", "compare,ddp"),
+        ("ddp --tracker none", "ddp"),
+        ("ddp --tracker tensorboard", "ddp,tracking"),
+    ],
+)
+def test_what_a_command_needs_is_set_up_and_nothing_else(place: Path, command: str, extras: str) -> None:
+    done = run(place, RUN_SH, *command.split())
+    assert done.returncode == 0, done.stderr
+    assert installed(place).strip().endswith(f"[{extras}]")
+
+
+def test_an_environment_whose_python_has_changed_is_set_up_again(place: Path) -> None:
+    link = place / "venv" / "bin" / "python"
+    assert run(place, RUN_SH, "single").returncode == 0
+    (place / "python3.13").write_text(STUB)
+    (place / "python3.13").chmod(0o755)
+    link.unlink()
+    link.symlink_to(place / "python3.13")  # as by an upgrade of the system
+    assert run(place, RUN_SH, "single").stderr.startswith("lockstep: setting up")
+    assert run(place, RUN_SH, "single").stderr == ""
+    (place / "python3.13").unlink()
+    assert run(place, RUN_SH, "single").stderr.startswith("lockstep: setting up")
+    assert not link.is_symlink()
 
 
 def test_the_files_of_help_are_what_the_commands_print() -> None:
@@ -135,7 +186,10 @@ def test_an_environment_that_cannot_be_made_is_refused(place: Path, value: str) 
     done = run(place, RUN_SH, "single", LOCKSTEP_VENV=value)
     assert done.returncode == 2
     path = value if value.startswith("/") else f"{place}/{value}"
-    assert done.stderr == f"lockstep: {path}: cannot be written; set LOCKSTEP_VENV to another directory\n"
+    assert done.stderr == (
+        f"lockstep: {path}: lacks single and cannot be written; leave out what needs it, or set LOCKSTEP_VENV to "
+        "another directory\n"
+    )
 
 
 @pytest.mark.parametrize("temporary", ["/nowhere", "", "/dev/null"])
@@ -222,3 +276,29 @@ def test_the_environment_of_another_set_up_is_waited_for(place: Path) -> None:
     holder.communicate(timeout=180)
     assert f"waiting for another set-up of {place / 'venv'}" in done.stderr
     assert done.returncode == 0
+
+
+# It has every image, and shows what it is to run.
+DOCKER = """#!/bin/sh
+case "$*" in
+  *Arch*) echo amd64 ;;
+  run*) echo "$@" ;;
+esac
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs containers for other users")
+def test_root_keeps_its_own_cache_when_results_are_another_users(place: Path) -> None:
+    (place / "docker").write_text(DOCKER)
+    (place / "docker").chmod(0o755)
+    for name in ("images", "theirs"):
+        (place / name).mkdir()
+    os.chown(place / "theirs", 1234, 1235)
+    options = ("ddp", "--docker", "--data-dir", "images", "--output-dir", "theirs/run")
+    path = f"{place}:{os.environ['PATH']}"
+    done = run(place, RUN_SH, *options, PATH=path, LOCKSTEP_CACHE=str(place / "cache"))
+    assert done.returncode == 0, done.stderr
+    assert f"source={place}/cache/1234-1235,target=" in done.stdout
+    assert f"source={place}/images,target={place}/images,readonly" in done.stdout
+    assert f"--data-dir {place}/images" in done.stdout
+    assert [(place / name).stat().st_uid for name in ("cache", "cache/1234-1235")] == [0, 1234]

@@ -66,7 +66,7 @@ def _assert_same(together: dict[str, object], alone: dict[str, object]) -> None:
 def _is_gone(run: Path) -> bool:
     """Whether no process of the nodes is left, and no file that is only for a running job."""
     left = [one for node in (0, 1) for one in processes_of(run / f"node{node}")]
-    return not left and not [*run.glob("node*.pid"), *run.glob("node*.exit")]
+    return not left and not [*run.glob("job*.pid"), *run.glob("job*.exit")]
 
 
 def _next_checkpoint(run: Path, *, after: int = 0) -> int:

@@ -12,17 +12,20 @@ from pathlib import Path
 import pytest
 
 from engines.command import planned
+from engines.slurm import environment_for_sbatch
 from tests.launching import wait_until
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
 # It says how it is started, and counts how often it is told to stop until it is told otherwise.
 _SRUN = """#!/bin/bash
-echo "${@: -1}" >"$output_dir/started"
-count() { echo stop >>"$output_dir/stops"; }
+there=$(dirname "$job")
+echo "${@: -1}" >"$there/started"
+echo "$* ${SLURM_CPU_BIND_TYPE:-}" >"$there/asked"
+count() { echo stop >>"$there/stops"; }
 trap count TERM
-echo $$ >"$output_dir/node0.pid"
-until [[ -e $output_dir/go-on ]] || ((SECONDS > 60)); do sleep 0.05; done
+echo $$ >"$job.node0.pid"
+until [[ -e $there/go-on ]] || ((SECONDS > 60)); do sleep 0.05; done
 """
 
 
@@ -39,6 +42,7 @@ def script(tmp_path: Path) -> Start:
         variables = {
             "SLURM_JOB_ID": "7",
             "SLURM_RESTART_COUNT": str(restarts),
+            "SLURM_CPU_BIND_TYPE": "mask_cpu:",
             "PATH": f"{tmp_path}:{os.environ['PATH']}",
         }
         return subprocess.Popen(["bash", "-c", engine.script()], env=variables)
@@ -63,7 +67,7 @@ def test_a_requeued_job_continues_what_it_has_saved_itself(tmp_path: Path, scrip
 
 def test_the_end_of_the_time_stops_no_job_that_stops_already(tmp_path: Path, script: Start) -> None:
     job, stops = script(0), tmp_path / "stops"
-    wait_until((tmp_path / "node0.pid").exists, "the job")
+    wait_until((tmp_path / "job7.node0.pid").exists, "the job")
     job.send_signal(signal.SIGTERM)
     wait_until(stops.exists, "a request to stop")
     job.send_signal(signal.SIGUSR1)
@@ -73,3 +77,24 @@ def test_the_end_of_the_time_stops_no_job_that_stops_already(tmp_path: Path, scr
     wait_until(lambda: stops.read_text() == "stop\nstop\n", "a second request of the user")
     (tmp_path / "go-on").touch()
     assert job.wait(timeout=60) == 0
+
+
+def test_steps_depend_neither_on_an_option_for_the_job_nor_on_an_allocation_around_it(
+    tmp_path: Path, script: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "go-on").touch()
+    assert script(0).wait(timeout=60) == 0
+    asked = (tmp_path / "asked").read_text()
+    assert asked.startswith("--export=ALL ")
+    assert "mask_cpu" not in asked
+    for name in ("SLURM_MEM_PER_CPU", "SLURM_CPU_BIND", "SBATCH_PARTITION", "SLURM_CONF"):
+        monkeypatch.setenv(name, "1")
+    passed_on = [name for name in environment_for_sbatch() if name.startswith(("SLURM_", "SBATCH_"))]
+    assert passed_on == ["SLURM_CONF"]
+
+
+def test_what_another_job_has_left_stays_its_own(tmp_path: Path, script: Start) -> None:
+    (tmp_path / "go-on").touch()
+    (tmp_path / "job6.node0.pid").write_text("1\n")
+    assert script(0).wait(timeout=60) == 0
+    assert (tmp_path / "job6.node0.pid").exists()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import NamedTuple, cast
 
 from torch.utils.data import DataLoader, Dataset
@@ -16,6 +18,8 @@ from training.plan import MicroBatch, Plan, SampleIds
 from training.seeds import DATA, DROPOUT, random_seed, seed_micro_batch
 from training.state import TrainingState
 
+# As many as take some milliseconds.
+_STEPS_AT_A_TIME = 128
 Collate = Callable[[Split, Sequence[int]], Batch]
 
 
@@ -66,38 +70,65 @@ class Loader:
 
     def micro_batches(self, step: int, global_batches: list[SampleIds]) -> MicroBatches:
         """Returns this rank's micro-batches of the steps from `step` on, in order; each is made when it is read."""
-        rank, seed = self._state.backend.rank, self._config.seed
-        items = [
-            # The key has the number of the step after. It stays so: tasks that augment their samples draw from it.
-            _Item(micro_batch, (seed, DATA, rank), key, micro_step, random_seed(seed, DROPOUT, key))
-            for key, global_batch in enumerate(global_batches, start=step + 1)
-            for micro_step, micro_batch in enumerate(self._plan.micro_batches(global_batch, rank))
-        ]
-        return MicroBatches(collate_function(self._task, self._config), items)
+        of_rank = RankPlan(self._plan, self._state.backend.rank, step, global_batches)
+        return MicroBatches(collate_function(self._task, self._config), of_rank)
 
 
 class _Item(NamedTuple):
-    """A micro-batch, the random stream that makes it and where in this stream it is, and the seed of its step."""
+    """A micro-batch, where in the random stream of its rank it is made, and the seed of its step."""
 
     micro_batch: MicroBatch
-    stream: tuple[int, ...]
     step: int
     micro_step: int
     seed: int
 
 
+class RankPlan:
+    """What one rank computes in consecutive steps.
+
+    Steps are laid out some at a time. Those of an epoch may be many, and take long, and to lay out a single one between
+    two steps takes longer than in a row, in which caches hold what it needs.
+    """
+
+    def __init__(self, plan: Plan, rank: int, step: int, global_batches: list[SampleIds]) -> None:
+        self.stream = (plan.seed, DATA, rank)
+        self._plan, self._rank, self._global_batches = plan, rank, global_batches
+        # The key has the number of the step after. It stays so: tasks that augment their samples draw from it.
+        self._first_key = step + 1
+        self._ends = list(accumulate(map(plan.num_micro_steps, global_batches)))
+        self._laid_out = range(0)
+        self._items: list[_Item] = []
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __getitem__(self, index: int) -> _Item:
+        if index not in self._laid_out:
+            first = bisect_right(self._ends, index) // _STEPS_AT_A_TIME * _STEPS_AT_A_TIME
+            self._items = list(self._items_of(slice(first, first + _STEPS_AT_A_TIME)))
+            begin = self._ends[first - 1] if first else 0
+            self._laid_out = range(begin, begin + len(self._items))
+        return self._items[index - self._laid_out.start]
+
+    def _items_of(self, steps: slice) -> Iterator[_Item]:
+        for key, global_batch in enumerate(self._global_batches[steps], start=self._first_key + steps.start):
+            seed = random_seed(self._plan.seed, DROPOUT, key)
+            for micro_step, micro_batch in enumerate(self._plan.micro_batches(global_batch, self._rank)):
+                yield _Item(micro_batch, key, micro_step, seed)
+
+
 class MicroBatches(Dataset[Batch]):
     """Micro-batches in order."""
 
-    def __init__(self, collate: Collate, items: list[_Item]) -> None:
+    def __init__(self, collate: Collate, of_rank: RankPlan) -> None:
         self._collate = collate
-        self._items = items
+        self._of_rank = of_rank
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self._of_rank)
 
     def __getitem__(self, index: int) -> Batch:
         # A task that augments its samples at random makes the same ones in any worker.
-        item = self._items[index]
-        seed_micro_batch(*item.stream, step=item.step, micro_step=item.micro_step)
+        item = self._of_rank[index]
+        seed_micro_batch(*self._of_rank.stream, step=item.step, micro_step=item.micro_step)
         return replace(self._collate("train", item.micro_batch.sample_ids.tolist()), seed=item.seed)

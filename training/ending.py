@@ -30,7 +30,7 @@ from records.record import (
     write_record,
 )
 from records.run_files import model_files, note_model_files
-from tasks.interface import Task
+from tasks.interface import Task, facts_of
 from training.agreement import describe
 from training.keeping import Keeper
 from training.room import MIB, SLACK_BYTES, model_bytes
@@ -70,7 +70,7 @@ def save_results(results: Results, directory: Path, heartbeat: Heartbeat) -> Non
     config, trajectory = results.config, results.trajectory
     metric, best_step = config.metric_for_best_model, None
     if metric is not None:
-        best_step = _load_best(results.model, directory, trajectory.evaluations, metric)
+        best_step = _load_best(results.model, directory, trajectory.evaluations, config)
     keeper = Keeper(directory, heartbeat, spare=best_step or trajectory.steps[-1].step)
     place = _keep_model(keeper, results)
     record = _record(results, best_step, keeper.dropped)
@@ -84,14 +84,14 @@ def save_results(results: Results, directory: Path, heartbeat: Heartbeat) -> Non
         give_notice(directory, Notice())
 
 
-def _load_best(model: nn.Module, directory: Path, evaluations: list[EvaluationRecord], metric: str) -> int | None:
+def _load_best(model: nn.Module, directory: Path, evaluations: list[EvaluationRecord], config: RunConfig) -> int | None:
     """Loads the best weights that can be read into the model, which has those of the last step.
 
     Returns:
         The step of these weights, which may be the second best if a disk was full or a file is damaged. None if the
         metric was undefined in all evaluations.
     """
-    for evaluation in by_merit(evaluations, metric):
+    for evaluation in by_merit(evaluations, config):
         if evaluation.step == evaluations[-1].step:
             return evaluation.step
         try:
@@ -182,7 +182,7 @@ def _record(results: Results, best_step: int | None, dropped: list[int]) -> RunR
         error=describe(disagreement) if disagreement is not None else None,
         config=config,
         gradient_accumulation_steps=config.gradient_accumulation_steps,
-        task=results.task.describe(),
+        task=facts_of(results.task),
         environment=describe_environment(with_torch=True),
         seconds_to_first_step=results.first_step_at - config.started_at if results.first_step_at else None,
         seconds=time.time() - config.started_at,

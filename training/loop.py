@@ -141,7 +141,7 @@ class Trainer:
         config, task, backend, state, observers = self.config, self.task, self.backend, self.state, self._observers
         learning_rate = self.set_learning_rate()
         micro_batches = self.plan.micro_batches(global_batch, backend.rank)
-        num_targets = task.num_targets("train", global_batch.tolist())
+        num_targets = max(1, task.num_targets("train", global_batch.tolist()))  # the loss of none is zero
         losses = []
         for micro_step, micro_batch in enumerate(micro_batches):
             batch = next(batches)
@@ -207,7 +207,7 @@ class Trainer:
         evaluation = EvaluationRecord(step=state.step, epoch=epoch, seconds=seconds, metrics=metrics)
         state.add_evaluation(evaluation)
         self._observers.on_evaluation_end(evaluation)
-        return metric is not None and state.judge(metric, self._evaluator.value_of_rank_0(metrics, metric))
+        return metric is not None and state.judge(self._evaluator.value_of_rank_0(metrics, metric))
 
     def load_checkpoint(self, checkpoint: IncomingCheckpoint) -> None:
         """Restores what `TrainingState.checkpoint` returned, on every rank.

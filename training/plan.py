@@ -128,6 +128,13 @@ class Plan:
             for piece in self._pieces(global_batch)[rank :: self.world_size]
         ]
 
+    def num_micro_steps(self, global_batch: SampleIds) -> int:
+        """Returns how many micro-batches each rank has of a global batch."""
+        number = -(-len(global_batch) // (self.micro_batch_size * self.world_size))
+        if self.layout.batching != "sorted" or self.layout.costs is None or self.layout.by_micro_step:
+            return number
+        return max(number, min(_SORTED_MICRO_STEPS, -(-len(global_batch) // self.world_size)))
+
     def work(self, global_batch: SampleIds) -> npt.NDArray[np.int64]:
         """Returns how much each rank has to compute in each micro-step, in the unit of `Layout.costs`.
 
@@ -149,7 +156,7 @@ class Plan:
     def _pieces(self, global_batch: SampleIds) -> list[SampleIds]:
         """Cuts a global batch: first the micro-batch of each rank in the first micro-step, then in the second."""
         batching, costs, by_micro_step = self.layout
-        num_micro_steps = -(-len(global_batch) // (self.micro_batch_size * self.world_size))
+        num_micro_steps = self.num_micro_steps(global_batch)
         if by_micro_step:
             together = np.array_split(global_batch, num_micro_steps)
             pieces = [piece for samples in together for piece in np.array_split(samples, self.world_size)]
@@ -158,8 +165,6 @@ class Plan:
         elif batching == "packed":
             pieces = _of_equal_cost(global_batch, costs[global_batch], num_micro_steps * self.world_size)
         else:
-            most = -(-len(global_batch) // self.world_size)
-            num_micro_steps = max(num_micro_steps, min(_SORTED_MICRO_STEPS, most))
             pieces = _of_similar_cost(global_batch, costs[global_batch], num_micro_steps, self.world_size)
         return pieces
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import json
 import os
 import signal
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from records.news import Resumed
 from records.notice import prepare_notice, record_directory
 from records.progress import ProgressLog
 from records.record import RankRecord, Resumption
-from tasks.interface import Task
+from tasks.interface import Task, facts_of
 from tasks.registry import load_task
 from training.agreement import Agreement
 from training.decisions import Decisions
@@ -43,7 +44,7 @@ from training.saving import CheckpointSaver
 from training.stopping import StopRequest
 from training.trace import Tracer
 from training.whole import whole_model
-from training.world import gather_facts, newest_of, prove_same_job, prove_world, world_size_of_process
+from training.world import gather_texts, newest_of, prove_same_job, prove_world, world_size_of_process
 
 MakeObserver = Callable[[Trainer, Measurements], Hooks]
 
@@ -199,7 +200,7 @@ class RankWork:
 
         It comes from the first rank that has the newest one, since nodes may share no disk.
         """
-        path, backend, data = self._checkpoint_here(), self._backend, self._task.describe()
+        path, backend, data = self._checkpoint_here(), self._backend, facts_of(self._task)
         source = newest_of(backend, checkpoint_step(path) if path is not None else 0)
         if source is None:
             return None
@@ -251,16 +252,18 @@ class RankWork:
         return newest_of(self._backend, int(has_record)) is not None
 
     def _gather_records(self, own: RankRecord) -> list[RankRecord]:
-        """Returns the records of all ranks; on rank 0 its own record alone if another rank is lost."""
+        """Returns the records of all ranks on rank 0, or its own alone if another rank is lost; nothing on others."""
+        is_first = self._backend.rank == 0
         try:
-            facts = gather_facts(self._backend, own.model_dump(mode="json"))
+            # The others only help: records of long runs are large.
+            texts = [text for text in gather_texts(self._backend, json.dumps(own.model_dump(mode="json"))) if is_first]
         except Exception as error:  # each library has errors of its own
-            if self._backend.rank != 0:
+            if not is_first:
                 raise
             text = " ".join(str(error).split())[:300]
             self._progress.warn(f"the record lacks the ranks that were lost after the last step ({text})")
             return [own]
-        return [RankRecord.model_validate(fact) for fact in facts]
+        return [RankRecord.model_validate(json.loads(text)) for text in texts]
 
 
 def load_libraries(config: RunConfig) -> tuple[type[Task], type[Backend]]:
@@ -291,7 +294,7 @@ def _join(config: RunConfig) -> tuple[Task, Backend]:
         of_one_node |= {"overwrite", "launch_command", "started_at", "resume", "resume_from", "num_restarts"}
         options = config.model_dump(mode="json", exclude=of_one_node)
         versions = {f"the version of {name}": version for name, version in versions_in_use(config.backend).items()}
-        prove_same_job(backend, {**options, **versions, "data": task.describe()})
+        prove_same_job(backend, {**options, **versions, "data": facts_of(task)})
     return task, backend
 
 

@@ -45,6 +45,10 @@ class _HeaviestShare(Plan):
     def micro_batches(self, global_batch: SampleIds, rank: int) -> list[MicroBatch]:
         return self.share
 
+    @override
+    def num_micro_steps(self, global_batch: SampleIds) -> int:
+        return len(self.share)
+
 
 class _GradientPlaces(Hooks):
     """Notes where the gradients of the last step lie: their sizes by address."""

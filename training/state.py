@@ -20,8 +20,8 @@ from records.checkpoint import (
     without_prefix,
 )
 from records.config import RunConfig
-from records.record import EvaluationRecord, StepRecord, World, metric_sign
-from tasks.interface import Task
+from records.record import EvaluationRecord, StepRecord, World
+from tasks.interface import Task, facts_of
 from training.losses import finite
 from training.receiving import IncomingCheckpoint
 
@@ -86,17 +86,16 @@ class TrainingState:
         self.trajectory.evaluations.append(evaluation)
         self.evaluated_step = self.step
 
-    def judge(self, metric: str, value: float | None) -> bool:
-        """Compares the last evaluation with the best one so far.
+    def judge(self, value: float | None) -> bool:
+        """Compares the last evaluation with the best one so far, by the metric that models are compared by.
 
         Args:
-            metric: The metric that models are compared by; its name says whether higher or lower is better.
             value: Its value, the same on all ranks; None if it is undefined.
 
         Returns:
             Whether it is the best so far; of equal ones, the first is.
         """
-        sign = metric_sign(metric)
+        sign = 1 if self._config.prefers_greater else -1
         if value is not None and (self.best is None or sign * value > sign * self.best.value):
             self.best = BestModel(step=self.step, value=value)
             self.evaluations_since_best = 0
@@ -179,7 +178,7 @@ class TrainingState:
         return Checkpoint(
             CheckpointState(
                 config=self._config,
-                data=self._task.describe(),
+                data=facts_of(self._task),
                 step=self.step,
                 num_updates=self.num_updates,
                 evaluated_step=self.evaluated_step,
@@ -257,6 +256,8 @@ class TrainingState:
                 # A buffer that is in no state_dict may come, go or grow in training, such as a cache.
                 if name in buffers and buffers[name].shape == content.shape:
                     buffers[name].copy_(content)
+        except torch.OutOfMemoryError:
+            raise
         except (RuntimeError, KeyError, ValueError, TypeError, AttributeError) as error:
             raise ValueError(f"the checkpoint is of another model ({' '.join(str(error).split())[:300]})") from error
         checkpoint.finish()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ import torch
 from backends.interface import Backend
 
 _BROADCAST_BYTES = 64 * 1024 * 1024
+_MATRIX_BYTES = 4 * 1024 * 1024
 
 
 def prove_world(backend: Backend, *, world_size: int) -> None:
@@ -59,18 +61,28 @@ def prove_same_job(backend: Backend, facts: dict[str, Any]) -> None:
 
 
 def gather_facts(backend: Backend, facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns the facts of all ranks, in the order of ranks, to each of them.
+    """Returns the facts of all ranks, in the order of ranks, to each of them."""
+    return [json.loads(text) for text in gather_texts(backend, json.dumps(facts))]
 
-    Each rank writes its facts as JSON into its own row of a zero matrix. The sum of the matrices has all rows.
+
+def gather_texts(backend: Backend, text: str) -> Iterator[bytes]:
+    """Yields the texts of all ranks, in the order of ranks, on each of them; all of them are to be taken.
+
+    Each rank writes its text into its own row of a zero matrix. The sum of the matrices has all rows. Long texts, which
+    such matrices would need several times the memory for, come one after the other.
     """
-    text = torch.tensor(list(json.dumps(facts).encode()), dtype=torch.int32)
-    lengths = torch.zeros(backend.world_size, dtype=torch.int32, device=backend.device)
-    lengths[backend.rank] = len(text)
+    content = text.encode()
+    lengths = torch.zeros(backend.world_size, dtype=torch.int64, device=backend.device)
+    lengths[backend.rank] = len(content)
     lengths = backend.all_reduce(lengths)
+    if backend.world_size * int(lengths.max()) > _MATRIX_BYTES:
+        yield from (broadcast_bytes(backend, content, source=rank) for rank in range(backend.world_size))
+        return
     rows = torch.zeros(backend.world_size, int(lengths.max()), dtype=torch.int32, device=backend.device)
-    rows[backend.rank, : len(text)] = text.to(backend.device)
-    rows = backend.all_reduce(rows).cpu()
-    return [json.loads(bytes(row[:length].tolist())) for row, length in zip(rows, lengths.tolist(), strict=True)]
+    own = torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.zeros(0, dtype=torch.uint8)
+    rows[backend.rank, : len(content)] = own.to(backend.device, torch.int32)
+    rows = backend.all_reduce(rows).cpu().to(torch.uint8)
+    yield from (row[:length].numpy().tobytes() for row, length in zip(rows, lengths.tolist(), strict=True))
 
 
 def newest_of(backend: Backend, age: int) -> int | None:

@@ -22,6 +22,8 @@ from watch.failures import FailureKind, PeerStopped, RankFailure, kind_of
 from watch.heartbeat import Position, read_position
 
 _SECONDS_TO_WRITE = 5.0
+# One character takes up to twelve bytes in JSON.
+_RESERVED_BYTES, _MOST_CHARACTERS = 16_384, 1200
 
 # What makes a rank write the Python stacks of all its threads.
 STACKS_SIGNAL = signal.SIGUSR1
@@ -44,6 +46,7 @@ class RankFiles:
         self.heartbeat = directory / f"rank{rank}.heartbeat"
         self.stacks = directory / f"rank{rank}.stacks"
         self.sigterm = directory / f"rank{rank}.sigterm"
+        self._reserve = directory / f"rank{rank}.reserve"  # room for an error on a full disk
 
     def redirect_output(self) -> None:
         """Sends everything that this process prints to its log, also from C++."""
@@ -67,6 +70,8 @@ class RankFiles:
         faulthandler.register(signal.SIGTERM, file=self._stacks_files[0], chain=True)
         faulthandler.register(STACKS_SIGNAL, file=self._stacks_files[1])
         write_atomically(self._announcement, f"{os.getpid()} {_start_time(os.getpid())}")
+        with contextlib.suppress(OSError):  # the disk may be full already
+            self._reserve.write_bytes(b" " * _RESERVED_BYTES)
 
     def report_error(self, error: BaseException) -> None:
         """Reports the error with which this rank ends."""
@@ -77,11 +82,19 @@ class RankFiles:
             "peer_stopped": isinstance(error, PeerStopped),
             "time": time.time(),
         }
-        write_atomically(self._error, json.dumps(facts))
+        try:
+            write_atomically(self._error, json.dumps(facts))
+        except OSError:  # the disk may be full
+            facts["message"] = str(facts["message"])[:_MOST_CHARACTERS]
+            with contextlib.suppress(OSError):
+                with self._reserve.open("r+b") as file:
+                    file.write(json.dumps(facts).encode())
+                self._reserve.replace(self._error)
 
     def report_success(self) -> None:
         """Reports that this rank has finished its work."""
         write_atomically(self._success, "")
+        self._reserve.unlink(missing_ok=True)
 
     def position(self) -> Position | None:
         """Returns the last position of this rank; None before the first."""

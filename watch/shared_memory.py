@@ -14,6 +14,8 @@ _PERHAPS = re.compile(
     r"(?<!out of resource: )shared memory|No space left on device|Errno 28|ENOSPC|Out of resource"
     r"|unable to reach each other"
 )
+# Messages about a disk that is full, such as that of a checkpoint or of a file elsewhere.
+_OF_DISK = re.compile(r"checkpoint|\bsave|: '/(?!dev/shm)")
 # Containers come with 64 MiB. When this is checked, the memory of the failed job is free again.
 _SMALL_BYTES = 256 * 2**20
 # Open MPI asks for 4 MiB for each process. With less, a process may die before it can report an error.
@@ -33,7 +35,7 @@ def advice(message: str, starter_log: str, *, ended_silently: bool) -> str:
     except OSError:
         return ""
     is_named = _SURELY.search(message)
-    is_likely = usage.free < _SMALL_BYTES and _PERHAPS.search(message + starter_log)
+    is_likely = usage.free < _SMALL_BYTES and _PERHAPS.search(message + starter_log) and not _OF_DISK.search(message)
     is_possible = usage.free < _TINY_BYTES and ended_silently
     if not (is_named or is_likely or is_possible):
         return ""

@@ -169,7 +169,7 @@ class BareWork:
                 batch = replace(next(batches), seed=seeds[len(self._taken) - taken])
                 measurements.on_micro_batch(micro_batch, batch)
                 micro_batches.append((batch, micro_batch.weight))
-            yield Step(micro_batches, task.num_targets("train", global_batch.tolist()))
+            yield Step(micro_batches, max(1, task.num_targets("train", global_batch.tolist())))
 
     def _load(self, global_batches: list[SampleIds]) -> Iterator[Batch]:
         """Returns this rank's micro-batches of consecutive steps."""

@@ -50,7 +50,10 @@ def check_baseline(
     """
     planned = [(entrant.name, config) for entrant, config in configs.items()]
     # What tuning finds takes part, too, under a name that says what was found.
-    differences = differences_before(baseline, planned, num_steps=options.timed_steps, is_complete=not options.tune)
+    networks = {number: text for number in options.num_processes if (text := options.network.described(number))}
+    differences = differences_before(
+        baseline, planned, networks, num_steps=options.timed_steps, is_complete=not options.tune
+    )
     baseline.refuse(differences)
     for difference in differences:
         terminal.print(f"baseline: {difference} ({ALLOW})")

@@ -45,7 +45,8 @@ _DECIDED = {
     "overwrite": "a race resumes where it was interrupted; leave it out",
     "diagnose": "a race makes diagnosis runs itself; leave it out",
     **dict.fromkeys(
-        ("save_every", "keep", "on_save_error", "metric_for_best_model"), "a race saves no checkpoints; leave it out"
+        ("save_every", "keep", "on_save_error", "metric_for_best_model", "greater_is_better"),
+        "a race saves no checkpoints; leave it out",
     ),
     **dict.fromkeys(("resume", "max_restarts"), "a race times whole runs; leave it out"),
     "early_stopping_patience": "a race times equal numbers of steps; leave it out",
@@ -132,6 +133,9 @@ def make_plan(options: RaceOptions, of_runs: RunOptionsOfRace) -> tuple[RacePlan
     configs = _able(plan, backends)
     plan.entrants = list(configs)
     plan.diagnosis_options = ["--no-torch-compile"]
+    batchings = {config.batching for config in configs.values() if config.torch_compile}
+    if len(batchings) == 1:  # a model that is not compiled would be given another layout
+        plan.diagnosis_options.append(f"--batching={batchings.pop()}")
     if any("dropout" in config.task_settings for config in configs.values()):
         plan.diagnosis_options += ["--dropout=0"]  # its masks depend on how a batch is split over ranks
     for run in plan.runs():

@@ -26,6 +26,8 @@ from records.environment import describe_environment
 ALLOW = "--allow-other-baseline"
 _DEFAULT_SHARE = 0.03
 _MOST_SHOWN = 3
+# What conditions do not name where all ranks are on one node.
+_NO_NETWORK = "one node"
 # How ranks were scheduled before there was a choice.
 _USUAL = "normal"
 # What groups are matched by, so that it needs no comparison of its own.
@@ -172,13 +174,19 @@ def cell_of(entrant: Entrant, group: Group) -> Cell:
 
 
 def differences_before(
-    baseline: Baseline, planned: Sequence[tuple[str, RunConfig]], *, num_steps: int | None, is_complete: bool = True
+    baseline: Baseline,
+    planned: Sequence[tuple[str, RunConfig]],
+    networks: Mapping[int, str],
+    *,
+    num_steps: int | None,
+    is_complete: bool = True,
 ) -> list[str]:
     """Returns in what a baseline differs from a race that has not begun.
 
     Args:
         baseline: The baseline.
         planned: The names of the entrants of the race, each with the configuration of a timed run.
+        networks: The network of so many ranks, in words, where they are on several nodes.
         num_steps: The number of steps of each start, if it is known.
         is_complete: Whether no other entrant can take part.
 
@@ -197,7 +205,10 @@ def differences_before(
     machine = describe_machine(environment, [socket.gethostname()])
     # How many steps a start has may not be settled yet.
     steps = {} if num_steps is None else {"max_steps": num_steps}
-    conditions = {cell: _without_steps(asked(config)) | steps for cell, config in ours.items()}
+    conditions = {
+        cell: {**_without_steps(asked(config)), "network": networks.get(cell.num_processes, _NO_NETWORK), **steps}
+        for cell, config in ours.items()
+    }
     return [
         *_of_machines(machines_of(baseline.results.places), [machine]),
         *_of_versions(baseline.results.places, [versions_of(environment)]),
@@ -278,4 +289,5 @@ def _of_scheduling(theirs: Mapping[Cell, tuple[Group, Entrant]], ours: Mapping[C
 def _facts(conditions: Mapping[str, Any]) -> dict[str, str]:
     """Returns conditions by names for people, those of the data beside the options."""
     data = conditions.get("data") or {}
-    return dict(leaves({**{name: value for name, value in conditions.items() if name != "data"}, **data}))
+    others = {name: value for name, value in conditions.items() if name != "data"}
+    return dict(leaves({"network": _NO_NETWORK, **others, **data}))

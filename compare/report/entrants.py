@@ -57,12 +57,19 @@ def measure_entrant(runs: EntrantRuns, parity: Parity, shares_of_long_steps: lis
         peak_cuda_memory_bytes=max(cuda, default=None),
         mfu=_mfu(measured),
         settings=_settings(timed[0], diagnosis) if timed else {},
-        breakdown=measure_breakdown(diagnosis, _timed_steps(measured)) if diagnosis else None,
+        breakdown=measure_breakdown(diagnosis, _timed_steps(_compiled_like(diagnosis, measured)))
+        if diagnosis
+        else None,
         wire=wire_of(diagnosis) if diagnosis else None,
         excess=excess_of(diagnosis) if diagnosis else None,
         shares_of_long_steps=[round(share, 4) for share in shares_of_long_steps],
         memory=_held_memory(sample) if (sample := diagnosis or next(iter(timed), None)) else None,
     )
+
+
+def _compiled_like(diagnosis: RunRecord, runs: Sequence[Run]) -> list[Run]:
+    """Returns the runs whose steps took what those of a diagnosis take: a model that is compiled is not diagnosed."""
+    return [run for run in runs if run.record.config.torch_compile == diagnosis.config.torch_compile]
 
 
 def _seconds_to_first_step(runs: EntrantRuns) -> list[float]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from backends.registry import BACKENDS
+from compare.machine_facts import network_between
 from compare.report.runs import Run
 from compare.results import Role
 from records.config import RunConfig
@@ -29,6 +30,9 @@ _OF_A_START = {
 }
 _OF_A_SPLIT = {"num_processes", "micro_batch_size", "threads_per_rank", "network"}
 _OF_A_BACKEND = {"backend", "backend_settings", "start_method", "grad_compression"}
+# What a diagnosis run changes: dropout's masks depend on how a batch is split, and compiled models call no hooks, which
+# tell the phases of a step apart.
+_OF_A_DIAGNOSIS = {"max_steps", "dropout", "torch_compile"}
 # Variables in which a launcher tells the ranks of one job where they are, or configures its library. Variables of the
 # user with such names never reach a rank.
 _OF_A_PLACE = ("_PORT", "_RANK", "_SIZE", "_ADDR", "_HOSTNAME", "_NUM_THREADS")
@@ -109,8 +113,8 @@ def group_runs(runs: Sequence[Run]) -> list[list[EntrantRuns]]:
 
 def _network(run: Run) -> dict[str, str]:
     """Returns the network between the nodes, if there are several."""
-    num_nodes = run.record.config.num_nodes
-    return {"network": run.record.environment.network or f"{num_nodes} nodes"} if num_nodes > 1 else {}
+    network = network_between(run.record.config.num_nodes, run.record.environment.network)
+    return {} if network is None else {"network": network}
 
 
 def _machine(run: Run) -> str:
@@ -125,8 +129,7 @@ def _backend(record: RunRecord) -> dict[str, Any]:
 
 def _belongs(other: Run, timed: Run) -> bool:
     """Tells whether a diagnosis or whole run is of the group of a timed run, apart from the number of its steps."""
-    # Dropout is off in diagnosis runs: its masks depend on how a batch is split.
-    leave_out = {"max_steps", "dropout"} if other.purpose == "diagnosis" else {"max_steps"}
+    leave_out = _OF_A_DIAGNOSIS if other.purpose == "diagnosis" else {"max_steps"}
     ours, theirs = condition(other), condition(timed)
     return _key(_without(ours, leave_out)) == _key(_without(theirs, leave_out))
 
@@ -158,7 +161,7 @@ def _attach(entrant: EntrantRuns, completed: Sequence[Run]) -> None:
 def _attach_failure(run: Run, groups: dict[str, dict[str, EntrantRuns]]) -> None:
     """Attaches a failed run, which knows neither its data nor its settings, to the group with the same options."""
     backend = _backend(run.record)
-    leave_out = set() if run.purpose == "timed" else {"max_steps", "dropout"}
+    leave_out = set() if run.purpose == "timed" else _OF_A_DIAGNOSIS
     conditions = _conditions_of_failed(run, leave_out)
     for entrants in groups.values():
         sample = next((entrant.timed[0] for entrant in entrants.values() if entrant.timed), None)

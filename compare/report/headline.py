@@ -33,7 +33,9 @@ def headlines(results: Results) -> Iterator[Headline]:
             several = [one for one in groups if one.group.num_processes > 1]
             same = [one for one in several if _conditions(one) == _conditions(alone)]
             backends = [(one.group, entrant) for one in same for entrant in one.entrants if entrant.role == "backend"]
-            rivals = [(group, entrant) for group, entrant in backends if entrant.parity.verdict != "approximate"]
+            rivals = [
+                (group, entrant) for group, entrant in backends if entrant.ranked or entrant.samples_per_second is None
+            ]
             yield Headline(alone.group, single.samples_per_second, rivals)
 
 

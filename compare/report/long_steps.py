@@ -21,7 +21,7 @@ _MORE_ON_AVERAGE, _MORE_IN_EACH_START = 0.02, 0.01
 
 
 def shares_of_long_steps(entrants: Sequence[EntrantRuns]) -> list[list[float]]:
-    """Returns what long steps take of each entrant's time, in each block in which all took the same turns.
+    """Returns what long steps take of each entrant's time, in each block in which it took the same turns as others.
 
     A step is expected to take what it takes for others, beside what their other steps take: batches differ, and so do
     entrants. What it takes beyond that, if it is long, is divided by the time of all steps.
@@ -34,15 +34,14 @@ def shares_of_long_steps(entrants: Sequence[EntrantRuns]) -> list[list[float]]:
         }
         for one in entrants
     ]
-    if len(blocks) < 2:
-        return [[] for _ in blocks]
     shares: list[list[float]] = [[] for _ in blocks]
-    for block in blocks[0]:
-        turns = [of_blocks.get(block, {}) for of_blocks in blocks]
+    for block in dict.fromkeys(block for of_blocks in blocks for block in of_blocks):
+        present = [index for index, of_blocks in enumerate(blocks) if block in of_blocks]  # others had failed
+        turns = [blocks[index][block] for index in present]
         common = [turn for turn in turns[0] if all(turn in others for others in turns)]
-        if common:
+        if len(present) > 1 and common:
             steps = [[second for turn in common for second in others[turn]] for others in turns]
-            for index, share in enumerate(_shares(steps)):
+            for index, share in zip(present, _shares(steps), strict=True):
                 shares[index].append(share)
     return shares
 

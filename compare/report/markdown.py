@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from backends.registry import REFERENCE
-from compare.numbers import longer, one_line, part_of_step
+from compare.numbers import longer, one_line, part_of_step, rate
 from compare.report.first_screen import first_screen
 from compare.report.memory import memory_table
 from compare.report.page import Block, Lines, Section, Table, Text
@@ -212,9 +212,11 @@ def _interval(interval: Interval | None) -> str:
     if interval is None:
         return "-"
     bounds = (
-        f" [{interval.low:.0f}, {interval.high:.0f}]" if interval.low is not None and interval.high is not None else ""
+        f" [{rate(interval.low)}, {rate(interval.high)}]"
+        if interval.low is not None and interval.high is not None
+        else ""
     )
-    return f"{interval.estimate:.0f}{bounds}"
+    return f"{rate(interval.estimate)}{bounds}"
 
 
 def _milliseconds(seconds: float | None) -> str:

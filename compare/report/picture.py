@@ -12,7 +12,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from compare.numbers import one_line
+from compare.numbers import one_line, rate
 from compare.report.drawing import Axis, Drawing, Scale
 from compare.report.headline import Headline, headlines
 from compare.report.html import read_resource
@@ -69,9 +69,9 @@ def _bounds(results: Results) -> _Bounds:
     A rate alone is known less well: it drifts with the machine, for all entrants alike.
     """
     return {
-        (one.group, one.name): (rate / (1 + one.longer.high), rate / (1 + one.longer.low))
+        (one.group, one.name): (speed / (1 + one.longer.high), speed / (1 + one.longer.low))
         for standing in reversed(results.standings)  # where one process is in several, the first counts
-        for rate in [standing.placings[0].samples_per_second.estimate]
+        for speed in [standing.placings[0].samples_per_second.estimate]
         for one in standing.placings
         if one.longer is not None and one.longer.low is not None and one.longer.high is not None
     }
@@ -82,7 +82,7 @@ def _panels(shown: Sequence[Headline], bounds: _Bounds, *, with_ranks: bool) -> 
     styles = styles_for(entrant.name for one in shown for _, entrant in one.rivals)
     rates = [entrant.samples_per_second for one in shown for _, entrant in one.rivals]
     rates += [one.rate for one in shown]
-    largest = max([*(rate.estimate for rate in rates if rate is not None), *(high for _, high in bounds.values())])
+    largest = max([*(one.estimate for one in rates if one is not None), *(high for _, high in bounds.values())])
     scale = Scale(_AXIS, [_HEADROOM * largest])
     width = (_WIDTH - 2 * _MARGIN - (len(shown) - 1) * _GAP) / len(shown)
     panels = Markup("")
@@ -104,10 +104,10 @@ def _labels(headline: Headline, names: Sequence[str], left: float, right: float)
         left, _TOP + _ABOVE - 14, headline.alone.precision
     )
     for i, (name, (_, entrant)) in enumerate(zip(names, headline.rivals, strict=True)):
-        rate, y = entrant.samples_per_second, _TOP + _ABOVE + _ROW * i + _ROW // 2 + 5
+        speed, y = entrant.samples_per_second, _TOP + _ABOVE + _ROW * i + _ROW // 2 + 5
         labels += Markup(
             '<text x="{}" y="{}">{}</text><text class="tick" x="{:.1f}" y="{}" text-anchor="end">{}</text>'
-        ).format(left, y, name, right, y, "-" if rate is None else f"{rate.estimate:.0f}")
+        ).format(left, y, name, right, y, "-" if speed is None else rate(speed.estimate))
     return labels
 
 
@@ -116,14 +116,14 @@ def _bars(headline: Headline, bounds: _Bounds, scale: Scale, styles: dict[str, S
     drawing = Drawing(_ROW * len(headline.rivals))
     drawing.x_axis(_AXIS, scale)
     for i, (group, entrant) in enumerate(headline.rivals):
-        rate, middle = entrant.samples_per_second, _ROW * i + _ROW / 2
-        if rate is not None:
+        speed, middle = entrant.samples_per_second, _ROW * i + _ROW / 2
+        if speed is not None:
             kind = f"fill c{styles[entrant.name].colour}"
-            drawing.rectangle(0, scale.share(rate.estimate), middle - _BAR / 2, _BAR, kind)
+            drawing.rectangle(0, scale.share(speed.estimate), middle - _BAR / 2, _BAR, kind)
             _draw_whisker(drawing, scale, bounds.get((group.key, entrant.name)), middle)
     share = scale.share(headline.rate.estimate)
     drawing.rule(share, -8, drawing.height, "solo")
-    drawing.text(f"one process: {headline.rate.estimate:.0f}", share, -14, "name", "end" if share > 0.5 else "start")
+    drawing.text(f"one process: {rate(headline.rate.estimate)}", share, -14, "name", "end" if share > 0.5 else "start")
     return drawing
 
 
@@ -139,11 +139,11 @@ def _said(shown: Sequence[Headline]) -> str:
     sentences = []
     for one in shown:
         rivals = ", ".join(
-            f"{entrant.name} on {ranks(group.num_processes)} {entrant.samples_per_second.estimate:.0f}"
+            f"{entrant.name} on {ranks(group.num_processes)} {rate(entrant.samples_per_second.estimate)}"
             for group, entrant in one.rivals
             if entrant.samples_per_second is not None
         )
-        sentences.append(f"{one.alone.precision}: one process {one.rate.estimate:.0f} samples/s, {rivals}.")
+        sentences.append(f"{one.alone.precision}: one process {rate(one.rate.estimate)} samples/s, {rivals}.")
     return " ".join(sentences)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from compare.machine_facts import kind_of
 from compare.report.grouping import EntrantRuns, unsplit
 from compare.report.info import UnknownOpponent
 from compare.report.pairing import paired
@@ -92,8 +93,11 @@ def standings_of(
 
 def _by_network(field: Sequence[_Candidate]) -> list[list[_Candidate]]:
     """Returns a field for each network, one node among them; what does not communicate is in all of them."""
-    networks = dict.fromkeys(_network(one.group) for one in field if one.communicates) or {None: None}
-    return [[one for one in field if not one.communicates or _network(one.group) == network] for network in networks]
+    networks = dict.fromkeys(kind_of(_network(one.group)) for one in field if one.communicates) or {None: None}
+    return [
+        [one for one in field if not one.communicates or kind_of(_network(one.group)) == network]
+        for network in networks
+    ]
 
 
 def _network(group: Group) -> str | None:

@@ -175,10 +175,12 @@ def _speed(standing: Standing, results: Results) -> str:
     """Says who is fastest with the most ranks, and how the others compare."""
     opponent, *others = standing.rivals
     name, where = opponent.name, f"On {ranks(opponent.num_processes)}"
-    if len({place.machine for place in results.places}) == 1:
-        where += " of this machine"
-    if standing.network is not None:
-        where += f" ({standing.network})"
+    num_machines = len({place.machine for place in results.places})
+    if num_machines > 1:
+        where += f" ({standing.conditions})"  # which name the machine, and the network
+    else:
+        where += " of this machine" * num_machines
+        where += f" ({standing.network})" if standing.network is not None else ""
     if not others:
         rate = number(opponent.samples_per_second.estimate, 3)
         return f"{where}, only {name} was timed: {rate} samples/s."
@@ -271,7 +273,9 @@ def _gain(standing: Standing) -> list[str]:
     opponent, base = standing.placings[0], standing.base
     if base is not None:
         parts.append(_more_ranks(opponent, base))
-    parts += [said for limit in standing.limits if (said := _limit(limit, standing))]
+    # Other numbers of processes that work alone are the limit of other numbers of ranks.
+    fitting = [one for one in standing.limits if one.num_processes in (1, opponent.num_processes)]
+    parts += [said for limit in fitting if (said := _limit(limit, standing))]
     sentence = "; ".join(parts)
     return [f"{sentence[0].upper()}{sentence[1:]}."] if sentence else []
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 
 from launch.starters.interface import PROJECT_DIRECTORY
+from records.config import RunOptions
+from tasks.registry import TASKS, load_task
 
 DOCKER = PROJECT_DIRECTORY / "docker"
 DOCKERFILES = sorted(DOCKER.glob("*/Dockerfile"))
@@ -65,3 +68,16 @@ def test_all_services_share_the_task_and_are_confined_alike() -> None:
 def test_only_the_services_of_the_gpu_profile_want_a_gpu() -> None:
     for name, service in _services().items():
         assert ("deploy" in service) == (service.get("profiles") == ["gpu"]) == (name == "apex" or "gpu" in name)
+
+
+def test_the_launcher_mounts_every_file_that_an_option_names() -> None:
+    known = {*re.findall(r"--[a-z-]+", (PROJECT_DIRECTORY / "launch" / "docker.sh").read_text())}
+    settings = [RunOptions, *(load_task(name).Settings for name in TASKS)]
+    fields = [field for one in settings for field in one.model_fields.items()]
+    paths = {
+        f"--{name.replace('_', '-')}"
+        for name, field in fields
+        if Path in (field.annotation, *get_args(field.annotation))
+    }
+    assert paths >= {"--output-dir", "--train-file", "--data-dir"}
+    assert paths <= known

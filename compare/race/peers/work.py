@@ -24,7 +24,7 @@ from compare.race.turns import Turns
 from records.config import RunConfig
 from records.environment import describe_environment
 from records.record import EvaluationRecord, RankRecord, RunRecord, StepRecord, write_record
-from tasks.interface import HuggingFaceData, Task
+from tasks.interface import HuggingFaceData, Task, facts_of
 from tasks.registry import load_task
 from training.evaluation import Evaluator
 from training.measurements import Measurements
@@ -194,7 +194,7 @@ def _record(job: PeerJob, task: Task, ranks: list[RankRecord]) -> RunRecord:
         error=None,
         config=config,
         gradient_accumulation_steps=config.gradient_accumulation_steps,
-        task=task.describe(),
+        task=facts_of(task),
         environment=environment,
         seconds_to_first_step=first_step_at - config.started_at if first_step_at else None,
         seconds=time.time() - config.started_at,
