@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from safetensors.torch import load_file
 
 from backends.single import SingleBackend
 from launch.starters.interface import PROJECT_DIRECTORY
-from tasks.interface import Batch
+from records.checkpoint import checkpoint_path
+from tasks.interface import Batch, facts_of
 from tasks.token_tagging import TokenTagging, TokenTaggingSettings
 from tests.launching import EXAMPLES, lockstep, run_config
 from training.loop import Trainer
@@ -82,3 +84,30 @@ def test_a_task_may_evaluate_in_float32(tmp_path: Path) -> None:
         trainer.evaluate(0)
         found.append(trainer.state.trajectory.evaluations[-1].metrics)
     assert found[1] == pytest.approx(found[0], rel=1e-6)
+
+
+class _Described(TokenTagging):
+    """A task that tells what JSON writes, but reads otherwise."""
+
+    def describe(self) -> dict[str, Any]:
+        return {**super().describe(), "image_size": (28, 28), "classes": {0: 10}}
+
+
+def test_a_task_that_tells_of_tuples_is_the_same_when_it_goes_on(tmp_path: Path) -> None:
+    task = _Described(TokenTaggingSettings())
+    task.prepare()
+    facts = facts_of(task)
+    assert (facts["image_size"], facts["classes"]) == ([28, 28], {"0": 10})
+    own = ("single", "--task", "tests.test_own_task:_Described")
+    first = lockstep(*own, "--max-steps", "3", "--save-every", "2", "--output-dir", tmp_path / "first")
+    assert first.returncode == 0, first.stderr
+    checkpoint = checkpoint_path(tmp_path / "first", 2)
+    then = lockstep(*own, "--resume", checkpoint, "--output-dir", tmp_path / "then")
+    assert then.returncode == 0, then.stderr
+
+
+def test_what_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = TokenTagging(TokenTaggingSettings())
+    monkeypatch.setattr(task, "describe", lambda: {"size": {1, 2}})
+    with pytest.raises(TypeError, match=r"describe\(\) of the task returns what cannot be written as JSON"):
+        facts_of(task)

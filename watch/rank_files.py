@@ -23,7 +23,7 @@ from watch.heartbeat import Position, read_position
 
 _SECONDS_TO_WRITE = 5.0
 # One character takes up to twelve bytes in JSON.
-_RESERVED_BYTES, _MOST_CHARACTERS = 16_384, 1200
+_RESERVED_BYTES, _MOST_CHARACTERS = 8192, 600
 
 # What makes a rank write the Python stacks of all its threads.
 STACKS_SIGNAL = signal.SIGUSR1
@@ -94,7 +94,6 @@ class RankFiles:
     def report_success(self) -> None:
         """Reports that this rank has finished its work."""
         write_atomically(self._success, "")
-        self._reserve.unlink(missing_ok=True)
 
     def position(self) -> Position | None:
         """Returns the last position of this rank; None before the first."""
