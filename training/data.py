@@ -41,6 +41,13 @@ def context_of_workers(num_workers: int) -> str | None:
     return "forkserver"
 
 
+class Loaded(NamedTuple):
+    """A micro-batch of the plan, with its samples."""
+
+    micro_batch: MicroBatch
+    batch: Batch
+
+
 class Loader:
     """Loads the micro-batches that the plan gives to this rank."""
 
@@ -51,7 +58,7 @@ class Loader:
         self._state = state
         self._hooks = hooks
 
-    def load(self, global_batches: list[SampleIds]) -> Iterator[Batch]:
+    def load(self, global_batches: list[SampleIds]) -> Iterator[Loaded]:
         """Yields this rank's micro-batches of consecutive steps in order; the first step is the current one."""
         num_workers, backend = self._config.dataloader_num_workers, self._state.backend
         # The first worker waits until torch has been loaded, and each imports the task. This may take long and must not
@@ -64,8 +71,8 @@ class Loader:
             pin_memory=backend.device.type == "cuda",
             multiprocessing_context=context_of_workers(num_workers),
         )
-        for number, batch in enumerate(batches, start=1):
-            yield batch
+        for number, loaded in enumerate(batches, start=1):
+            yield loaded
             self._hooks.on_phase("start" if number < num_workers else "data", self._state.step)
 
     def micro_batches(self, step: int, global_batches: list[SampleIds]) -> MicroBatches:
@@ -117,7 +124,7 @@ class RankPlan:
                 yield _Item(micro_batch, key, micro_step, seed)
 
 
-class MicroBatches(Dataset[Batch]):
+class MicroBatches(Dataset[Loaded]):
     """Micro-batches in order."""
 
     def __init__(self, collate: Collate, of_rank: RankPlan) -> None:
@@ -127,8 +134,9 @@ class MicroBatches(Dataset[Batch]):
     def __len__(self) -> int:
         return len(self._of_rank)
 
-    def __getitem__(self, index: int) -> Batch:
+    def __getitem__(self, index: int) -> Loaded:
         # A task that augments its samples at random makes the same ones in any worker.
         item = self._of_rank[index]
         seed_micro_batch(*self._of_rank.stream, step=item.step, micro_step=item.micro_step)
-        return replace(self._collate("train", item.micro_batch.sample_ids.tolist()), seed=item.seed)
+        batch = replace(self._collate("train", item.micro_batch.sample_ids.tolist()), seed=item.seed)
+        return Loaded(item.micro_batch, batch)

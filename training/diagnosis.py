@@ -30,7 +30,7 @@ from typing_extensions import override
 
 from backends.registry import reference_backend
 from records.record import DiagnosisRecord
-from tasks.interface import Batch
+from training.data import Loaded
 from training.hooks import Hooks
 from training.loop import Trainer
 from training.plan import SampleIds
@@ -174,7 +174,7 @@ class _Step(NamedTuple):
 
     number: int
     global_batch: SampleIds
-    batches: list[Batch]
+    batches: list[Loaded]
 
 
 class _Phases(Hooks):
@@ -223,9 +223,9 @@ class _Alone:
         self._trainer.train_step(0, step.global_batch, self._loaded(step))
         return self._phases.end()
 
-    def _loaded(self, step: _Step) -> Iterator[Batch]:
-        for batch in step.batches:
-            yield batch
+    def _loaded(self, step: _Step) -> Iterator[Loaded]:
+        for loaded in step.batches:
+            yield loaded
             self._phases.on_phase("data", step.number)
 
 

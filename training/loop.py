@@ -17,9 +17,9 @@ import torch
 from backends.interface import Backend
 from records.config import RunConfig
 from records.record import EvaluationRecord
-from tasks.interface import Batch, Task
+from tasks.interface import Task
 from training.batch_norm import StatisticsOfRanks, batch_norms
-from training.data import Loader
+from training.data import Loaded, Loader
 from training.decisions import Decisions
 from training.evaluation import Evaluator
 from training.hooks import Hooks, Observers
@@ -127,7 +127,7 @@ class Trainer:
             if decisions.stop:
                 return
 
-    def train_step(self, epoch: int, global_batch: SampleIds, batches: Iterator[Batch]) -> OpenStep:
+    def train_step(self, epoch: int, global_batch: SampleIds, batches: Iterator[Loaded]) -> OpenStep:
         """Takes one optimizer step on this rank's share of a global batch.
 
         Args:
@@ -140,17 +140,17 @@ class Trainer:
         """
         config, task, backend, state, observers = self.config, self.task, self.backend, self.state, self._observers
         learning_rate = self.set_learning_rate()
-        micro_batches = self.plan.micro_batches(global_batch, backend.rank)
+        num_micro_steps = self.plan.num_micro_steps(global_batch)
         num_targets = max(1, task.num_targets("train", global_batch.tolist()))  # the loss of none is zero
         losses = []
-        for micro_step, micro_batch in enumerate(micro_batches):
-            batch = next(batches)
+        for micro_step in range(num_micro_steps):
+            micro_batch, batch = next(batches)
             observers.on_micro_batch(micro_batch, batch)
             batch = batch.to(backend.device)
             observers.on_phase("forward", state.step)
             self._statistics.counts = micro_batch.weight > 0
             seed_micro_batch(config.seed, DROPOUT, backend.rank, step=state.step, micro_step=micro_step)
-            with nullcontext() if micro_step == len(micro_batches) - 1 else backend.no_sync():
+            with nullcontext() if micro_step == num_micro_steps - 1 else backend.no_sync():
                 with backend.autocast():
                     loss = task.loss_sum(state.model, batch) * (micro_batch.weight / num_targets)
                 observers.on_phase("backward", state.step)

@@ -41,7 +41,7 @@ from training.evaluation import Evaluator
 from training.hooks import Hooks
 from training.losses import finite
 from training.measurements import Measurements
-from training.plan import Plan, SampleIds
+from training.plan import MicroBatch, Plan
 from training.rank import RankStart
 from training.rank_record import Place, rank_record
 from training.seeds import DROPOUT, WEIGHTS, random_seed
@@ -152,32 +152,29 @@ class BareWork:
         assert self._turns is not None
         task, plan, measurements = self._task, self._plan, self._measurements
         global_batches = plan.epoch(epoch)[: self._num_steps - len(self._taken)]
-        batches = self._load(global_batches)
+        laid_out = [plan.micro_batches(global_batch, self._start.rank) for global_batch in global_batches]
+        batches = self._load(laid_out)
         taken = len(self._taken)
         seeds = [
             random_seed(self._config.seed, DROPOUT, taken + number) for number in range(1, 1 + len(global_batches))
         ]
         measurements.on_epoch_begin()
         self._turns.on_epoch_begin()
-        for global_batch in global_batches:
+        for global_batch, of_step in zip(global_batches, laid_out, strict=True):
             self._place_in_plan = (epoch, len(global_batch))
             # Where ranks wait for each other is up to the loop, so this is the phase of the whole step.
             measurements.on_phase("update", len(self._taken) + 1)
             measurements.on_step_begin(global_batch)
             micro_batches = []
-            for micro_batch in plan.micro_batches(global_batch, self._start.rank):
+            for micro_batch in of_step:
                 batch = replace(next(batches), seed=seeds[len(self._taken) - taken])
                 measurements.on_micro_batch(micro_batch, batch)
                 micro_batches.append((batch, micro_batch.weight))
             yield Step(micro_batches, max(1, task.num_targets("train", global_batch.tolist())))
 
-    def _load(self, global_batches: list[SampleIds]) -> Iterator[Batch]:
-        """Returns this rank's micro-batches of consecutive steps."""
-        sample_ids = [
-            micro_batch.sample_ids.tolist()
-            for global_batch in global_batches
-            for micro_batch in self._plan.micro_batches(global_batch, self._start.rank)
-        ]
+    def _load(self, laid_out: list[list[MicroBatch]]) -> Iterator[Batch]:
+        """Returns the micro-batches of consecutive steps."""
+        sample_ids = [micro_batch.sample_ids.tolist() for of_step in laid_out for micro_batch in of_step]
         num_workers = self._config.dataloader_num_workers
         loader: DataLoader[Batch] = DataLoader(
             range(self._plan.num_samples),  # type: ignore[arg-type]  # the numbers are the data set
