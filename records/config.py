@@ -143,7 +143,12 @@ class RunOptions(BaseModel):
     max_steps: int = Field(
         -1, le=_MAX_COUNT, description="optimizer steps, overriding --num-train-epochs (-1: not set)"
     )
-    logging_steps: int = Field(10, ge=1, le=_MAX_COUNT, description="optimizer steps between two reports of the loss")
+    logging_steps: int | None = Field(
+        None,
+        ge=1,
+        le=_MAX_COUNT,
+        description="optimizer steps between two reports of the loss (default: as many as take about a second)",
+    )
     on_nan: Literal["stop", "skip"] = Field(
         "stop", description="on a loss or gradient that is not finite: end the run, or skip the update"
     )

@@ -172,7 +172,7 @@ class RankRecord(_Strict):
     )
     step_seconds: list[Seconds] = Field(
         description="wall time since the previous step's end, data included; a GPU may lag behind until the loss "
-        "is read, every logging_steps"
+        "is read, see logging_steps"
     )
     own_seconds: list[Seconds] = Field(
         default=[],

@@ -76,7 +76,7 @@ class Trainer:
         self._observers = Observers()
         self.loader = Loader(config, task, self.plan, self.state, self._observers)
         self._evaluator = Evaluator(config, task, backend, self._observers)
-        self._open_steps = OpenSteps(backend, self.plan)
+        self._open_steps = OpenSteps(backend, self.plan, config.logging_steps)
         self._is_first_step = True  # of this process; a resumed run has one, too
 
     def observe(self, observer: Hooks) -> None:
@@ -110,7 +110,9 @@ class Trainer:
         for number, global_batch in enumerate(global_batches, start=1):
             state.step += 1
             observers.on_step_begin(global_batch)
-            self._open_steps.add(self.train_step(epoch, global_batch, batches))
+            began = time.perf_counter()
+            taken = self.train_step(epoch, global_batch, batches)
+            self._open_steps.add(taken, time.perf_counter() - began)
             observers.on_update()
             decisions.after_step(state.step, is_last=self._is_last_step)
             if self._reads_losses(ends_epoch=number == len(global_batches)):
@@ -250,7 +252,7 @@ class Trainer:
     def _reads_losses(self, *, ends_epoch: bool) -> bool:
         """Whether the losses are read after this step, the same on all ranks. A checkpoint needs them."""
         step, decisions = self.state.step, self.decisions
-        is_logged = step % self.config.logging_steps == 0 or self._is_first_step or ends_epoch
+        is_logged = self._open_steps.are_due(step) or self._is_first_step or ends_epoch
         return is_logged or decisions.stop or decisions.saves_after(step)
 
     def _require_agreement(self, *, may_be_last: bool) -> None:

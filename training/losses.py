@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass
+from itertools import islice
 from typing import NoReturn
 
 import torch
@@ -38,11 +40,6 @@ class OpenStep:
     losses: list[torch.Tensor]
     grad_norm: torch.Tensor
 
-    def loss_of_rank(self) -> torch.Tensor:
-        """Returns what this rank adds to the loss of the global batch: 0-d float64."""
-        # Each loss is converted before they are stacked: functions that Apex O1 replaces refuse to mix dtypes.
-        return torch.stack([loss.double() for loss in self.losses]).sum()
-
     def close(self, loss: float, grad_norm: float) -> StepRecord:
         """Returns the record of the step, with the loss of all ranks."""
         return StepRecord(
@@ -57,16 +54,33 @@ class OpenStep:
 
 
 class OpenSteps:
-    """The steps since the losses were last read. Reading them makes the rank wait for its device and for all ranks."""
+    """The steps since the losses were last read. Reading them makes the rank wait for its device and for all ranks.
 
-    def __init__(self, backend: Backend, plan: Plan) -> None:
+    Args:
+        backend: What sums over ranks.
+        plan: Which samples a step has.
+        logging_steps: After how many steps the losses are read; None for as many as take about a second.
+    """
+
+    def __init__(self, backend: Backend, plan: Plan, logging_steps: int | None) -> None:
         self._backend = backend
         self._plan = plan
+        self._logging_steps = logging_steps
         self._steps: list[OpenStep] = []
+        self._seconds = 0.0  # of the open steps
+        self._microseconds = 0  # of one of those that were read last, on this rank
+        self._steps_of_a_second = 1
 
-    def add(self, step: OpenStep) -> None:
-        """Adds the step that was just taken."""
+    def add(self, step: OpenStep, seconds: float) -> None:
+        """Adds the step that was just taken, and how long this rank took for it."""
         self._steps.append(step)
+        self._seconds += seconds
+
+    def are_due(self, step: int) -> bool:
+        """Whether the losses are to be read after this step because of its number or of the time, on all ranks."""
+        if self._logging_steps is not None:
+            return step % self._logging_steps == 0
+        return len(self._steps) >= self._steps_of_a_second
 
     def read(self, votes: list[bool]) -> tuple[list[StepRecord], list[float]]:
         """Sums the losses of the open steps over all ranks, with one reduction for all of them.
@@ -77,14 +91,20 @@ class OpenSteps:
         Returns:
             The records of the open steps, and the sum of each vote.
         """
-        shares = torch.stack([step.loss_of_rank() for step in self._steps])
-        if votes:
-            shares = torch.cat([shares, shares.new_tensor(votes)])
-        sums = self._backend.all_reduce(shares).tolist()
-        losses, counted = sums[: len(self._steps)], sums[len(self._steps) :]
-        norms = torch.stack([step.grad_norm.double() for step in self._steps]).tolist()
-        records = [step.close(loss, norm) for step, loss, norm in zip(self._steps, losses, norms, strict=True)]
-        return records, counted
+        began, steps = time.perf_counter(), self._steps
+        shares = _in_one([loss for step in steps for loss in step.losses])
+        shares = torch.cat([shares, shares.new_tensor([*votes, self._microseconds])])
+        *sums, microseconds = self._backend.all_reduce(shares).tolist()
+        # From a sum of whole numbers, which is exact, so that all ranks agree.
+        self._steps_of_a_second = max(1, round(1e6 * self._backend.world_size / microseconds)) if microseconds else 1
+        left = iter(sums)
+        losses = [sum(islice(left, len(step.losses))) for step in steps]
+        norms = _in_one([step.grad_norm for step in steps]).tolist()
+        records = [step.close(loss, norm) for step, loss, norm in zip(steps, losses, norms, strict=True)]
+        # What a GPU still had to do for these steps is waited for here.
+        self._seconds += time.perf_counter() - began
+        self._microseconds = round(1e6 * self._seconds / len(steps))
+        return records, list(left)
 
     def require_finite(self, records: list[StepRecord]) -> None:
         """Makes sure that the losses and gradients of the open steps are finite.
@@ -104,6 +124,7 @@ class OpenSteps:
     def clear(self) -> None:
         """Forgets the steps that were read."""
         self._steps.clear()
+        self._seconds = 0.0
 
     def _explain(self, step: OpenStep, record: StepRecord) -> NoReturn:
         global_batch = self._plan.epoch(step.epoch)[(step.step - 1) % self._plan.steps_per_epoch]
@@ -123,6 +144,13 @@ class OpenSteps:
                 "lower the learning rate, or pass --on-nan skip"
             )
         raise PeerStopped(f"its loss of step {step.step} is not finite", FailureKind.NONFINITE)
+
+
+def _in_one(numbers: list[torch.Tensor]) -> torch.Tensor:
+    """Returns 0-d tensors in one of float64, on their device."""
+    if len({number.dtype for number in numbers}) > 1:  # functions that Apex O1 replaces refuse to mix dtypes
+        numbers = [number.double() for number in numbers]
+    return torch.stack(numbers).double()
 
 
 def finite(value: float | None) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ from records.record import EvaluationRecord, StepRecord, World
 from tasks.interface import Task, facts_of
 from training.losses import finite
 from training.receiving import IncomingCheckpoint
+
+_VALUES = attrgetter(*StepRecord.model_fields)
 
 
 @dataclass
@@ -69,7 +72,7 @@ class TrainingState:
         self.evaluations_since_best = 0
         self.trajectory = Trajectory()
         self.worlds = [World(first_step=1, num_processes=backend.world_size)]
-        self._history = [_as_matrix([])]
+        self._history = _as_matrix([])  # the steps up to the last checkpoint
 
     @property
     def module(self) -> torch.nn.Module:
@@ -79,7 +82,6 @@ class TrainingState:
     def add_steps(self, steps: list[StepRecord]) -> None:
         """Adds the records of the last steps."""
         self.trajectory.steps += steps
-        self._history.append(_as_matrix(steps))
 
     def add_evaluation(self, evaluation: EvaluationRecord) -> None:
         """Adds the record of an evaluation after the current step."""
@@ -169,8 +171,8 @@ class TrainingState:
         state = self.state_dict()
         tensors, scalars, groups = flatten_optimizer(state["optimizer"])
         tensors = with_prefix("model", state["model"]) | with_prefix("optimizer", tensors)
-        self._history = [torch.cat(self._history)]
-        tensors["history"] = self._history[0]
+        self._history = torch.cat([self._history, _as_matrix(self.trajectory.steps[len(self._history) :])])
+        tensors["history"] = self._history
         tensors |= with_prefix("buffer", self._hidden_buffers(state["model"]))
         copies = {name: self._copied(tensor, keeps=keeps) for name, tensor in tensors.items()}
         if not keeps:
@@ -264,7 +266,7 @@ class TrainingState:
         self.evaluated_step = state.evaluated_step
         self.best = state.best
         self.evaluations_since_best = state.evaluations_since_best
-        self._history = [history]
+        self._history = history
         self.trajectory = Trajectory(_from_matrix(history), list(state.evaluations))
         self._add_world(state)
 
@@ -280,7 +282,7 @@ class TrainingState:
 
 def _as_matrix(steps: list[StepRecord]) -> torch.Tensor:
     """Converts records to one float64 matrix [steps, fields of a StepRecord]; None becomes NaN."""
-    rows = [[math.nan if value is None else float(value) for _, value in step] for step in steps]
+    rows = [[math.nan if value is None else value for value in _VALUES(step)] for step in steps]
     return torch.tensor(rows, dtype=torch.float64).reshape(-1, len(StepRecord.model_fields))
 
 

@@ -5,7 +5,7 @@ another file before it begins the next step, with the number of that step. No ra
 so every rank finds the second file at its end and stops there.
 
 On several machines, and on GPUs, where a rank runs ahead of its device, the request travels with the losses, which are
-summed over all ranks every `logging_steps`.
+summed over all ranks every `logging_steps`, by default about once in a second.
 """
 
 from __future__ import annotations

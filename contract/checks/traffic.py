@@ -116,6 +116,7 @@ def nothing_else_is_communicated(evidence: Evidence) -> None:
     part of them, they are gathered at most once, in `step`.
     """
     config = config_of(evidence)
+    assert config.logging_steps is not None
     batches = [batch for epoch in global_batches(config) for batch in epoch]
     epoch_ends = [number for number, batch in enumerate(batches, start=1) if len(batch) < config.global_batch_size]
     for rank, number, step in _steps(evidence):

@@ -56,7 +56,7 @@ def train(job: PeerJob) -> None:
         use_cpu=config.device == "cpu",
         torch_compile=config.torch_compile,
         dataloader_num_workers=config.dataloader_num_workers,
-        logging_steps=config.logging_steps,
+        logging_steps=config.logging_steps or TrainingArguments.logging_steps,
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
