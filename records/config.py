@@ -147,7 +147,7 @@ class RunOptions(BaseModel):
         None,
         ge=1,
         le=_MAX_COUNT,
-        description="optimizer steps between two reports of the loss (default: as many as take about a second)",
+        description="optimizer steps between two reports of the loss (default: those of about a second, at most 64)",
     )
     on_nan: Literal["stop", "skip"] = Field(
         "stop", description="on a loss or gradient that is not finite: end the run, or skip the update"

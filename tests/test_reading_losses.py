@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from types import SimpleNamespace
@@ -53,14 +54,21 @@ def _step(number: int, *shares: float, dtype: torch.dtype = torch.float32) -> Op
     )
 
 
-def _numbers_of_reading(seconds: list[float], logging_steps: int | None, num_steps: int) -> list[list[int]]:
-    """Returns, for each rank, the steps after which it reads, if its steps take so many seconds."""
+@pytest.fixture(autouse=True)
+def _reading_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "time", SimpleNamespace(perf_counter=lambda: 0.0))
+
+
+def _numbers_of_reading(
+    seconds: Callable[[int, int], float], num_steps: int, logging_steps: int | None = None
+) -> list[int]:
+    """Returns the steps after which all ranks read, if each step takes so many seconds, by rank and number."""
     ranks = _Ranks()
 
     def train(rank: int) -> list[int]:
         steps, read = OpenSteps(ranks.backend(rank), None, logging_steps), []  # type: ignore[arg-type]
         for number in range(1, num_steps + 1):
-            steps.add(_step(number, 1.0), seconds[rank])
+            steps.add(_step(number, 1.0), seconds(rank, number))
             if number == 1 or steps.are_due(number):
                 steps.read([])
                 steps.clear()
@@ -68,23 +76,30 @@ def _numbers_of_reading(seconds: list[float], logging_steps: int | None, num_ste
         return read
 
     with ThreadPoolExecutor(NUM_RANKS) as threads:
-        return list(threads.map(train, range(NUM_RANKS)))
+        first, *others = threads.map(train, range(NUM_RANKS))
+    assert others == [first] * (NUM_RANKS - 1)
+    return first
 
 
-def test_losses_are_read_about_once_in_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step takes 0.07 s in the mean of the ranks, which is known from the second reading on."""
-    monkeypatch.setattr(losses, "time", SimpleNamespace(perf_counter=lambda: 0.0))  # reading takes no time
-    of_ranks = _numbers_of_reading([0.06, 0.0701, 0.08], None, 60)
-    assert of_ranks == [of_ranks[0]] * NUM_RANKS
-    assert of_ranks[0] == [1, 2, 16, 30, 44, 58]
+def test_losses_are_read_about_once_in_a_second() -> None:
+    """A step takes 0.07 s in the mean of the ranks, of which eight and no sixteen take a second."""
+    assert _numbers_of_reading(lambda rank, number: 0.06 + 0.01 * rank, 40) == [1, 9, 17, 25, 33]
 
 
 def test_losses_of_long_steps_are_read_after_each() -> None:
-    assert _numbers_of_reading([3.0, 3.0, 3.0], None, 5)[0] == [1, 2, 3, 4, 5]
+    assert _numbers_of_reading(lambda rank, number: 3.0, 5) == [1, 2, 3, 4, 5]
+
+
+def test_the_losses_of_at_most_64_steps_are_read_at_once() -> None:
+    assert _numbers_of_reading(lambda rank, number: 1e-7, 200) == [1, 65, 129, 193]
+
+
+def test_steps_that_become_slow_are_noticed_at_the_next_reading() -> None:
+    assert _numbers_of_reading(lambda rank, number: 0.01 if number < 70 else 0.4, 135) == [1, 65, 129, 131, 133, 135]
 
 
 def test_losses_are_read_when_the_user_says() -> None:
-    assert _numbers_of_reading([0.001, 0.001, 0.001], 4, 12)[0] == [1, 4, 8, 12]
+    assert _numbers_of_reading(lambda rank, number: 0.001, 12, logging_steps=4) == [1, 4, 8, 12]
 
 
 @pytest.mark.parametrize("dtypes", [(torch.float32, torch.float32), (torch.float16, torch.float32)])

@@ -16,6 +16,8 @@ from training.plan import Plan
 from watch.failures import FailureKind, PeerStopped
 
 _MOST_SAMPLES_NAMED = 16
+# Without --logging-steps. If steps become slower, the losses of so many are read late.
+_MOST_STEPS_BETWEEN = 64
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class OpenSteps:
     Args:
         backend: What sums over ranks.
         plan: Which samples a step has.
-        logging_steps: After how many steps the losses are read; None for as many as take about a second.
+        logging_steps: After how many steps the losses are read; None for as many as take about a second, 64 at most.
     """
 
     def __init__(self, backend: Backend, plan: Plan, logging_steps: int | None) -> None:
@@ -68,8 +70,8 @@ class OpenSteps:
         self._logging_steps = logging_steps
         self._steps: list[OpenStep] = []
         self._seconds = 0.0  # of the open steps
-        self._microseconds = 0  # of one of those that were read last, on this rank
-        self._steps_of_a_second = 1
+        self._seconds_before = 0.0  # of one of the steps that were read last
+        self._interval = 1
 
     def add(self, step: OpenStep, seconds: float) -> None:
         """Adds the step that was just taken, and how long this rank took for it."""
@@ -80,7 +82,7 @@ class OpenSteps:
         """Whether the losses are to be read after this step because of its number or of the time, on all ranks."""
         if self._logging_steps is not None:
             return step % self._logging_steps == 0
-        return len(self._steps) >= self._steps_of_a_second
+        return len(self._steps) >= self._interval
 
     def read(self, votes: list[bool]) -> tuple[list[StepRecord], list[float]]:
         """Sums the losses of the open steps over all ranks, with one reduction for all of them.
@@ -93,17 +95,17 @@ class OpenSteps:
         """
         began, steps = time.perf_counter(), self._steps
         shares = _in_one([loss for step in steps for loss in step.losses])
-        shares = torch.cat([shares, shares.new_tensor([*votes, self._microseconds])])
-        *sums, microseconds = self._backend.all_reduce(shares).tolist()
-        # From a sum of whole numbers, which is exact, so that all ranks agree.
-        self._steps_of_a_second = max(1, round(1e6 * self._backend.world_size / microseconds)) if microseconds else 1
+        seconds = max(self._seconds_before, self._seconds / len(steps))
+        # In whole microseconds, whose sum is exact, so that all ranks agree on what follows from it.
+        shares = torch.cat([shares, shares.new_tensor([*votes, round(1e6 * seconds), 1])])
+        *sums, microseconds, num_ranks = self._backend.all_reduce(shares).tolist()
+        self._interval = _steps_in_a_second(1e-6 * microseconds / num_ranks)
         left = iter(sums)
         losses = [sum(islice(left, len(step.losses))) for step in steps]
         norms = _in_one([step.grad_norm for step in steps]).tolist()
         records = [step.close(loss, norm) for step, loss, norm in zip(steps, losses, norms, strict=True)]
-        # What a GPU still had to do for these steps is waited for here.
-        self._seconds += time.perf_counter() - began
-        self._microseconds = round(1e6 * self._seconds / len(steps))
+        # What a GPU still had to do for these steps was waited for here.
+        self._seconds_before = (self._seconds + time.perf_counter() - began) / len(steps)
         return records, list(left)
 
     def require_finite(self, records: list[StepRecord]) -> None:
@@ -146,11 +148,19 @@ class OpenSteps:
         raise PeerStopped(f"its loss of step {step.step} is not finite", FailureKind.NONFINITE)
 
 
+def _steps_in_a_second(seconds: float) -> int:
+    """Returns how many steps of so many seconds take at most a second: a power of two, and few enough to see a change.
+
+    There are few powers of two, and Horovod negotiates each length of a tensor once.
+    """
+    return 1 << (int(min(_MOST_STEPS_BETWEEN, max(1.0, 1 / max(seconds, 1e-6)))).bit_length() - 1)
+
+
 def _in_one(numbers: list[torch.Tensor]) -> torch.Tensor:
-    """Returns 0-d tensors in one of float64, on their device."""
+    """Returns tensors of one element in one of float64, on their device."""
     if len({number.dtype for number in numbers}) > 1:  # functions that Apex O1 replaces refuse to mix dtypes
         numbers = [number.double() for number in numbers]
-    return torch.stack(numbers).double()
+    return torch.stack(numbers).double().reshape(-1)
 
 
 def finite(value: float | None) -> float | None:
