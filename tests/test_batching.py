@@ -40,7 +40,7 @@ def _texts(directory: Path) -> dict[str, Path]:
 
 
 def _albert(directory: Path) -> Path:
-    """A model of a type whose attention cannot be replaced."""
+    """A model of a type whose samples are not packed."""
     from transformers import AlbertConfig, AlbertForSequenceClassification
 
     from tasks.text.tokenizers import train_wordpiece
@@ -95,7 +95,7 @@ def test_what_cannot_be_done_is_refused(tmp_path: Path) -> None:
         (
             albert,
             {"batching": "packed"},
-            "packed: the model is of the type 'albert', whose attention cannot be kept",
+            "packed: the model is of the type 'albert', and samples are packed for bert, ",
         ),
         (SlowTask(SlowSettings()), {"batching": "packed"}, "packed: SlowTask changes the task that has such batches"),
         (_tagging(), {"batching": "packed", "torch_compile": True}, "packed: --torch-compile would compile the model"),

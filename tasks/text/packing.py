@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-# The models whose attention can be replaced, and whose classifier reads the first token: the names of their encoder,
+# Models whose attention can be replaced, and whose classifier reads the first token: the names of their encoder,
 # and of the first module of a layer that is given what attention returned together with what the layer was given.
 _AFTER_ATTENTION = {
     "bert": ("encoder", "attention.output"),
@@ -49,7 +49,7 @@ def packing_refusal(directory: Path | None) -> str | None:
     config = json.loads((directory / "config.json").read_bytes())
     kind = config.get("model_type")
     if kind not in _AFTER_ATTENTION:
-        return f"the model is of the type {kind!r}, whose attention cannot be kept within a sample"
+        return f"the model is of the type {kind!r}, and samples are packed for {', '.join(_AFTER_ATTENTION)} only"
     if config.get("is_decoder"):
         return "the model is a decoder, which looks at the tokens before only"
     return None
