@@ -18,8 +18,7 @@ PARTS = ("data", "forward", "backward", "communication", "optimizer", "building"
 class Breakdown(Strict):
     """Where the time of a step goes, in seconds, as a mean of ranks.
 
-    A diagnosis run says which share each part has. The shares divide the median step: that of the same steps of timed
-    runs, if there are any.
+    A diagnosis run says which share each part has. The shares divide the median step of timed runs, if there are any.
     """
 
     data: float = Field(description="choosing and loading the samples")
@@ -45,8 +44,7 @@ class Breakdown(Strict):
     )
     overhead: float | None = Field(
         description="by how much a step of the diagnosis run, with what was built for it, was above the same step of "
-        "timed runs, as a median over steps, which the parts above are free of; steps that were timed in one value, as "
-        "on GPUs, have equal shares of it"
+        "timed runs, as a median over steps; steps that were timed in one value, as on GPUs, have equal shares of it"
     )
 
     @property

@@ -91,7 +91,7 @@ def _with_whole_batches(asked: Options, noted: list[str]) -> Options:
 def measure_in_a_process(config: RunConfig) -> Measured:
     """Has a process of its own take steps as rank 0, on a GPU only if there is one here."""
     device = config.device if count_gpus() else "cpu"
-    with tempfile.TemporaryDirectory(prefix="lockstep-sizes-") as name, guarded() as mark:
+    with tempfile.TemporaryDirectory(prefix="lockstep-sizes-") as name, guarded(name) as mark:
         directory = Path(name)
         config = config.model_copy(update={"device": device, "trace": 0, "resume": None, "max_restarts": 0})
         (directory / CONFIG_NAME).write_text(config.model_dump_json())

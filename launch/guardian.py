@@ -3,17 +3,19 @@
 Whatever is started under `guarded` carries a mark in its environment, and so does what it starts in turn: ranks,
 their starter, workers that load data. A guardian, one small process beside them, waits for the end of a pipe whose
 other end only the guarded process holds. When the system closes that end, the guardian kills everything that carries
-the mark. Only Linux shows the environment of a process (proc_pid_environ(5)), and only a process that clears its own
-on purpose is out of reach.
+the mark, and removes the temporary files of the guarded process. Only Linux shows the environment of a process
+(proc_pid_environ(5)), and only a process that clears its own on purpose is out of reach.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,13 +29,17 @@ _SECONDS_BETWEEN_LOOKS = 0.05
 
 
 @contextlib.contextmanager
-def guarded() -> Iterator[dict[str, str]]:
-    """Yields the environment variables for processes that must not outlive this block or this process."""
+def guarded(scratch: str | None = None) -> Iterator[dict[str, str]]:
+    """Yields the environment variables for processes that must not outlive this block or this process.
+
+    Args:
+        scratch: A directory that must not outlive this process; it is left alone at the end of the block.
+    """
     mark = f"{os.getpid()}-{time.time_ns()}"
     ours, theirs = os.pipe()  # closed in whatever this process executes
     # The guardian keeps neither the terminal nor any file of the user open, and ignores signals meant for the job.
     guardian = subprocess.Popen(
-        [sys.executable, "-I", "-S", __file__, mark],
+        [sys.executable, "-I", "-S", __file__, mark, *([scratch] if scratch is not None else [])],
         env={name: value for name, value in os.environ.items() if name != _MARK_VARIABLE},
         cwd="/",
         stdin=ours,
@@ -49,6 +55,13 @@ def guarded() -> Iterator[dict[str, str]]:
         guardian.kill()
         guardian.wait()
         os.close(theirs)
+
+
+@contextlib.contextmanager
+def scratch_directory(prefix: str) -> Iterator[Path]:
+    """Yields a new directory for temporary files, which is removed even if this process ends by SIGKILL."""
+    with tempfile.TemporaryDirectory(prefix=prefix) as name, guarded(name):
+        yield Path(name)
 
 
 def _sweep(mark: str, *, seconds_of_peace: float) -> None:
@@ -76,12 +89,14 @@ def _kill_marked(mark: str) -> bool:
     return found
 
 
-def _guard(mark: str) -> None:
+def _guard(mark: str, *scratch: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.read(0, 1)
     _sweep(mark, seconds_of_peace=_SECONDS_OF_PEACE)
+    for directory in scratch:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 if __name__ == "__main__":
-    _guard(sys.argv[1])
+    _guard(*sys.argv[1:])

@@ -115,7 +115,7 @@ def breakdown(place: str | None, seconds: float, task: str, **options: Any) -> B
         trainer.observe(diagnosis)
         trainer.train()
     rank = RankRecord.model_construct(diagnosis=diagnosis.record())
-    found = measure_breakdown(RunRecord.model_construct(steps=trainer.state.trajectory.steps, ranks=[rank]), timed={})
+    found = measure_breakdown(RunRecord.model_construct(steps=trainer.state.trajectory.steps, ranks=[rank]), {}, None)
     assert found is not None
     return found
 

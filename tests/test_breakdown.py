@@ -48,7 +48,7 @@ def test_the_others_wait_for_a_slow_rank(phase: str, tmp_path: Path) -> None:
     assert fast["communication"] > 0.8 * SlowRank.SECONDS
     assert slow[phase] > 0.8 * SlowRank.SECONDS
     assert max(fast[phase], slow["communication"]) < SlowRank.SECONDS / 2
-    found = measure_breakdown(record, timed={})
+    found = measure_breakdown(record, {}, None)
     assert found is not None
     assert found.tells_waiting
     # One of two waits, for as long as the other sleeps: longer than it asked for where the cores are busy.
@@ -85,15 +85,17 @@ _COMPUTING = {"data": 0.01, "forward": 0.02, "backward": 0.05, "optimizer": 0.02
 def test_parts_add_up_to_the_step() -> None:
     # The longest steps of the diagnosis were long in the race, too, and three of them were not timed.
     timed = {NUM_WARMUP_STEPS + number: (0.179 + 0.001 * number) / 1.25 for number in range(4, 12)}
-    found = measure_breakdown(_run([0.05 + 0.001 * number for number in range(11)], building=0.03), timed=timed)
+    found = measure_breakdown(
+        _run([0.05 + 0.001 * number for number in range(11)], building=0.03), timed, step_seconds=0.16
+    )
     assert found is not None
-    # The diagnosis took a quarter longer than the same steps of the race, of which these are the parts.
+    # The diagnosis took a quarter longer than the same steps of the race, whose median step is another one.
     assert found.overhead == pytest.approx(0.25)
-    assert found.communication == pytest.approx(0.055 / 1.25)
-    assert found.building == pytest.approx(0.03 / 1.25)
+    assert found.total == pytest.approx(0.16)
+    assert found.communication == pytest.approx(0.055 * 0.16 / 0.185)
+    assert found.building == pytest.approx(0.03 * 0.16 / 0.185)
     assert found.unresolved == {}
-    assert found.total == pytest.approx(0.185 / 1.25)
-    assert part_of_step(found, "communication", 3) == "44.0"
+    assert part_of_step(found, "communication", 3) == "47.6"
 
 
 def _ranks(seconds: list[list[float]], seconds_again: list[list[float]]) -> RunRecord:
@@ -114,7 +116,7 @@ def _ranks(seconds: list[list[float]], seconds_again: list[list[float]]) -> RunR
 
 def test_the_mean_rank_waits_until_the_slowest_comes_to_its_update() -> None:
     seconds = [[0.08] * 12, [0.1] * 12]
-    found = measure_breakdown(_ranks(seconds, seconds), timed={})
+    found = measure_breakdown(_ranks(seconds, seconds), {}, None)
     assert found is not None
     assert found.waiting == pytest.approx(0.01)
     assert found.communication == pytest.approx(0.05)
@@ -122,7 +124,7 @@ def test_the_mean_rank_waits_until_the_slowest_comes_to_its_update() -> None:
     (rank, _) = (run := _ranks(seconds, seconds)).ranks
     assert rank.diagnosis is not None
     rank.diagnosis.rehearsed_seconds = []  # as in older records
-    found = measure_breakdown(run, timed={})
+    found = measure_breakdown(run, {}, None)
     assert found is not None
     assert (found.waiting, found.communication) == (None, pytest.approx(0.06))
 
@@ -131,7 +133,7 @@ def test_noise_is_not_called_waiting() -> None:
     """The slower of two ranks is so by noise: it is another one each time."""
     random = np.random.default_rng(0)
     first, again = random.normal(0.08, 0.008, (2, 2, 60)).tolist()
-    found = measure_breakdown(_ranks(first, again), timed={})
+    found = measure_breakdown(_ranks(first, again), {}, None)
     assert found is not None
     assert not found.tells_waiting
     assert found.resolved("waiting") == 0
@@ -149,7 +151,7 @@ def test_noise_is_not_called_waiting() -> None:
     ],
 )
 def test_what_noise_may_have_made_is_called_noise(communication: list[float], at_most: float) -> None:
-    found = measure_breakdown(_run(communication), timed={})
+    found = measure_breakdown(_run(communication), {}, None)
     assert found is not None
     assert found.unresolved["communication"] == pytest.approx(at_most, rel=0.05)
     assert found.total == pytest.approx(0.1 + median(communication))
@@ -159,4 +161,4 @@ def test_what_noise_may_have_made_is_called_noise(communication: list[float], at
 
 
 def test_too_few_steps_have_no_breakdown() -> None:
-    assert measure_breakdown(_run([]), timed={}) is None
+    assert measure_breakdown(_run([]), {}, None) is None

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from backends.registry import BACKENDS, find_backend
-from compare.report.verdict import grounds_of
+from compare.report.trust import grounds_of
 from compare.results import Results
 from records.checkpoint import checkpoint_path
 from tests.launching import lockstep, require_backend, train

@@ -113,8 +113,9 @@ def test_nothing_outlives_whoever_is_killed(tmp_path: Path, backend: str, method
 GUARDED = """
 import subprocess, sys, time
 from watch import shared_memory
-from launch.guardian import guarded
-with guarded() as mark:
+from launch.guardian import guarded, scratch_directory
+with guarded() as mark, scratch_directory("scratch-") as scratch:
+    (scratch / "file").touch()
     processes = [subprocess.Popen(["sleep", sys.argv[1]], env=mark, start_new_session=True) for _ in range(3)]
     print("ready", flush=True)
     time.sleep(float(sys.argv[2]))
@@ -124,7 +125,7 @@ with guarded() as mark:
 def test_a_guardian_holds_nothing_and_disturbs_nobody(tmp_path: Path) -> None:
     """Two beside each other: one ends well, one is killed. Whoever reads their output need not wait for a guardian."""
     command = [sys.executable, "-c", GUARDED]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent), "TMPDIR": str(tmp_path)}
     with guarded() as mark:
         mine = subprocess.Popen(["sleep", "600"], env=mark)
         jobs = [
@@ -140,6 +141,7 @@ def test_a_guardian_holds_nothing_and_disturbs_nobody(tmp_path: Path) -> None:
         jobs[1].kill()
         jobs[1].communicate(timeout=stretched(5))
         wait_until_gone("598.25")
+        wait_until(lambda: not [*tmp_path.iterdir()], "no temporary file to be left", seconds=stretched(20))
         assert mine.poll() is None
     assert mine.wait(timeout=stretched(5)) == -9
     wait_until_gone("guardian.py " + str(os.getpid()))

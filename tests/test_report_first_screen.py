@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from compare.machine_facts import Idleness
 from compare.numbers import NOTHING, longer
 from compare.report.first_screen import first_screen
 from compare.report.html import render_html
@@ -19,7 +18,8 @@ from compare.report.markdown import escape, render_markdown
 from compare.report.pages import STEPS_NAME, write_pages
 from compare.report.sections import look_of
 from compare.report.tables import standing as standing_of
-from compare.report.verdict import Ground, breakdown_of, describe_verdict, grounds_of, warnings_of
+from compare.report.trust import Ground, grounds_of
+from compare.report.verdict import breakdown_of, describe_verdict
 from compare.results import RESULTS_NAME, Comparison, Entrant, GroupResult, Interval, Placing, Results
 from compare.steps import HeldMemory
 from parity.verdict import Parity
@@ -176,32 +176,6 @@ def test_the_reason_is_communication_or_waiting_where_they_are_told_apart() -> N
     assert "horovod takes 22 % longer [18, 26], most of it waiting;" in describe_verdict(results)[0]
 
 
-def test_a_good_race_has_no_warning() -> None:
-    results = sample_results()
-    assert warnings_of(results) == []
-    assert 'class="warning"' not in render_html(results)
-    assert "Warning" not in render_markdown(results)
-    states = {ground.question: ground.state for ground in grounds_of(results)}
-    assert states == {"Same computation": "bad", "Idle machine": "good", "Repeated": "good", "Overlooked": "good"}
-
-
-def test_a_disturbed_and_short_race_has_a_banner() -> None:
-    results = disturbed_results()
-    disturbed, short = warnings_of(results)
-    assert disturbed.startswith("The machine was disturbed: other programs took 43 % of its cores (up to 81 %).")
-    assert "each entrant was started 2 times" in short
-    page = render_html(results)
-    assert page.index('class="warning"') < page.index('class="verdict"')
-    assert {ground.state for ground in grounds_of(results)} == {"bad"}
-
-
-def test_a_race_that_could_not_see_enough_says_so() -> None:
-    results = sample_results()
-    _placing(results, "ddp #2, 2 ranks").detectable = 0.12
-    (warning,) = warnings_of(results)
-    assert "one race of five like this misses a difference of 12 %" in warning
-
-
 def test_equally_fast_are_only_those_of_whom_any_two_are() -> None:
     """Both others may differ from ddp by 4 % at most, and from each other by 4.5 %, or by 6 %."""
     results = sample_results()
@@ -232,12 +206,6 @@ def test_nothing_is_said_to_be_possible_that_was_not_shown() -> None:
     assert "is possible here" not in gain
     limit.longer = Interval(estimate=0.02, low=0.0, high=0.05)
     assert "no loss to communication was shown; one" in describe_verdict(results)[1]
-
-
-def test_a_little_disturbance_is_only_told() -> None:
-    results = sample_results().model_copy(update={"idleness": Idleness(mean=0.05, largest=0.4)})
-    assert warnings_of(results) == []
-    assert any("5.0 % of the cores, at most 40 %" in ground.answer for ground in grounds_of(results))
 
 
 def test_other_conditions_are_a_row_each() -> None:

@@ -11,7 +11,6 @@ import contextlib
 import math
 import random
 import secrets
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,6 +27,7 @@ from compare.race.progress import ProgressOfRace
 from compare.race.scattered_memory import scattered_memory_held
 from compare.report.reading import read_run
 from compare.report.runs import RaceFacts, TurnFacts
+from launch.guardian import scratch_directory
 from launch.starters.environment import command_environment
 from records.environment import boot_id
 from records.throughput import NUM_WARMUP_STEPS
@@ -93,7 +93,7 @@ def _say_nothing(*_: object) -> None:
 def _started(plan: RacePlan, runs: list[PlannedRun], directory: RaceDirectory) -> Iterator[list[_Starter]]:
     """Starts all entrants at once and waits until each rests before its first turn."""
     with contextlib.ExitStack() as stack:
-        sockets = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-race-")))
+        sockets = stack.enter_context(scratch_directory("lockstep-race-"))
         starters: list[_Starter] = []
         try:
             for number, run in enumerate(runs):

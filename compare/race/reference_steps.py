@@ -7,7 +7,6 @@ that has used a GPU holds some of its memory to its end, and counts as one that 
 from __future__ import annotations
 
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from statistics import median
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from launch.errors import UsageError, one_line
+from launch.guardian import scratch_directory
 from launch.own_command import run_command
 from records.config import RunConfig
 from records.resident import peak_resident_bytes
@@ -84,8 +84,8 @@ def take_steps_apart(asked: Sequence[ReferenceSteps]) -> list[StepsSeen]:
     Raises:
         UsageError: That process failed.
     """
-    with tempfile.TemporaryDirectory(prefix="lockstep-race-") as directory:
-        files = Path(directory, "asked.json"), Path(directory, "seen.json")
+    with scratch_directory("lockstep-race-") as directory:
+        files = directory / "asked.json", directory / "seen.json"
         files[0].write_bytes(_ASKED.dump_json(list(asked)))
         done = run_command(list(map(str, files)), module=("compare.race.reference_steps",))
         if done.returncode:

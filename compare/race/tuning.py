@@ -7,9 +7,7 @@ several is partly the luckiest.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from backends.registry import find_backend
 from compare.race.costs import Costs
@@ -18,6 +16,7 @@ from compare.race.heat import run_heat
 from compare.race.own_entrants import read_own_entrant
 from compare.race.plan import Entrant, PlannedRun, RacePlan, Schedule
 from compare.report.reading import read_run
+from launch.guardian import scratch_directory
 
 # A difference that so short a time does not show is not worth a setting.
 _SECONDS_OF_A_POSITION = 8.0
@@ -97,8 +96,8 @@ def _fastest(plan: RacePlan, positions: Sequence[Entrant], steps: int) -> Entran
         PlannedRun(entrant=entrant, purpose="timed", block=1, position=position)
         for position, entrant in enumerate(positions)
     ]
-    with tempfile.TemporaryDirectory(prefix="lockstep-tuning-") as place:
-        directory = RaceDirectory(Path(place))
+    with scratch_directory("lockstep-tuning-") as place:
+        directory = RaceDirectory(place)
         directory.record(runs[0]).parent.mkdir()
         run_heat(tried, runs, directory, {}, None)
         seconds = {

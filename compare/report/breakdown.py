@@ -26,17 +26,18 @@ _BETWEEN_RANKS = ("communication", "waiting")
 _SMALLEST_PART = 0.02
 
 
-def measure_breakdown(run: RunRecord, timed: Mapping[int, float]) -> Breakdown | None:
+def measure_breakdown(run: RunRecord, timed: Mapping[int, float], step_seconds: float | None) -> Breakdown | None:
     """Derives the parts of a step from a diagnosis run.
 
     Ranks wait for each other, so that the steps of one of them alone would mislead: a part of a step is the mean over
     the ranks. Steps differ in length, and medians do not add up. Therefore the median over steps is taken of the share
-    that a part has in its step, and the shares, brought to a sum of 1, divide the median step: that of the same steps
-    of timed runs where there are any, else that of the diagnosis run.
+    that a part has in its step, and the shares, brought to a sum of 1, divide the median step: that of timed runs where
+    there are any, else that of the diagnosis run.
 
     Args:
         run: The record of the diagnosis run.
         timed: The seconds of the steps of timed runs under the same conditions, by the number of the step, from 1.
+        step_seconds: The median step of those runs, which the report states; None without any.
 
     Returns:
         The parts; None if the run has too few steps.
@@ -64,12 +65,12 @@ def measure_breakdown(run: RunRecord, timed: Mapping[int, float]) -> Breakdown |
     shares = {name: median(map(truediv, seconds, wholes)) for name, seconds in parts.items()}
     seconds = {name: share / sum(shares.values()) * whole for name, share in shares.items()}
     seconds = {name: median(values) for name, values in differences.items()} | seconds
-    overhead = _overhead(run, steps["whole"], differences["building"], timed)
-    as_timed = 1.0 if overhead is None else 1 / (1 + overhead)
+    resolved = sum(value for name, value in seconds.items() if name not in unresolved)
+    as_timed = 1.0 if step_seconds is None else step_seconds / resolved
     return Breakdown(
         **{name: as_timed * value for name, value in seconds.items()},
         unresolved={name: as_timed * value for name, value in unresolved.items()},
-        overhead=overhead,
+        overhead=_overhead(run, steps["whole"], differences["building"], timed),
     )
 
 

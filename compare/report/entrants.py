@@ -16,7 +16,7 @@ from compare.report.runs import Run
 from compare.report.statistics import mean_interval
 from compare.report.traffic import excess_of, wire_of
 from compare.results import ASKED, RANKED, Entrant, Setting
-from compare.steps import HeldMemory
+from compare.steps import Breakdown, HeldMemory
 from parity.verdict import SAME, Parity
 from records.balance import imbalance, positions_per_token
 from records.record import RunRecord
@@ -57,9 +57,7 @@ def measure_entrant(runs: EntrantRuns, parity: Parity, shares_of_long_steps: lis
         peak_cuda_memory_bytes=max(cuda, default=None),
         mfu=_mfu(measured),
         settings=_settings(timed[0], diagnosis) if timed else {},
-        breakdown=measure_breakdown(diagnosis, _timed_steps(_compiled_like(diagnosis, measured)))
-        if diagnosis
-        else None,
+        breakdown=_breakdown(diagnosis, measured, middle) if diagnosis else None,
         wire=wire_of(diagnosis) if diagnosis else None,
         excess=excess_of(diagnosis) if diagnosis else None,
         shares_of_long_steps=[round(share, 4) for share in shares_of_long_steps],
@@ -67,9 +65,10 @@ def measure_entrant(runs: EntrantRuns, parity: Parity, shares_of_long_steps: lis
     )
 
 
-def _compiled_like(diagnosis: RunRecord, runs: Sequence[Run]) -> list[Run]:
-    """Returns the runs whose steps took what those of a diagnosis take: a model that is compiled is not diagnosed."""
-    return [run for run in runs if run.record.config.torch_compile == diagnosis.config.torch_compile]
+def _breakdown(diagnosis: RunRecord, timed: Sequence[Run], step_seconds: float | None) -> Breakdown | None:
+    """Divides the step of timed runs, unless their model is compiled: such a model is not diagnosed."""
+    alike = all(run.record.config.torch_compile == diagnosis.config.torch_compile for run in timed)
+    return measure_breakdown(diagnosis, _timed_steps(timed if alike else []), step_seconds if alike else None)
 
 
 def _seconds_to_first_step(runs: EntrantRuns) -> list[float]:

@@ -12,7 +12,8 @@ from compare.report.figures import Styles
 from compare.report.lost_speed import times, where_speed_is_lost
 from compare.report.page import Cell, Figure, Plot, Row, Table, measured
 from compare.report.plots import Item, Line
-from compare.report.verdict import Ground, breakdown_of, grounds_of, speed_of, warnings_of
+from compare.report.trust import Ground, grounds_of, warnings_of
+from compare.report.verdict import breakdown_of, speed_of
 from compare.results import Placing, Results, Standing
 
 _EDGE = " What takes more than twice as long is at the right edge, outside of the scale."

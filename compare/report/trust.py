@@ -1,0 +1,143 @@
+"""How far a report can be trusted: whether the race was disturbed or too short, and whether all computed the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from compare.numbers import joined, number, points
+from compare.report.statistics import detectable_later
+from compare.results import DISTURBED_SHARE, MIN_PAIRS, RANKED, TARGET, GroupResult, Results, Standing
+from parity.verdict import SAME
+
+# What more time would show is said of a race so many times as long.
+_LONGER = 4
+# An entrant that sends so many times what its gradients need is named. Less is what libraries send besides: gloo, for
+# example, reduces and scatters by an all-reduce.
+WASTEFUL = 1.5
+
+
+@dataclass(frozen=True)
+class Ground:
+    """One reason to trust a report, or not to.
+
+    Attributes:
+        question: What it is about, in a few words.
+        answer: What was found.
+        state: Whether it speaks for the report.
+    """
+
+    question: str
+    answer: str
+    state: Literal["good", "bad", "open"]
+
+
+def warnings_of(results: Results) -> list[str]:
+    """Returns why this report is not to be relied on: the race was disturbed, or it was too short."""
+    sentences = []
+    idleness = results.idleness
+    if idleness is not None and idleness.mean > DISTURBED_SHARE:
+        sentences.append(
+            f"The machine was disturbed: other programs took {points(idleness.mean)} % of its cores "
+            f"(up to {points(min(1, idleness.largest))} %). Repeat the race on an idle machine."
+        )
+    compared = [one for one in results.standings if len(one.placings) > 1]
+    if not compared:
+        return sentences
+    fewest = min(one.num_starts for one in compared)
+    if fewest < MIN_PAIRS:
+        times = "once" if fewest == 1 else f"{fewest} times"
+        sentences.append(
+            f"The race was too short: each entrant was started {times}, and nothing is claimed of fewer than "
+            f"{MIN_PAIRS} starts. Give it more time."
+        )
+    blurred = max(compared, key=_overlooks)
+    if blurred.detectable is not None and blurred.detectable > TARGET:
+        sentences.append(
+            "The race was too short for this machine: one race of five like this misses a difference of "
+            f"{points(blurred.detectable)} %{_of(blurred, results)}. Give it more time, or a quieter machine."
+        )
+    return sentences
+
+
+def _overlooks(standing: Standing) -> float:
+    """Returns the largest difference that may have been overlooked under these conditions."""
+    return math.inf if standing.undecided and standing.detectable is None else standing.detectable or 0.0
+
+
+def _of(standing: Standing, results: Results) -> str:
+    return "" if standing == results.standings[0] else f" ({standing.conditions})"
+
+
+def grounds_of(results: Results) -> list[Ground]:
+    """Returns why the report may be trusted, in a few words each."""
+    grounds = [_same_computation(results.groups), *_what_is_sent(results.groups), _idle_machine(results)]
+    if results.standings:
+        first = results.standings[0]
+        starts = "1 start" if first.num_starts == 1 else f"{first.num_starts} starts"
+        turns = f", {first.num_turns} turns in all" if first.num_turns else ""
+        answer = f"{starts} of each entrant{turns}"
+        if first.num_disturbed:
+            answer += f"; left out, since other programs disturbed: {first.num_disturbed} more"
+        grounds.append(Ground("Repeated", answer, "good" if first.num_starts >= MIN_PAIRS else "bad"))
+        compared = [one for one in results.standings if len(one.placings) > 1]
+        if compared:
+            grounds.append(_overlooked(max(compared, key=_overlooks), results))
+    return grounds
+
+
+def _same_computation(groups: Sequence[GroupResult]) -> Ground:
+    held = [one for group in groups for one in group.entrants if one.num_runs and one.role in RANKED]
+    verdicts = [one.parity.verdict for one in held]
+    judged = [verdict for verdict in verdicts if verdict not in ("unknown", "approximate")]
+    asked = dict.fromkeys(one.name for one in held if one.parity.verdict == "approximate")
+    besides = f"; on purpose, {joined(list(asked))} only approximately" if asked else ""
+    good = [verdict for verdict in judged if verdict in SAME]
+    question = "Same computation"
+    if len(judged) < 2:
+        return Ground(question, f"was not checked{besides}", "open")
+    same = "to the last bit" if "rounding" not in judged else "up to rounding"
+    if len(good) == len(judged):
+        everyone = "both" if len(good) == 2 else f"all {len(good)}"
+        whose = f"{everyone} exact" if asked else everyone
+        return Ground(question, f"{whose} entrants train the same model, {same}{besides}", "good")
+    wrong = f"{len(judged) - len(good)} of {len(judged)} entrants compute something else"
+    return Ground(question, f"{wrong}{besides}", "bad")
+
+
+def _what_is_sent(groups: Sequence[GroupResult]) -> list[Ground]:
+    """Names all who send several times what their gradients need, in any group; who sends most comes first."""
+    counted = [one for group in groups for one in group.entrants if one.role in RANKED]
+    times: dict[str, float] = {}
+    for one in sorted(counted, key=lambda one: one.excess or 0.0, reverse=True):
+        if one.excess is not None and one.excess >= WASTEFUL:
+            times.setdefault(one.name, one.excess)
+    if not times:
+        return []
+    (first, most), *others = times.items()
+    senders = [f"{first} sends {number(most, 2)}", *(f"{name} {number(excess, 2)}" for name, excess in others)]
+    whose = "their" if others else "its"
+    return [Ground("Bytes sent", f"{joined(senders)} times what {whose} gradients need", "bad")]
+
+
+def _overlooked(standing: Standing, results: Results) -> Ground:
+    question, smallest = "Overlooked", standing.detectable
+    if not standing.undecided:
+        return Ground(question, f"nothing: every difference from {standing.opponent} was shown", "good")
+    if smallest is None:
+        return Ground(question, f"perhaps much: too few starts{_of(standing, results)}", "bad")
+    least_known = max(standing.undecided, key=lambda one: one.detectable or 0.0)
+    later = points(detectable_later(smallest, _LONGER, spread=least_known.spread, num_starts=standing.num_starts))
+    missed = f"one race of five misses a difference of {points(smallest)} %{_of(standing, results)}"
+    answer = f"{missed}; if it is {_LONGER} times as long, one of {later} %"
+    return Ground(question, answer, "good" if smallest <= TARGET else "bad")
+
+
+def _idle_machine(results: Results) -> Ground:
+    idleness = results.idleness
+    if idleness is None:
+        return Ground("Idle machine", "nobody watched", "open")
+    answer = f"other programs took {points(idleness.mean)} % of the cores, at most {points(min(1, idleness.largest))} %"
+    return Ground("Idle machine", answer, "good" if idleness.mean <= DISTURBED_SHARE else "bad")

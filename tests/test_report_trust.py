@@ -1,0 +1,56 @@
+"""What a report says of how far it can be trusted."""
+
+from __future__ import annotations
+
+from compare.machine_facts import Idleness
+from compare.report.html import render_html
+from compare.report.markdown import render_markdown
+from compare.report.trust import grounds_of, warnings_of
+from tests.sample_results import disturbed_results, sample_results
+
+
+def test_a_good_race_has_no_warning() -> None:
+    results = sample_results()
+    assert warnings_of(results) == []
+    assert 'class="warning"' not in render_html(results)
+    assert "Warning" not in render_markdown(results)
+    states = {ground.question: ground.state for ground in grounds_of(results)}
+    assert states == {"Same computation": "bad", "Idle machine": "good", "Repeated": "good", "Overlooked": "good"}
+
+
+def test_a_disturbed_and_short_race_has_a_banner() -> None:
+    results = disturbed_results()
+    disturbed, short = warnings_of(results)
+    assert disturbed.startswith("The machine was disturbed: other programs took 43 % of its cores (up to 81 %).")
+    assert "each entrant was started 2 times" in short
+    page = render_html(results)
+    assert page.index('class="warning"') < page.index('class="verdict"')
+    assert {ground.state for ground in grounds_of(results)} == {"bad"}
+
+
+def test_a_race_that_could_not_see_enough_says_so() -> None:
+    results = sample_results()
+    (rival,) = (one for one in results.standings[0].rivals if one.label == "ddp #2, 2 ranks")
+    rival.detectable = 0.12
+    (warning,) = warnings_of(results)
+    assert "one race of five like this misses a difference of 12 %" in warning
+
+
+def test_a_little_disturbance_is_only_told() -> None:
+    results = sample_results().model_copy(update={"idleness": Idleness(mean=0.05, largest=0.4)})
+    assert warnings_of(results) == []
+    assert any("5.0 % of the cores, at most 40 %" in ground.answer for ground in grounds_of(results))
+
+
+def test_all_conditions_count() -> None:
+    """Of conditions other than the first, the report says which."""
+    results = sample_results()
+    second = results.standings[1]
+    second.rivals[1].detectable, second.rivals[1].claim = 0.07, "none"
+    (warning,) = warnings_of(results)
+    assert f"misses a difference of 7.0 % ({second.conditions}). Give it more time" in warning
+    (overlooked,) = (ground for ground in grounds_of(results) if ground.question == "Overlooked")
+    assert overlooked.state == "bad"
+    assert f"one race of five misses a difference of 7.0 % ({second.conditions})" in overlooked.answer
+    second.num_starts = 1
+    assert "each entrant was started once" in warnings_of(results)[0]
