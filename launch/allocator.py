@@ -36,6 +36,7 @@ class Allocator(NamedTuple):
 
 
 ALLOCATOR_OF_C = Allocator("glibc", None)
+ADVICE = "glibc; install tcmalloc (on Debian libtcmalloc-minimal4) for faster steps"
 
 
 def settle_allocator(asked: str) -> Allocator:
@@ -63,6 +64,11 @@ def settle_allocator(asked: str) -> Allocator:
         f"--allocator {asked}: {' and '.join(libraries)} cannot be loaded here; install it (on Debian {package}), or "
         "leave the option out"
     )
+
+
+def describe_fallback(asked: str, settled: str) -> str | None:
+    """Says that ranks have the allocator of the C library because no other one loads; None otherwise."""
+    return f"memory allocator: {ADVICE}" if (asked, settled) == ("auto", ALLOCATOR_OF_C.name) else None
 
 
 def _loads(library: str) -> bool:

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from backends.devices import count_gpus
 from backends.registry import BACKENDS
-from launch.allocator import settle_allocator
+from launch.allocator import ADVICE, ALLOCATOR_OF_C, settle_allocator
 from launch.arguments import Parser
 from launch.display import console
 from records.energy import EnergyCounter, NoCountersError, gpu_counters, processor_counters
@@ -55,7 +55,7 @@ def run(arguments: list[str]) -> int:
 def _allocator() -> str:
     """Says what ranks take memory with, and what to install where that is glibc."""
     name = settle_allocator("auto").name
-    return name if name != "glibc" else "glibc; install tcmalloc (on Debian libtcmalloc-minimal4) for faster steps"
+    return name if name != ALLOCATOR_OF_C.name else ADVICE
 
 
 def _energy(*, with_gpus: bool) -> str:

@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from backends.registry import BackendRow, find_backend
+from launch.allocator import describe_fallback
 from launch.batching import describe_imbalance, describe_padding
 from launch.errors import UsageError, one_line, refused_path, tell
 from launch.job import Job
@@ -94,7 +95,7 @@ def train(
         describe(config, resolved.task, cuts_batches=cuts_batches)
         for describe in (describe_padding, describe_imbalance)
     )
-    remarks = [remark for remark in said if remark]
+    remarks = [remark for remark in (*said, describe_fallback(asked.run.allocator, config.allocator)) if remark]
     with lock:
         return _run_to_the_end(config, resolved.job, asked.start, resolved.task, remarks)
 

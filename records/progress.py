@@ -42,11 +42,11 @@ class ProgressLog:
         self.warnings.append(text)
         self.write(Warned(text=text))
 
-    def beat(self, step: StepEnded) -> None:
-        """Reports a finished step, unless another one was reported a moment ago."""
+    def beat(self, step: int, num_steps: int, loss: float | None) -> None:
+        """Reports a finished step (`StepEnded`), unless another one was reported a moment ago."""
         if time.monotonic() - self._step_reported_at >= _SECONDS_BETWEEN_STEPS:
             self._step_reported_at = time.monotonic()
-            self.write(step)
+            self.write(StepEnded(step=step, num_steps=num_steps, loss=loss))
 
 
 class ProgressReader:

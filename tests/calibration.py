@@ -34,8 +34,10 @@ from compare.results import Claim, Comparison
 from launch.starters.environment import command_environment
 from launch.starters.interface import PROJECT_DIRECTORY
 from records.files import write_atomically
+from tests.steadiness import cores_are_steady
 
 _SAME, _SLOWED = "tests.variants_of_ddp:SameDDP", "tests.variants_of_ddp:SlowedDDP"
+_SECONDS_BETWEEN_LOOKS = 30.0
 
 
 class RaceSeen(BaseModel):
@@ -91,6 +93,7 @@ class _Plan(NamedTuple):
     num_races: int
     planted: float
     target: Path
+    waits_for_steady_cores: bool
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -103,6 +106,8 @@ def main(arguments: Sequence[str]) -> int:
             sys.exit(f"{plan.target} holds a campaign of other races ({earlier.command}); move it away")
         campaign = earlier
     for number in range(len(campaign.races) + 1, plan.num_races + 1):
+        while plan.waits_for_steady_cores and not cores_are_steady():
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
         race = make_race(plan.directory / f"race-{number:02d}", [*plan.arguments, "--order-seed", str(number)])
         if race is None:
             return 1
@@ -120,6 +125,7 @@ def _read(arguments: Sequence[str]) -> _Plan:
     parser.add_argument("--budget", default="5min", help="of each race (default: 5min)")
     parser.add_argument("--num-processes", type=int, default=2, help="number of ranks (default: 2)")
     parser.add_argument("--planted", type=float, default=3.0, help="slowdown in percent (default: 3)")
+    parser.add_argument("--steady", action="store_true", help="begin a race only when cores are steady")
     asked = parser.parse_args(arguments)
     if asked.races < 1:
         parser.error(f"--races {asked.races}: there must be at least one")
@@ -127,7 +133,7 @@ def _read(arguments: Sequence[str]) -> _Plan:
     name = f"calibration-{asked.num_processes}-ranks-{asked.planted:g}-percent-{asked.budget}"
     directory = asked.directory.absolute()
     directory.mkdir(parents=True, exist_ok=True)
-    return _Plan(directory, race, asked.races, asked.planted / 100, directory / f"{name}.json")
+    return _Plan(directory, race, asked.races, asked.planted / 100, directory / f"{name}.json", asked.steady)
 
 
 def race_options(num_processes: int, budget: str, planted: float) -> list[str]:

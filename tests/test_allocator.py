@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from launch import allocator
-from launch.allocator import Allocator, settle_allocator
+from launch.allocator import Allocator, describe_fallback, settle_allocator
 from launch.errors import UsageError
 from launch.starters.environment import starter_environment
 from launch.starters.interface import Ranks
@@ -29,6 +29,9 @@ def test_that_of_the_c_library_needs_no_library() -> None:
 @pytest.mark.usefixtures("nothing_installed")
 def test_without_another_one_auto_is_that_of_the_c_library() -> None:
     assert settle_allocator("auto") == Allocator("glibc", None)
+    said = describe_fallback("auto", "glibc")
+    assert said == "memory allocator: glibc; install tcmalloc (on Debian libtcmalloc-minimal4) for faster steps"
+    assert describe_fallback("glibc", "glibc") is describe_fallback("auto", "jemalloc") is None
 
 
 @pytest.mark.usefixtures("nothing_installed")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing_extensions import override
 
-from records.news import Evaluated, EvaluationBegan, LossesRead, StepEnded
+from records.news import Evaluated, EvaluationBegan, LossesRead
 from records.progress import ProgressLog
 from records.record import EvaluationRecord, StepRecord
 from training.hooks import Hooks
@@ -25,7 +25,7 @@ class Reporter(Hooks):
 
     @override
     def on_step_end(self, step: int) -> None:
-        self._progress.beat(StepEnded(step=step, num_steps=self._num_steps, loss=self._loss))
+        self._progress.beat(step, self._num_steps, self._loss)
 
     @override
     def on_evaluation_begin(self, step: int) -> None:
