@@ -61,7 +61,7 @@ def test_a_line_is_read_when_it_is_complete(tmp_path: Path) -> None:
 def test_steps_are_reported_now_and_then(tmp_path: Path) -> None:
     log = ProgressLog(tmp_path, rank=0)
     for step in range(1, 4):
-        log.beat(StepEnded(step=step, num_steps=3, loss=None))
+        log.beat(step, 3, None)
     (first,) = ProgressReader(tmp_path).news()
     assert first == StepEnded(step=1, num_steps=3, loss=None, time=first.time)
 
