@@ -50,6 +50,10 @@ class Kubernetes(Engine[KubernetesSettings]):
             raise UsageError(f"--image: is missing; name an image of {job.backend} that the cluster can pull")
         if settings.gpus is not None and job.run.device == "cpu":
             raise UsageError(f"--gpus {settings.gpus}: --device cpu uses none; leave one of the two out")
+        if settings.cpus is not None and settings.cpus < job.num_local_processes:
+            raise UsageError(
+                f"--cpus {settings.cpus}: a node runs {job.num_local_processes} ranks; give each of them one"
+            )
         starter = _STARTERS.get(settings.kind)
         if starter is not None and starter not in find_backend(job.backend).capabilities.start_methods:
             raise UsageError(

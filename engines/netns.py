@@ -134,7 +134,7 @@ class Netns(Engine[NetnsSettings]):
         qdiscs = []
         if settings.latency or settings.loss:
             delay = f"delay {settings.latency * 1e6:.3f}us " if settings.latency else ""
-            loss = f"loss {settings.loss:.4%}" if settings.loss else ""
+            loss = f"loss {settings.loss:.6%}" if settings.loss else ""
             qdiscs.append(f"root handle 1: netem {delay}{loss} limit 100000".replace("  ", " "))
         if settings.bandwidth is not None:
             burst = max(_LEAST_BURST, round(settings.bandwidth / 8 * _SECONDS_OF_BURST))

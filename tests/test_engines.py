@@ -163,6 +163,11 @@ PLANS_REFUSED = {
         "--num-processes 8: horovod needs a GPU for each of the 4 ranks of a node",
         "2 are asked for",
     ),
+    "kubernetes-cores": (
+        "ddp --engine kubernetes --image X --num-nodes 2 --num-processes 8 --cpus 2",
+        "--cpus 2",
+        "a node runs 4 ranks",
+    ),
 }
 
 
