@@ -30,7 +30,6 @@ from tests.launching import (
     wait_until,
 )
 from tests.slurm_cluster import CLUSTER, STATE, on_slurm, slurm
-from tests.sparing import in_ci
 
 OPTIONS = ("--task", "token-tagging", "--max-steps", "10", "--threads-per-rank", "1")
 TWO_NODES = ("--engine", "slurm", "--num-nodes", "2", "--time", "10")
