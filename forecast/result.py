@@ -46,6 +46,7 @@ class Forecast(OfBackend):
     sending: Way
     ranks_per_node: int
     samples_per_rank: int
+    gradient_bytes: int | None = Field(default=None, description="of all gradients; null in older files")
     one_rank_seconds: float = Field(description="a step of one rank")
     rows: list[Row]
     advice: list[str]
@@ -95,6 +96,7 @@ def forecast(scenario: Scenario, variant: Variant, ranks: list[int], cost_per_ho
         sending=variant.sending.way,
         ranks_per_node=scenario.ranks_per_node,
         samples_per_rank=profile.samples_per_rank,
+        gradient_bytes=sum(gradient.num_bytes for gradient in profile.gradients),
         one_rank_seconds=scenario.work.seconds,
         rows=list(_rows(scenario, variant, ranks, cost_per_hour)),
         advice=advice(scenario, variant, ranks[-1]),

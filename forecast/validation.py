@@ -23,7 +23,7 @@ from compare.results import Interval
 from compare.strict import OfBackend, Strict
 from forecast.measured_runs import RunFailed, train_what_was_forecast
 from forecast.network import read_measured
-from forecast.result import ForecastFile
+from forecast.result import Forecast, ForecastFile
 from launch.cli import answer
 from launch.display import console
 from launch.errors import UsageError, tell
@@ -40,6 +40,8 @@ class MeasuredSteps(OfBackend):
     network: str = Field(description="what limited it, as forecasts write it")
     ranks: int = Field(ge=1)
     started_at: datetime
+    samples_per_rank: float | None = Field(default=None, description="of a whole global batch; null in older files")
+    gradient_bytes: int | None = Field(default=None, description="of all gradients; null in older files")
     step_seconds: list[float] = Field(min_length=1, description="of the slowest rank, after the warm-up")
 
 
@@ -98,12 +100,15 @@ def measured_steps(network: str, record: RunRecord) -> MeasuredSteps:
     steps = [max(step) for step in zip(*(rank.step_seconds for rank in record.ranks), strict=True)]
     if len(steps) <= NUM_WARMUP_STEPS:
         raise UsageError(f"the run has no step after the {NUM_WARMUP_STEPS} of its warm-up; train longer")
+    config, memory = record.config, record.ranks[0].memory
     return MeasuredSteps(
-        backend=record.config.backend,
-        own_options=own_options(record.config.backend, record.config.backend_settings),
+        backend=config.backend,
+        own_options=own_options(config.backend, config.backend_settings),
         network=read_measured(network)[0],
-        ranks=record.config.num_processes,
-        started_at=datetime.fromtimestamp(record.config.started_at, timezone.utc),
+        ranks=config.num_processes,
+        started_at=datetime.fromtimestamp(config.started_at, timezone.utc),
+        samples_per_rank=config.global_batch_size / config.num_processes,
+        gradient_bytes=memory.gradient_bytes if memory else None,
         step_seconds=steps[NUM_WARMUP_STEPS:],
     )
 
@@ -112,15 +117,15 @@ def compare(forecasts: ForecastFile, measured: MeasuredFile) -> list[Comparison]
     """Returns what was measured beside its forecast, in the order of the first run of each kind.
 
     Raises:
-        UsageError: A run has no forecast, or began before the forecasts were made.
+        UsageError: A run has no forecast, began before the forecasts were made, or did other work.
     """
     made_at = datetime.fromisoformat(forecasts.created_at)
-    rows: dict[tuple[str, str, int], Interval] = {}
+    rows: dict[tuple[str, str, int], tuple[Forecast, Interval]] = {}
     for one in forecasts.forecasts:
         for row in one.rows:
             if (key := (one.name, one.network, row.ranks)) in rows:
                 raise UsageError(f"{one.name} has two forecasts on {one.network}; make a forecast with one of them")
-            rows[key] = row.step_seconds
+            rows[key] = one, row.step_seconds
     runs: dict[tuple[str, str, int], list[float]] = {}
     for run in measured.runs:
         what = f"{run.name} with {run.ranks} ranks on {run.network}"
@@ -130,8 +135,21 @@ def compare(forecasts: ForecastFile, measured: MeasuredFile) -> list[Comparison]
         if key not in rows:
             there = ", ".join(f"{name} with {ranks} ranks on {network}" for name, network, ranks in rows)
             raise UsageError(f"{what}: has no forecast; leave the run out, or forecast it, too (there are {there})")
+        _require_same_work(what, run, rows[key][0])
         runs.setdefault(key, []).append(median(run.step_seconds))
-    return [Comparison(*key, rows[key], seconds) for key, seconds in runs.items()]
+    return [Comparison(*key, rows[key][1], seconds) for key, seconds in runs.items()]
+
+
+def _require_same_work(what: str, run: MeasuredSteps, forecast: Forecast) -> None:
+    for unit, done, expected in (
+        ("samples of each rank in a step", run.samples_per_rank, forecast.samples_per_rank),
+        ("bytes of gradients", run.gradient_bytes, forecast.gradient_bytes),
+    ):
+        if done is not None and expected is not None and done != expected:
+            raise UsageError(
+                f"{what}: has {done:g} {unit}, and the forecast is of {expected:g}; train what was profiled, with the "
+                "same model, data and batch"
+            )
 
 
 def summary(comparisons: Sequence[Comparison]) -> str:

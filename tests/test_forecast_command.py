@@ -373,13 +373,15 @@ def test_two_forecasts_of_one_backend_are_refused() -> None:
         validation.compare(content, MeasuredFile(runs=[_measured(2, 0.1)]))
 
 
-def test_what_was_measured_first_or_never_forecast_is_refused() -> None:
+def test_what_was_measured_first_or_is_something_else_is_refused() -> None:
     content = forecast_file("", [_forecast("1gbit", 2)])
     early = _measured(2, 0.1).model_copy(update={"started_at": datetime(2026, 1, 1, tzinfo=timezone.utc)})
     for run, why in (
         (early, "was measured before the forecast"),
         (_measured(4, 0.1), "4 ranks on 1gbit,latency=0us: has no forecast"),
         (_measured(2, 0.1, "2gbit,latency=0us"), "2gbit,latency=0us: has no forecast"),
+        (_measured(2, 0.1).model_copy(update={"samples_per_rank": 1.5}), "has 1.5 samples of each rank in a step"),
+        (_measured(2, 0.1).model_copy(update={"gradient_bytes": 7}), "has 7 bytes of gradients, and the forecast is"),
     ):
         with pytest.raises(UsageError, match=why):
             validation.compare(content, MeasuredFile(runs=[run]))

@@ -43,6 +43,8 @@ def test_each_forecast_gets_its_run(tmp_path: Path, capsys: pytest.CaptureFixtur
     (measured,) = MeasuredFile.model_validate_json(capsys.readouterr().out).runs
     assert (measured.name, measured.network, measured.ranks) == ("ddp --bucket-cap-mb=2", "1gbit,latency=0us", 2)
     assert len(measured.step_seconds) == 12 - NUM_WARMUP_STEPS
+    assert measured.samples_per_rank == 8
+    assert measured.gradient_bytes
 
     # The same command leaves what is there alone.
     shutil.rmtree(runs / "ddp-bucket-cap-mb-2-2-1gbit" / "node1")
