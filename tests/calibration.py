@@ -151,7 +151,11 @@ def race_options(num_processes: int, budget: str, planted: float) -> list[str]:
 
 
 def make_race(directory: Path, options: Sequence[str]) -> RaceSeen | None:
-    """Makes a race in a directory of its own; returns what was seen, None if it failed or was refused."""
+    """Makes a race in a directory of its own; returns what was seen, None if it was refused.
+
+    Raises:
+        SystemExit: It failed, or was interrupted.
+    """
     shutil.rmtree(directory, ignore_errors=True)  # a race that was interrupted: its time would not be known
     begin = time.monotonic()
     done = subprocess.run(
@@ -160,6 +164,8 @@ def make_race(directory: Path, options: Sequence[str]) -> RaceSeen | None:
         env={**command_environment(), "PYTHONPATH": str(PROJECT_DIRECTORY)},
         stdout=subprocess.DEVNULL,
     )
+    if done.returncode not in (0, 2):
+        sys.exit(f"{directory}: the race ended with exit code {done.returncode}")
     return None if done.returncode else _seen(directory, time.monotonic() - begin)
 
 
