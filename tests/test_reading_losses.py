@@ -21,16 +21,12 @@ NUM_RANKS = 3
 class _Ranks:
     """Ranks that are threads of this process."""
 
-    world_size = NUM_RANKS
-
     def __init__(self) -> None:
         self._barrier = Barrier(NUM_RANKS, timeout=30)
         self._given: dict[int, torch.Tensor] = {}
 
     def backend(self, rank: int) -> Any:
-        return SimpleNamespace(
-            rank=rank, world_size=NUM_RANKS, all_reduce=lambda tensor: self._all_reduce(rank, tensor)
-        )
+        return SimpleNamespace(rank=rank, all_reduce=lambda tensor: self._all_reduce(rank, tensor))
 
     def _all_reduce(self, rank: int, tensor: torch.Tensor) -> torch.Tensor:
         self._given[rank] = tensor
@@ -82,7 +78,7 @@ def _numbers_of_reading(
 
 
 def test_losses_are_read_about_once_in_a_second() -> None:
-    """A step takes 0.07 s in the mean of the ranks, of which eight and no sixteen take a second."""
+    """A step takes 0.07 s in the mean of the ranks, so that eight of them take less than a second, and sixteen more."""
     assert _numbers_of_reading(lambda rank, number: 0.06 + 0.01 * rank, 40) == [1, 9, 17, 25, 33]
 
 
