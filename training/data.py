@@ -15,7 +15,7 @@ from records.config import RunConfig
 from tasks.interface import Batch, PackedData, Split, Task
 from training.hooks import Hooks
 from training.plan import MicroBatch, Plan, SampleIds
-from training.seeds import DATA, DROPOUT, random_seed, seed_micro_batch
+from training.seeds import DATA, DROPOUT, random_seed, seed_all
 from training.state import TrainingState
 
 # As many as take some milliseconds.
@@ -137,6 +137,6 @@ class MicroBatches(Dataset[Loaded]):
     def __getitem__(self, index: int) -> Loaded:
         # A task that augments its samples at random makes the same ones in any worker.
         item = self._of_rank[index]
-        seed_micro_batch(*self._of_rank.stream, step=item.step, micro_step=item.micro_step)
+        seed_all(*self._of_rank.stream, item.step, item.micro_step)
         batch = replace(self._collate("train", item.micro_batch.sample_ids.tolist()), seed=item.seed)
         return Loaded(item.micro_batch, batch)

@@ -27,7 +27,7 @@ from training.losses import OpenStep, OpenSteps
 from training.optimizer import build_optimizer, learning_rate_factor
 from training.plan import Plan, SampleIds
 from training.receiving import IncomingCheckpoint
-from training.seeds import DROPOUT, WEIGHTS, random_seed, seed_micro_batch
+from training.seeds import DROPOUT, WEIGHTS, random_seed, seed_all
 from training.state import TrainingState, Trajectory
 
 
@@ -151,7 +151,7 @@ class Trainer:
             batch = batch.to(backend.device)
             observers.on_phase("forward", state.step)
             self._statistics.counts = micro_batch.weight > 0
-            seed_micro_batch(config.seed, DROPOUT, backend.rank, step=state.step, micro_step=micro_step)
+            seed_all(config.seed, DROPOUT, backend.rank, state.step, micro_step)
             with nullcontext() if micro_step == num_micro_steps - 1 else backend.no_sync():
                 with backend.autocast():
                     loss = task.loss_sum(state.model, batch) * (micro_batch.weight / num_targets)

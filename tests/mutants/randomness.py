@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,23 +14,12 @@ from tests.mutants.mutant import mutant
 from training import seeds
 
 
-@contextmanager
-def _seeds_mixed_by(mutated: Callable[[Any], Any]) -> Iterator[None]:
-    """Mixes all seeds anew, since those of steps may be there already from the training of an earlier check."""
-
-    def anew(kept: Any) -> Any:
-        return kept.__wrapped__
-
-    with replaced(seeds, "random_seed", mutated), replaced(seeds, "_seeds_of_steps", anew):
-        yield
-
-
 @mutant("C34", cases.DROPOUT, words="rank 1: expected other masks than on rank 0, saw 13 of 13 equal masks")
 def same_noise_on_all_ranks(backend: Any) -> Iterator[None]:
     def mutated(original: Any) -> Any:
         return lambda seed, purpose, *key: original(seed, purpose, *key[1:])
 
-    with _seeds_mixed_by(mutated):
+    with replaced(seeds, "random_seed", mutated):
         yield
 
 
@@ -40,7 +28,7 @@ def noise_that_does_not_repeat(backend: Any) -> Iterator[None]:
     def mutated(original: Any) -> Any:
         return lambda seed, purpose, *key: original(seed, purpose, *key, *([time.monotonic_ns()] if key else []))
 
-    with _seeds_mixed_by(mutated):
+    with replaced(seeds, "random_seed", mutated):
         yield
 
 
