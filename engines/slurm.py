@@ -18,8 +18,8 @@ from typing_extensions import override
 from engines.following import Followed
 from engines.interface import Engine, EngineSettings, check_node
 from engines.slurm_job import SlurmJob
-from launch.errors import UsageError
-from launch.signals import signals_raised
+from launch.errors import UsageError, tell
+from launch.signals import Interrupted, signals_raised
 from launch.starters.environment import command_environment
 from records.run_files import holds_run
 
@@ -236,20 +236,36 @@ class Slurm(Engine[SlurmSettings]):
             return SlurmJob(number, followed, self.job.output_dir / _LOG_NAME).to_the_end(asked)
 
     def _submit(self, script: Path) -> str:
-        """Puts the job into the queue and returns its number."""
-        done = subprocess.run(
-            ["sbatch", "--parsable", str(script)],
-            env=environment_for_sbatch(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            start_new_session=True,  # Ctrl-C is for this command
-        )
+        """Puts the job into the queue and returns its number.
+
+        Raises:
+            UsageError: SLURM refuses the job.
+            Interrupted: A second signal came before sbatch had said its number.
+        """
+        try:
+            done = subprocess.run(
+                ["sbatch", "--parsable", str(script)],
+                env=environment_for_sbatch(),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                check=False,
+                start_new_session=True,  # Ctrl-C is for this command
+            )
+        except Interrupted:
+            tell(
+                "sbatch was ended before it said whether the job is in the queue; look for it with squeue --me "
+                f"--name={self._job_name}, and end it with scancel"
+            )
+            raise
         if done.returncode:
             script.unlink()
             raise self._refused(done.stderr)
         return done.stdout.strip().partition(";")[0]
+
+    @property
+    def _job_name(self) -> str:
+        return f"lockstep-{re.sub(r'[^A-Za-z0-9]', '-', self.job.backend)}"
 
     @property
     def _cpus_per_task(self) -> int:
@@ -267,7 +283,7 @@ class Slurm(Engine[SlurmSettings]):
     def _options(self) -> list[str]:
         settings = self.settings
         asked = {
-            "job-name": f"lockstep-{re.sub(r'[^A-Za-z0-9]', '-', self.job.backend)}",
+            "job-name": self._job_name,
             "nodes": self.job.num_nodes,
             "ntasks-per-node": 1,
             "cpus-per-task": self._cpus_per_task,

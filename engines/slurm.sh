@@ -73,4 +73,6 @@ if ((code == 75)) && [[ $is_time_over && $requeue ]] && scontrol requeue "$SLURM
   exec sleep 60 # until SLURM ends this start of the job
 fi
 rm -f "$begun"
+# For a command that could not ask SLURM before it forgot the job.
+echo "$code" >"$job.code"
 exit "$code"

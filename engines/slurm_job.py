@@ -46,11 +46,12 @@ class SlurmJob:
         Args:
             number: The number of the job.
             followed: The output of its nodes.
-            log: The output of its script.
+            log: The output of its script, which leaves its exit code in the same directory.
         """
         self._number = number
         self._followed = followed
         self._log = log
+        self._code_file = log.with_name(f"job{number}.code")
         self._state = "PENDING"
         self._code = 0
         self._has_run = False
@@ -79,13 +80,16 @@ class SlurmJob:
         except Interrupted:
             self._cancel()
             raise
+        finally:
+            self._code_file.unlink(missing_ok=True)
         return self._conclude()
 
     def _look(self) -> None:
         """Asks SLURM for the state of the job."""
         done = _slurm("scontrol", "show", "job", "--oneliner", self._number)
         if "Invalid job id" in done.stderr:  # it has ended some minutes ago (MinJobAge in slurm.conf(5))
-            self._state, self._code, self._fields = "FORGOTTEN", 1, {}
+            self._state, self._code = self._as_its_script_ended()
+            self._fields = {}
         elif done.returncode:
             if not self._is_silent:
                 tell(f"SLURM does not answer ({_reason(done)}); job {self._number} may go on, and is waited for")
@@ -97,6 +101,14 @@ class SlurmJob:
             self._state = self._fields["JobState"]
             code, number = map(int, self._fields["ExitCode"].split(":"))
             self._code = code or (128 + number if number else int(self._state != "COMPLETED"))
+
+    def _as_its_script_ended(self) -> tuple[str, int]:
+        """Returns the state and the exit code of a job that SLURM no longer knows, from what its script has left."""
+        try:
+            code = int(self._code_file.read_text())
+        except (OSError, ValueError):
+            return "FORGOTTEN", 1
+        return "FAILED" if code else "COMPLETED", code
 
     def _tell_waiting(self) -> None:
         """Says, once, what a job waits for before it starts, and again if it goes back into the queue."""

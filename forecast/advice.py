@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from backends.registry import BACKENDS
+from forecast.algorithms import Algorithm
 from forecast.scenario import Scenario, Variant
 from forecast.sending import Buckets, Fusion, Whole
 
@@ -59,7 +60,19 @@ def _others(scenario: Scenario, variant: Variant) -> Iterator[tuple[str, str, Va
                 yield "sending", f"HOROVOD_CYCLE_TIME={cycle:g}", variant._replace(sending=fusion)
         case Whole():
             yield "sending", "sending in buckets during the backward pass", variant._replace(sending=Buckets())
-    if variant.algorithm != "hierarchical" and scenario.ranks_per_node > 1:
-        yield "algorithm", "a hierarchical all-reduce", variant._replace(algorithm="hierarchical")
-    if variant.algorithm != "tree":
-        yield "algorithm", "an all-reduce in a tree", variant._replace(algorithm="tree")
+    for algorithm, setting in _settings_of_algorithms(scenario):
+        if algorithm != variant.algorithm:
+            yield "algorithm", setting, variant._replace(algorithm=algorithm)
+
+
+def _settings_of_algorithms(scenario: Scenario) -> Iterator[tuple[Algorithm, str]]:
+    """Yields the algorithms that the transport can be told to use, and how.
+
+    gloo and MPI have no setting of their own for it. Of NCCL and Horovod, see
+    https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-algo and
+    https://horovod.readthedocs.io/en/stable/api.html.
+    """
+    if scenario.profile.transport == "nccl":
+        yield "tree", "NCCL_ALGO=Tree"
+        if scenario.profile.backend == "horovod" and scenario.ranks_per_node > 1:
+            yield "hierarchical", "HOROVOD_HIERARCHICAL_ALLREDUCE=1"

@@ -380,7 +380,7 @@ def test_a_dry_run_shows_the_plan_and_creates_nothing(tmp_path: Path) -> None:
         tmp_path / "race",
     )
     assert done.returncode == 0, done.stderr
-    assert "timed, block 3" in done.stdout
+    assert "3 timed" in done.stdout
     assert "independent processes" in done.stdout
     assert "single (all cores)" in done.stdout
     assert "estimated from a few steps taken now" in done.stdout

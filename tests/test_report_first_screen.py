@@ -13,7 +13,7 @@ from rich.console import Console
 from compare.numbers import NOTHING, longer
 from compare.report.first_screen import first_screen
 from compare.report.html import render_html
-from compare.report.lost_speed import where_speed_is_lost
+from compare.report.lost_speed import where_speed_is_lost, where_speed_is_lost_elsewhere
 from compare.report.markdown import escape, render_markdown
 from compare.report.pages import STEPS_NAME, write_pages
 from compare.report.sections import look_of
@@ -146,6 +146,18 @@ def test_the_loss_is_divided_by_what_is_possible() -> None:
     results.standings[0].limits[0].longer = Interval(estimate=0.1, low=0.0, high=0.2)  # slower than those that wait
     _, ranks = first_screen(results, look_of(results)).figures
     assert "lost" not in ranks.caption
+
+
+def test_the_loss_under_other_conditions_is_said_below() -> None:
+    results = sample_results()
+    assert where_speed_is_lost_elsewhere(results) == []
+    other = results.standings[0].model_copy(update={"conditions": "bf16, 32 samples a step"})
+    without_limits = other.model_copy(update={"limits": []})
+    results.standings.extend([other, without_limits])
+    (said,) = where_speed_is_lost_elsewhere(results)
+    assert said.startswith("bf16, 32 samples a step: Of the ideal 2.00 times, 0.10 are lost to memory bandwidth")
+    assert said in render_markdown(results)
+    assert said in unescape(render_html(results))
 
 
 def test_the_clock_and_waiting_have_their_part_of_the_loss() -> None:

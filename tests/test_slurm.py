@@ -65,7 +65,7 @@ def _assert_same(together: dict[str, object], alone: dict[str, object]) -> None:
 def _is_gone(run: Path) -> bool:
     """Whether no process of the nodes is left, and no file that is only for a running job."""
     left = [one for node in (0, 1) for one in processes_of(run / f"node{node}")]
-    return not left and not [*run.glob("job*.pid"), *run.glob("job*.exit")]
+    return not left and not [*run.glob("job*.pid"), *run.glob("job*.exit"), *run.glob("job*.code")]
 
 
 def _next_checkpoint(run: Path, *, after: int = 0) -> int:
@@ -221,17 +221,37 @@ def test_a_job_waits_for_nodes_and_for_slurm(tmp_path: Path) -> None:
 
 
 @on_slurm
-def test_a_signal_that_comes_before_the_job_has_a_number(tmp_path: Path) -> None:
-    slow = tmp_path / "bin" / "sbatch"
+def test_a_running_job_that_is_cancelled_by_others(tmp_path: Path) -> None:
+    run, steps = tmp_path / "run", ("--max-steps", "100000", "--num-epochs", "1000")
+    with ending(_started("ddp", *TWO_NODES, *OPTIONS, *steps, "--output-dir", run)) as job:
+        number = _number_of_job(run)
+        wait_until(lambda: len([*run.glob("node*/logs")]) == 2, "both nodes", job=job)
+        slurm("scancel", number)
+        _, errors = job.communicate(timeout=90)
+    assert job.returncode not in (0, 75)
+    assert f"lockstep: job {number} was cancelled; continue with --resume latest" in errors.splitlines()
+    wait_until(lambda: _is_gone(run), "the end of all ranks")
+
+
+@contextlib.contextmanager
+def _held_sbatch(directory: Path) -> Iterator[subprocess.Popen[str]]:
+    """A job whose sbatch has been called, and goes on when there is a file `go` in the directory."""
+    slow = directory / "bin" / "sbatch"
     slow.parent.mkdir()
     slow.write_text(
-        f"#!/bin/sh\ntouch {tmp_path}/asked\nuntil [ -e {tmp_path}/go ]; do sleep 0.1; done\n"
+        f"#!/bin/sh\ntouch {directory}/asked\nuntil [ -e {directory}/go ]; do sleep 0.1; done\n"
         f'exec {shutil.which("sbatch")} "$@"\n'
     )
     slow.chmod(0o755)
     env = {"PATH": f"{slow.parent}:{os.environ['PATH']}"}
-    with ending(start_lockstep("ddp", *TWO_NODES, *OPTIONS, "--output-dir", tmp_path / "run", env=env)) as job:
-        wait_until((tmp_path / "asked").exists, "sbatch", job=job)
+    with ending(start_lockstep("ddp", *TWO_NODES, *OPTIONS, "--output-dir", directory / "run", env=env)) as job:
+        wait_until((directory / "asked").exists, "sbatch", job=job)
+        yield job
+
+
+@on_slurm
+def test_a_signal_that_comes_before_the_job_has_a_number(tmp_path: Path) -> None:
+    with _held_sbatch(tmp_path) as job:
         job.send_signal(signal.SIGTERM)
         (tmp_path / "go").touch()
         output, errors = job.communicate(timeout=60)
@@ -239,6 +259,22 @@ def test_a_signal_that_comes_before_the_job_has_a_number(tmp_path: Path) -> None
     number = re.search(r"job (\d+) is in the queue", output)
     assert number is not None
     assert "JobState=CANCELLED" in slurm("scontrol", "show", "job", "--oneliner", number[1])
+
+
+def test_a_second_signal_does_not_wait_for_sbatch(tmp_path: Path) -> None:
+    with _held_sbatch(tmp_path) as job:
+        job.send_signal(signal.SIGINT)
+        wait_until(lambda: _pending_signals(job.pid) == 0, "the first signal", job=job)
+        job.send_signal(signal.SIGINT)
+        _, errors = job.communicate(timeout=60)
+    assert job.returncode == 130, errors
+    assert "look for it with squeue --me --name=lockstep-ddp, and end it with scancel" in errors
+
+
+def _pending_signals(pid: int) -> int:
+    """Those that a process has not handled yet, as a mask."""
+    masks = re.findall(r"^S(?:ig|hd)Pnd:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return sum(int(mask, 16) for mask in masks)
 
 
 def _started(*arguments: str | Path) -> subprocess.Popen[str]:

@@ -13,7 +13,7 @@ import pytest
 
 from engines.command import planned
 from engines.slurm import environment_for_sbatch
-from tests.launching import wait_until
+from tests.launching import lockstep, wait_until
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
@@ -62,7 +62,8 @@ def test_a_requeued_job_continues_what_it_has_saved_itself(tmp_path: Path, scrip
     (tmp_path / "job7.begun").touch()
     os.utime(tmp_path / "job7.begun", (0, 0))
     assert started("--overwrite") == "--resume=latest"
-    assert not [*tmp_path.glob("job*")]
+    assert [path.name for path in tmp_path.glob("job*")] == ["job7.code"]
+    assert (tmp_path / "job7.code").read_text() == "0\n"
 
 
 def test_the_end_of_the_time_stops_no_job_that_stops_already(tmp_path: Path, script: Start) -> None:
@@ -98,3 +99,21 @@ def test_what_another_job_has_left_stays_its_own(tmp_path: Path, script: Start) 
     (tmp_path / "job6.node0.pid").write_text("1\n")
     assert script(0).wait(timeout=60) == 0
     assert (tmp_path / "job6.node0.pid").exists()
+
+
+@pytest.mark.parametrize(("left", "code"), [("0", 0), ("75", 75), ("3", 3), (None, 1)])
+def test_a_job_that_slurm_has_forgotten(tmp_path: Path, left: str | None, code: int) -> None:
+    """A command that could not ask for minutes finds what the script of the job has left."""
+    run, there = tmp_path / "run", tmp_path / "bin"
+    there.mkdir()
+    leave = "" if left is None else f"echo {left} >{run}/job7.code; "
+    sbatch, scontrol = f"{leave}echo 7", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
+    for name, text in {"sbatch": sbatch, "scontrol": scontrol}.items():
+        (there / name).write_text(f"#!/bin/sh\n{text}\n")
+        (there / name).chmod(0o755)
+    env = {"PATH": f"{there}:{os.environ['PATH']}"}
+    done = lockstep("ddp", "--engine", "slurm", "--num-nodes", "2", "--output-dir", run, env=env)
+    assert done.returncode == code, done.stderr
+    assert ("is no longer known to SLURM" in done.stderr) == (left is None)
+    assert ("job 7 failed with exit code 3" in done.stderr) == (left == "3")
+    assert not (run / "job7.code").exists()

@@ -8,6 +8,7 @@ import os
 import shlex
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 from rich.console import Console
@@ -18,7 +19,7 @@ from compare.race.baseline import check_baseline, like_baseline
 from compare.race.directory import RaceDirectory
 from compare.race.entrants import core_slowdowns, make_plan, read_run_options, schedule_race
 from compare.race.options import RaceOptions
-from compare.race.plan import RacePlan
+from compare.race.plan import Entrant, PlannedRun, RacePlan
 from compare.race.report import write_report
 from compare.race.run import run_race
 from compare.race.schedule import seconds_of_collectives
@@ -135,19 +136,25 @@ def _describe(plan: RacePlan) -> str:
 
 
 def _show_plan(plan: RacePlan, terminal: Console) -> None:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("", "purpose", "entrant", "ranks", "precision", "global batch = ranks x micro x accumulation"):
-        table.add_column(heading)
     expected = [run for run in plan.runs() if run.purpose != "timed" or run.block <= plan.schedule.repeats]
-    for number, planned in enumerate(expected, start=1):
-        who = planned.entrant
+    purposes = {who: Counter(run.purpose for run in expected if run.entrant == who) for who in _entrants_of(expected)}
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in ("entrant", "ranks", "precision", "global batch = ranks x micro x accumulation", "runs"):
+        table.add_column(heading)
+    for who, times in purposes.items():
         batch = f"{who.global_batch_size} = {who.num_processes} x {who.micro_batch_size} x {who.accumulation}"
-        purpose = f"timed, block {planned.block}" if planned.purpose == "timed" else planned.purpose
-        table.add_row(str(number), purpose, who.name, str(who.num_processes), who.precision, batch)
+        runs = ", ".join(purpose if number == 1 else f"{number} {purpose}" for purpose, number in sorted(times.items()))
+        table.add_row(who.name, str(who.num_processes), who.precision, batch, runs)
     terminal.print(table)
     for line in plan.left_out:
         terminal.print(line)
     terminal.print(f"{_describe(plan)}, estimated from a few steps taken now")
+
+
+def _entrants_of(runs: list[PlannedRun]) -> list[Entrant]:
+    """Returns the entrants with the most ranks first, each beside those of its conditions."""
+    entrants = dict.fromkeys(run.entrant for run in runs)
+    return sorted(entrants, key=lambda who: (-who.num_processes, who.precision, who.accumulation))
 
 
 def _measure_collectives(plan: RacePlan, directory: RaceDirectory, terminal: Console) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from compare.numbers import joined
-from compare.report.verdict import speed_of
-from compare.results import Standing
+from compare.report.verdict import breakdown_of, speed_of
+from compare.results import Results, Standing
 from compare.steps import Breakdown
 
 
@@ -35,6 +35,12 @@ def where_speed_is_lost(standing: Standing, breakdown: Breakdown | None) -> str:
     if not said:
         return ""
     return f"Of the ideal {times(ideal)} times, {joined([said[0].replace(' to ', ' are lost to ', 1), *said[1:]])}."
+
+
+def where_speed_is_lost_elsewhere(results: Results) -> list[str]:
+    """Returns the same for the conditions below the first, of which the first screen says it, where it is known."""
+    said = [(one, where_speed_is_lost(one, breakdown_of(one.placings[0], results))) for one in results.standings[1:]]
+    return [f"{standing.conditions}: {sentence}" for standing, sentence in said if sentence]
 
 
 def _shared(standing: Standing, lost: float, ideal: float) -> list[tuple[str, float]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from backends.registry import REFERENCE
 from compare.numbers import longer, one_line, part_of_step, rate
 from compare.report.first_screen import first_screen
+from compare.report.lost_speed import where_speed_is_lost_elsewhere
 from compare.report.memory import memory_table
 from compare.report.page import Block, Lines, Section, Table, Text
 from compare.report.sections import beside_the_ranking, details, look_of
@@ -54,6 +55,7 @@ def _details(results: Results) -> dict[str, str]:
     return {
         "Throughput": results_table(results),
         "Where the time of a step goes": breakdown_table(results),
+        "Where speed is lost under other conditions": _list(where_speed_is_lost_elsewhere(results)),
         "What the tensors of a rank hold": "\n\n".join(
             _shown(table) for table in map(memory_table, results.groups) if table.rows
         ),

@@ -11,6 +11,7 @@ from compare.report import tables as report_tables
 from compare.report.bare import adapter_cost_blocks
 from compare.report.figures import Styles
 from compare.report.gate_table import GATE_HEADINGS, gate_cells, verdict_of
+from compare.report.lost_speed import where_speed_is_lost_elsewhere
 from compare.report.memory import memory_table
 from compare.report.page import Block, Cell, Commands, Figure, Lines, Row, Section, Table, Text
 from compare.report.peer_tables import peer_section
@@ -138,7 +139,8 @@ def _trainings(results: Results, styles: Styles) -> list[Section]:
 def _scaling(results: Results, styles: Styles) -> list[Block]:
     groups = _grouped([one for one in results.scaling if one.points], lambda one: (one.kind, one.condition))
     figures = [report_figures.scaling_figure(group, styles) for group in groups]
-    return [Text(report_figures.EXPLANATION_OF_SCALING), *figures] if figures else []
+    drawn = [Text(report_figures.EXPLANATION_OF_SCALING), *figures] if figures else []
+    return [*drawn, *_lines(where_speed_is_lost_elsewhere(results))]
 
 
 def _collectives(collectives: list[CollectiveSeries], styles: Styles) -> list[Section]:
