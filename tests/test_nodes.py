@@ -43,20 +43,23 @@ def _run_nodes(
     *options: str,
     of_last: tuple[str, ...] = (),
     last_path: Path | None = None,
+    directories: tuple[Path | None, Path | None] = (None, None),
     asked_to_stop: bool = False,
 ) -> list[subprocess.CompletedProcess[str]]:
     """Starts two nodes at once, the last with some options and a place for packages more, and returns how each ended.
 
+    Each is started in its directory of `directories`, if that is one.
     With `asked_to_stop`, the command line of the last one is sent SIGTERM once its rank is training.
     """
     place_of_meeting = ("--num-nodes", "2", "--master-addr", "127.0.0.1", "--master-port", free_port())
 
     def start(node_rank: int) -> subprocess.Popen[str] | ForkedJob:
         where = ("--node-rank", str(node_rank), "--output-dir", str(place / f"node{node_rank}"))
+        here = directories[node_rank]
         if node_rank == 0:
-            return start_lockstep(backend, *options, *place_of_meeting, *where)
+            return start_lockstep(backend, *options, *place_of_meeting, *where, cwd=here)
         env = {"PYTHONPATH": f"{last_path}:{PROJECT_DIRECTORY}"} if last_path else {}
-        return start_lockstep(backend, *options, *place_of_meeting, *where, *of_last, env=env)
+        return start_lockstep(backend, *options, *place_of_meeting, *where, *of_last, env=env, cwd=here)
 
     with ending(start(1)) as last, ending(start(0)) as first:
         if asked_to_stop:
@@ -107,6 +110,27 @@ def test_nodes_with_different_versions_are_not_one_job(tmp_path: Path) -> None:
     for outcome in done:
         assert "nodes differ in the version of transformers: " in outcome.stderr
         assert "'9.9.9' where rank 1 is" in outcome.stderr
+
+
+def test_nodes_with_other_rows_in_a_file_are_not_one_job(tmp_path: Path) -> None:
+    """The file has the same name on both, and equally many rows, of the same labels and lengths."""
+    for node, words in enumerate((("good", "bad"), ("fine", "bad"))):
+        (tmp_path / f"files{node}").mkdir()
+        rows = "".join(f"a {words[0]} film,1\na {words[1]} film,0\n" for _ in range(8))
+        (tmp_path / f"files{node}" / "rows.csv").write_text(f"text,label\n{rows}")
+    files = ("--train-file", "rows.csv", "--validation-file", "rows.csv", "--vocab-size", "200", "--max-steps", "2")
+    done = _run_nodes(
+        "ddp",
+        tmp_path,
+        *(*files, "--threads-per-rank", "1", "--num-processes", "2"),
+        directories=(tmp_path / "files0", tmp_path / "files1"),
+    )
+    assert [outcome.returncode for outcome in done] == [1, 1]
+    for outcome in done:
+        assert "nodes differ in data (data_digest): '" in outcome.stderr
+        assert "the same files" in outcome.stderr
+        assert max(map(len, outcome.stderr.splitlines())) < 400
+    assert not list(tmp_path.glob("node*/model.safetensors"))
 
 
 @pytest.mark.parametrize("backend", IN_CI)

@@ -222,14 +222,15 @@ def test_a_job_waits_for_nodes_and_for_slurm(tmp_path: Path) -> None:
 
 @on_slurm
 def test_a_running_job_that_is_cancelled_by_others(tmp_path: Path) -> None:
-    run, steps = tmp_path / "run", ("--max-steps", "100000", "--num-epochs", "1000")
-    with ending(_started("ddp", *TWO_NODES, *OPTIONS, *steps, "--output-dir", run)) as job:
+    run = tmp_path / "run"
+    options = ("--task", "tests.faulty:SlowTask", "--seconds", "0.1", "--logging-steps", "1", "--max-steps", "5000")
+    with ending(_started("ddp", *TWO_NODES, *OPTIONS, *options, "--output-dir", run)) as job:
         number = _number_of_job(run)
-        wait_until(lambda: len([*run.glob("node*/logs")]) == 2, "both nodes", job=job)
+        wait_until(lambda: [*run.glob("node*/progress.jsonl")], "a step", job=job)
         slurm("scancel", number)
         _, errors = job.communicate(timeout=90)
-    assert job.returncode not in (0, 75)
-    assert f"lockstep: job {number} was cancelled; continue with --resume latest" in errors.splitlines()
+    assert job.returncode not in (0, 75), errors
+    assert f"lockstep: job {number} was cancelled; continue with --resume latest" in errors.splitlines(), errors
     wait_until(lambda: _is_gone(run), "the end of all ranks")
 
 
@@ -261,6 +262,7 @@ def test_a_signal_that_comes_before_the_job_has_a_number(tmp_path: Path) -> None
     assert "JobState=CANCELLED" in slurm("scontrol", "show", "job", "--oneliner", number[1])
 
 
+@on_slurm
 def test_a_second_signal_does_not_wait_for_sbatch(tmp_path: Path) -> None:
     with _held_sbatch(tmp_path) as job:
         job.send_signal(signal.SIGINT)

@@ -10,7 +10,7 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,7 +23,7 @@ from records.news import Resumed
 from records.notice import prepare_notice, record_directory
 from records.progress import ProgressLog
 from records.record import RankRecord, Resumption
-from tasks.interface import Task, facts_of
+from tasks.interface import Task, TaskSettings, facts_of
 from tasks.registry import load_task
 from training.agreement import Agreement
 from training.decisions import Decisions
@@ -280,21 +280,30 @@ def load_libraries(config: RunConfig) -> tuple[type[Task], type[Backend]]:
     return task, backend
 
 
+def _facts_of_job(config: RunConfig, settings: TaskSettings, task: Task) -> dict[str, Any]:
+    """Returns what must be the same on all nodes: options, versions and data."""
+    # Nodes may differ in how they are reached, how many cores and which allocator they have and where their files are
+    # and their results go, and only the node of rank 0 needs to have the checkpoint.
+    of_one_node = {"node_rank", "master_addr", "threads_per_rank", "allocator", "scheduling", "output_dir"}
+    of_one_node |= {"overwrite", "launch_command", "started_at", "resume", "resume_from", "num_restarts"}
+    options = config.model_dump(mode="json", exclude=of_one_node | {"task_settings"})
+    options |= options.pop("backend_settings")
+    options |= settings.model_dump(mode="json", exclude={name for name, value in settings if isinstance(value, Path)})
+    versions = {f"the version of {name}": version for name, version in versions_in_use(config.backend).items()}
+    data = {f"data ({name})": fact for name, fact in facts_of(task).items() if name != "data"}  # where they are
+    return {**options, **versions, **data}
+
+
 def _join(config: RunConfig) -> tuple[Task, Backend]:
     """Prepares the data, then joins the other ranks and makes sure that they are the right ones."""
     task_class, adapter = load_libraries(config)
-    task = task_class(task_class.Settings.model_validate(config.task_settings))
+    settings = task_class.Settings.model_validate(config.task_settings)
+    task = task_class(settings)
     task.prepare()
     backend = adapter(config.backend_options(adapter.Settings))
     prove_world(backend, world_size=config.num_processes if config.min_nodes is None else world_size_of_process())
     if config.num_nodes > 1:
-        # Nodes may differ in how they are reached, how many cores and which allocator they have and where their
-        # results go, and only the node of rank 0 needs to have the checkpoint.
-        of_one_node = {"node_rank", "master_addr", "threads_per_rank", "allocator", "scheduling", "output_dir"}
-        of_one_node |= {"overwrite", "launch_command", "started_at", "resume", "resume_from", "num_restarts"}
-        options = config.model_dump(mode="json", exclude=of_one_node)
-        versions = {f"the version of {name}": version for name, version in versions_in_use(config.backend).items()}
-        prove_same_job(backend, {**options, **versions, "data": facts_of(task)})
+        prove_same_job(backend, _facts_of_job(config, settings, task))
     return task, backend
 
 

@@ -139,8 +139,8 @@ def _trainings(results: Results, styles: Styles) -> list[Section]:
 def _scaling(results: Results, styles: Styles) -> list[Block]:
     groups = _grouped([one for one in results.scaling if one.points], lambda one: (one.kind, one.condition))
     figures = [report_figures.scaling_figure(group, styles) for group in groups]
-    drawn = [Text(report_figures.EXPLANATION_OF_SCALING), *figures] if figures else []
-    return [*drawn, *_lines(where_speed_is_lost_elsewhere(results))]
+    explanation = [Text(report_figures.EXPLANATION_OF_SCALING)] if figures else []
+    return [*explanation, *figures, *_lines(where_speed_is_lost_elsewhere(results))]
 
 
 def _collectives(collectives: list[CollectiveSeries], styles: Styles) -> list[Section]:
