@@ -253,19 +253,16 @@ class Slurm(Engine[SlurmSettings]):
                 start_new_session=True,  # Ctrl-C is for this command
             )
         except Interrupted:
+            log = self.job.output_dir / _LOG_NAME
             tell(
-                "sbatch was ended before it said whether the job is in the queue; look for it with squeue --me "
-                f"--name={self._job_name}, and end it with scancel"
+                "sbatch was ended before it said whether the job is in the queue; squeue --me "
+                f"--Format=JobID,STDOUT:200 lists it with the output {log}; end it with scancel"
             )
             raise
         if done.returncode:
             script.unlink()
             raise self._refused(done.stderr)
         return done.stdout.strip().partition(";")[0]
-
-    @property
-    def _job_name(self) -> str:
-        return f"lockstep-{re.sub(r'[^A-Za-z0-9]', '-', self.job.backend)}"
 
     @property
     def _cpus_per_task(self) -> int:
@@ -283,7 +280,7 @@ class Slurm(Engine[SlurmSettings]):
     def _options(self) -> list[str]:
         settings = self.settings
         asked = {
-            "job-name": self._job_name,
+            "job-name": f"lockstep-{re.sub(r'[^A-Za-z0-9]', '-', self.job.backend)}",
             "nodes": self.job.num_nodes,
             "ntasks-per-node": 1,
             "cpus-per-task": self._cpus_per_task,

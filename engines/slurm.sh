@@ -37,7 +37,7 @@ on_node() {
 export -f train on_node
 export job
 
-rm -f "$job".node*.pid "$job".node*.exit
+rm -f "$job".node*.pid "$job".node*.exit "$job.code"
 # With --export=NONE for the job, srun would not pass on the functions above.
 srun --export=ALL --ntasks-per-node=1 --cpus-per-task="$cpus_per_task" --kill-on-bad-exit=1 --input=none --open-mode=append \
   --output="${output_dir//%/%%}/node%n.log" bash -c 'on_node "$@"' bash "${start[@]}" &

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from backends.registry import BACKENDS
-from forecast.algorithms import Algorithm
 from forecast.scenario import Scenario, Variant
 from forecast.sending import Buckets, Fusion, Whole
 
@@ -39,7 +38,10 @@ def advice(scenario: Scenario, variant: Variant, num_ranks: int) -> list[str]:
 
 
 def _others(scenario: Scenario, variant: Variant) -> Iterator[tuple[str, str, Variant]]:
-    """Yields what could be done otherwise: of which kind it is, in words, and as a variant."""
+    """Yields what could be done otherwise: of which kind it is, in words, and as a variant.
+
+    Another algorithm is not among it, since libraries choose their own by the size of what they send.
+    """
     profile = scenario.profile
     for times in _ACCUMULATIONS:
         words = f"gradient_accumulation_steps {times * profile.micro_steps} (a global batch {times} times as large)"
@@ -60,19 +62,3 @@ def _others(scenario: Scenario, variant: Variant) -> Iterator[tuple[str, str, Va
                 yield "sending", f"HOROVOD_CYCLE_TIME={cycle:g}", variant._replace(sending=fusion)
         case Whole():
             yield "sending", "sending in buckets during the backward pass", variant._replace(sending=Buckets())
-    for algorithm, setting in _settings_of_algorithms(scenario):
-        if algorithm != variant.algorithm:
-            yield "algorithm", setting, variant._replace(algorithm=algorithm)
-
-
-def _settings_of_algorithms(scenario: Scenario) -> Iterator[tuple[Algorithm, str]]:
-    """Yields the algorithms that the transport can be told to use, and how.
-
-    gloo and MPI have no setting of their own for it. Of NCCL and Horovod, see
-    https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-algo and
-    https://horovod.readthedocs.io/en/stable/api.html.
-    """
-    if scenario.profile.transport == "nccl":
-        yield "tree", "NCCL_ALGO=Tree"
-        if scenario.profile.backend == "horovod" and scenario.ranks_per_node > 1:
-            yield "hierarchical", "HOROVOD_HIERARCHICAL_ALLREDUCE=1"

@@ -85,7 +85,7 @@ def _ring(num_ranks: int, num_bytes: float, link: Link) -> float:
     No algorithm sends fewer bytes (Patarasuk and Yuan 2009, https://doi.org/10.1016/j.jpdc.2008.09.002; for training:
     Gibiansky 2017, "Bringing HPC techniques to deep learning"). gloo's and Horovod's default; NCCL's for large sizes.
 
-    Both halves within a node and the ring between the nodes make the hierarchical all-reduce of Horovod and NCCL:
+    Both halves within a node and the ring between the nodes make the hierarchical all-reduce of Horovod:
     reduce-scatter among the K ranks of a node, an all-reduce of S/K bytes by each of them between M nodes, which
     together is one of S bytes through the link of the node, and all-gather in the node.
     """

@@ -274,6 +274,9 @@ class Task(ABC):
         Two of these facts are shown beside the metrics: `positive_label`, the class that CLASS_METRICS are about, and
         `baseline`, a trivial model, whose `answer` says what it predicts and whose `metrics` say how good that is.
 
+        Nodes must agree on all of them. Among them may be `data_digest`, a digest of all samples: files may then lie at
+        other paths on each node, as settings of type Path and the fact `data` say.
+
         Returns:
             Values that can be written as JSON.
         """

@@ -212,24 +212,13 @@ def test_advice_says_what_would_help_and_how_much() -> None:
     assert any(line.startswith("sending in buckets") for line in found)
 
 
-@pytest.mark.parametrize(
-    ("transport", "backend", "settings"),
-    [
-        ("gloo", "ddp", set()),
-        ("nccl", "ddp", {"NCCL_ALGO=Tree"}),
-        ("nccl", "horovod", {"HOROVOD_HIERARCHICAL_ALLREDUCE=1"}),
-    ],
-)
-def test_another_algorithm_is_advised_where_a_setting_gives_it(
-    transport: str, backend: str, settings: set[str]
-) -> None:
-    """Between nodes, where a message takes 1 ms, both save nearly all rounds; the better one of the two is named."""
-    profile = made_profile(transport=transport, backend=backend, sending=Whole())
+def test_no_algorithm_is_advised() -> None:
+    """Between nodes, where a message takes 1 ms, others save most of the rounds, but no option chooses them."""
     network = parse_network("10gbit,latency=1ms,local=1000gbit,local-latency=1us")
-    scenario = Scenario(profile, network, ranks_per_node=8)
-    advised = {line.partition(":")[0] for line in forecast(scenario, Variant("ring", Whole()), [64], None).advice}
-    assert {name for name in advised if "ALGO" in name or "ALLREDUCE" in name} == settings
-    assert not any("tree" in name or "hierarchical" in name for name in advised)
+    scenario = Scenario(made_profile(sending=Whole()), network, ranks_per_node=8)
+    found = forecast(scenario, Variant("ring", Whole()), [64], None)
+    assert found.advice
+    assert not any("tree" in line or "hierarchical" in line for line in found.advice)
 
 
 def test_no_advice_where_nothing_would_help() -> None:

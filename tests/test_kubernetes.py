@@ -283,6 +283,20 @@ def test_a_signal_lets_the_pods_save_and_deletes_them(tmp_path: Path, cluster: P
     assert [*(cluster / "volume" / "mine").glob("node*/checkpoints/*")]
 
 
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_job_that_others_delete_saves_a_checkpoint(tmp_path: Path, cluster: Path) -> None:
+    """With the stand-in for kubectl. Pods of a deleted job are asked to end, as those of one that Ctrl-C stops."""
+    job = start_lockstep(*_job(steps=5000), "--output-dir", tmp_path / "mine")
+    nodes = cluster / "volume" / "mine"
+    wait_until(lambda: all(trains(nodes / f"node{node}") for node in (0, 1)), "the ranks of both nodes in training")
+    subprocess.run(["kubectl", "delete", "jobs.batch", "the-job"], check=True)
+    _, errors = job.communicate(timeout=120)
+    assert job.returncode == 75, errors
+    assert "continue with --resume" in errors
+    assert [*nodes.glob("node*/checkpoints/*")]
+
+
 UNREACHABLE = {
     "unreachable": ("unreachable", "", ("kubectl reaches no cluster", "was refused", "--dry-run")),
     "forbidden": ("forbidden", "", ("the cluster refuses the job", "exceeded quota")),

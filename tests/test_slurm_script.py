@@ -52,6 +52,7 @@ def script(tmp_path: Path) -> Start:
 
 def test_a_requeued_job_continues_what_it_has_saved_itself(tmp_path: Path, script: Start) -> None:
     (tmp_path / "go-on").touch()
+    (tmp_path / "job7.code").write_text("75\n")
 
     def started(*options: str) -> str:
         assert script(1, *options).wait(timeout=60) == 0

@@ -282,16 +282,20 @@ def load_libraries(config: RunConfig) -> tuple[type[Task], type[Backend]]:
 
 def _facts_of_job(config: RunConfig, settings: TaskSettings, task: Task) -> dict[str, Any]:
     """Returns what must be the same on all nodes: options, versions and data."""
-    # Nodes may differ in how they are reached, how many cores and which allocator they have and where their files are
-    # and their results go, and only the node of rank 0 needs to have the checkpoint.
+    # Nodes may differ in how they are reached, how many cores and which allocator they have and where their results
+    # go, and only the node of rank 0 needs to have the checkpoint.
     of_one_node = {"node_rank", "master_addr", "threads_per_rank", "allocator", "scheduling", "output_dir"}
     of_one_node |= {"overwrite", "launch_command", "started_at", "resume", "resume_from", "num_restarts"}
     options = config.model_dump(mode="json", exclude=of_one_node | {"task_settings"})
     options |= options.pop("backend_settings")
-    options |= settings.model_dump(mode="json", exclude={name for name, value in settings if isinstance(value, Path)})
+    facts = facts_of(task)
+    places: set[str] = set()
+    if "data_digest" in facts:  # which says more than where the data are
+        places = {name for name, value in settings if isinstance(value, Path)}
+        facts.pop("data", None)
+    options |= settings.model_dump(mode="json", exclude=places)
     versions = {f"the version of {name}": version for name, version in versions_in_use(config.backend).items()}
-    data = {f"data ({name})": fact for name, fact in facts_of(task).items() if name != "data"}  # where they are
-    return {**options, **versions, **data}
+    return {**options, **versions, **{f"data ({name})": fact for name, fact in facts.items()}}
 
 
 def _join(config: RunConfig) -> tuple[Task, Backend]:

@@ -19,7 +19,7 @@ from compare.race.baseline import check_baseline, like_baseline
 from compare.race.directory import RaceDirectory
 from compare.race.entrants import core_slowdowns, make_plan, read_run_options, schedule_race
 from compare.race.options import RaceOptions
-from compare.race.plan import Entrant, PlannedRun, RacePlan
+from compare.race.plan import RacePlan
 from compare.race.report import write_report
 from compare.race.run import run_race
 from compare.race.schedule import seconds_of_collectives
@@ -137,11 +137,15 @@ def _describe(plan: RacePlan) -> str:
 
 def _show_plan(plan: RacePlan, terminal: Console) -> None:
     expected = [run for run in plan.runs() if run.purpose != "timed" or run.block <= plan.schedule.repeats]
-    purposes = {who: Counter(run.purpose for run in expected if run.entrant == who) for who in _entrants_of(expected)}
+    entrants = dict.fromkeys(run.entrant for run in expected)
+    ordered = sorted(
+        entrants, key=lambda who: (-who.num_processes, who.precision, who.accumulation, who.global_batch_size)
+    )
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("entrant", "ranks", "precision", "global batch = ranks x micro x accumulation", "runs"):
         table.add_column(heading)
-    for who, times in purposes.items():
+    for who in ordered:
+        times = Counter(run.purpose for run in expected if run.entrant == who)
         batch = f"{who.global_batch_size} = {who.num_processes} x {who.micro_batch_size} x {who.accumulation}"
         runs = ", ".join(purpose if number == 1 else f"{number} {purpose}" for purpose, number in sorted(times.items()))
         table.add_row(who.name, str(who.num_processes), who.precision, batch, runs)
@@ -149,12 +153,6 @@ def _show_plan(plan: RacePlan, terminal: Console) -> None:
     for line in plan.left_out:
         terminal.print(line)
     terminal.print(f"{_describe(plan)}, estimated from a few steps taken now")
-
-
-def _entrants_of(runs: list[PlannedRun]) -> list[Entrant]:
-    """Returns the entrants with the most ranks first, each beside those of its conditions."""
-    entrants = dict.fromkeys(run.entrant for run in runs)
-    return sorted(entrants, key=lambda who: (-who.num_processes, who.precision, who.accumulation))
 
 
 def _measure_collectives(plan: RacePlan, directory: RaceDirectory, terminal: Console) -> None:

@@ -38,7 +38,7 @@ def where_speed_is_lost(standing: Standing, breakdown: Breakdown | None) -> str:
 
 
 def where_speed_is_lost_elsewhere(results: Results) -> list[str]:
-    """Returns the same for the conditions below the first, of which the first screen says it, where it is known."""
+    """Returns that sentence, after its conditions, for each standing but the first, where there is one."""
     said = [(one, where_speed_is_lost(one, breakdown_of(one.placings[0], results))) for one in results.standings[1:]]
     return [f"{standing.conditions}: {sentence}" for standing, sentence in said if sentence]
 
