@@ -41,7 +41,7 @@ _BINDING = (
 _INHERITED = (
     *("num_processes", "micro_batch_size", "batching", "eval_batch_size", "find_unused_parameters"),
     *("logging_steps", "save_every", "keep", "on_save_error", "early_stopping_patience", "hang_timeout"),
-    *("max_restarts", "tracker"),
+    *("evaluate", "max_restarts", "tracker"),
 )
 
 

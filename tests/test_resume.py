@@ -11,7 +11,7 @@ import torch
 
 from backends.registry import find_backend
 from launch.errors import UsageError
-from launch.resume import Start, check_same_trajectory
+from launch.resume import Start, check_same_trajectory, inherited_options
 from records.checkpoint import CheckpointState, checkpoint_path
 from records.config import RunOptions
 from tasks.token_tagging import TokenTaggingSettings
@@ -133,6 +133,13 @@ def test_bert(tmp_path: Path, backend: str) -> None:
     start = checkpoint_path(tmp_path / "whole", 4)
     train(backend, tmp_path / "run", "--resume", start)
     assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+def test_what_is_kept_unless_it_is_given_again(tmp_path: Path) -> None:
+    before = run_config("ddp", 2, tmp_path, micro_batch_size=4, evaluate=False, logging_steps=3, timeout=20.0)
+    kept = inherited_options(before, "horovod", {"num_processes": "2"})
+    assert (kept["evaluate"], kept["logging_steps"]) == (False, 3)
+    assert "timeout" not in kept  # it belongs to one start on one machine
 
 
 @pytest.mark.slow
