@@ -15,9 +15,10 @@ from torch.testing import assert_close
 
 from backends.registry import BACKENDS
 from compare.bare.job import BareJob, Outcome, Settings, Step
-from compare.race.bare import why_no_loop
+from compare.race.bare import add_loops, why_no_loop
 from compare.race.live import LiveEntrant
 from compare.race.messages import Turn
+from compare.race.plan import Entrant
 from compare.results import Results
 from launch.starters.interface import PROJECT_DIRECTORY
 from records.record import RunRecord, read_record
@@ -133,6 +134,17 @@ def test_what_a_loop_cannot_do_is_said_in_a_line(
     config = run_config("ddp", 2, tmp_path, micro_batch_size=8).model_copy(update=simple | changes)
     found = why_no_loop(config)
     assert (found is None) if reason is None else (found is not None and reason in found)
+
+
+def test_an_entrant_with_settings_of_its_own_has_no_loop(tmp_path: Path) -> None:
+    simple = {"optimizer": "adamw", "lr_scheduler": "linear"}
+    config = run_config("ddp", 2, tmp_path, micro_batch_size=8).model_copy(update=simple)
+    plain = Entrant(backend="ddp", num_processes=2, precision="fp32", accumulation=1, global_batch_size=16)
+    padded = plain.model_copy(update={"variant": "padded", "options": ("--batching=padded",)})
+    configs, left_out = {plain: config, padded: config}, [""]
+    add_loops(configs, left_out)
+    assert [entrant.name for entrant in configs] == ["ddp", "ddp (padded)", "ddp (by hand)"]
+    assert left_out[1].startswith("ddp (padded), 2 rank(s), fp32, 8 x 1: has no loop written by hand beside it")
 
 
 @pytest.mark.parametrize("name", BACKENDS)

@@ -91,3 +91,10 @@ def test_who_loses_in_each_start_is_named(shares: list[float], is_named: bool) -
         "and comparisons do not."
     )
     assert _long_steps([group]) == [sentence] * is_named  # type: ignore[list-item]
+
+
+def test_shares_of_different_starts_are_not_compared() -> None:
+    one = SimpleNamespace(name="horovod", ranked=True, shares_of_long_steps=[0.05, 0.06, 0.04])  # it failed once
+    other = SimpleNamespace(name="ddp", ranked=True, shares_of_long_steps=[0.01] * 4)
+    group = SimpleNamespace(entrants=[other, one], group=SimpleNamespace(key="2 ranks"))
+    assert who_loses_to_long_steps(group) == []  # type: ignore[arg-type]

@@ -118,8 +118,9 @@ def test_nothing_is_said_that_the_interval_does_not_say(interval: Interval | Non
     ("longer_by", "claim", "words"),
     [
         (Interval(estimate=-0.05, low=-0.08, high=-0.02), "faster", "A second rank makes it slower: 0.95 times"),
-        (Interval(estimate=0.0, low=-0.05, high=0.04), "none", "gives nothing that this race could show: 0.95 to 1.0"),
+        (Interval(estimate=0.0, low=-0.05, high=0.04), "none", "gives nothing that this race could show: 0.95 to 1.04"),
         (Interval(estimate=0.8, low=0.7, high=0.9), "slower", "A second rank gives 1.8 times the speed of one"),
+        (Interval(estimate=0.04, low=0.02, high=0.06), "slower", "A second rank gives 1.04 times the speed of one"),
     ],
 )
 def test_more_ranks_are_judged_by_the_fastest_alone(longer_by: Interval, claim: str, words: str) -> None:
@@ -143,6 +144,11 @@ def test_the_loss_is_divided_by_what_is_possible() -> None:
     lost = "Of the ideal 2.00 times, 0.10 are lost to memory bandwidth, caches and the clock and 0.29 to communication"
     assert f"{lost} and waiting." in ranks.caption
     assert lost in render_markdown(results)
+    base = results.standings[0].base
+    assert base is not None
+    base.claim, claim = "none", base.claim
+    assert where_speed_is_lost(results.standings[0], None) == ""  # nothing was gained that could be divided
+    base.claim = claim
     results.standings[0].limits[0].longer = Interval(estimate=0.1, low=0.0, high=0.2)  # slower than those that wait
     _, ranks = first_screen(results, look_of(results)).figures
     assert "lost" not in ranks.caption

@@ -54,3 +54,11 @@ def test_all_conditions_count() -> None:
     assert f"one race of five misses a difference of 7.0 % ({second.conditions})" in overlooked.answer
     second.num_starts = 1
     assert "each entrant was started once" in warnings_of(results)[0]
+
+
+def test_an_entrant_with_too_few_starts_hides_nothing_under_other_conditions() -> None:
+    results = sample_results()
+    first, second = results.standings[:2]
+    first.rivals[1].detectable, first.rivals[1].claim = None, "too few"
+    second.rivals[1].detectable, second.rivals[1].claim = 0.07, "none"
+    assert any(f"misses a difference of 7.0 % ({second.conditions})" in warning for warning in warnings_of(results))

@@ -239,6 +239,11 @@ def test_one_pair_with_too_few_starts_says_so_beside_others() -> None:
     assert [comparison.claim for comparison in compare_group([many, few])] == ["none", "too few"]
 
 
+def test_pairs_of_equal_names_keep_their_own_comparisons() -> None:
+    many, few = PairedStarts("a", "b", [[0.1, 0.11]] * 3), PairedStarts("a", "b", [[0.0, 0.01]] * 2)
+    assert [comparison.claim for comparison in compare_group([few, many])] == ["too few", "slower"]
+
+
 def test_a_mean_of_one_run_has_no_interval() -> None:
     assert mean_interval([5.0]).low is None
     both = mean_interval([4.0, 9.0])

@@ -24,7 +24,7 @@ from compare.race.messages import Turn
 from compare.race.options import RaceOptions
 from compare.race.plan import Entrant, draw_plan, heats_of
 from compare.race.report import is_decided
-from compare.race.schedule import make_schedule
+from compare.race.schedule import make_schedule, seconds_of_collectives
 from compare.report.entrants import _of_a_step, _timed_steps
 from compare.report.grouping import EntrantRuns
 from compare.report.pairing import paired
@@ -89,6 +89,14 @@ def test_a_budget_is_spent_and_not_exceeded() -> None:
         assert 0.9 * one.budget < schedule.seconds <= one.budget
         assert schedule.repeats >= 3
     assert schedules[0].timed_steps * schedules[0].repeats < schedules[2].timed_steps * schedules[2].repeats
+
+
+def test_time_is_kept_for_the_collectives_of_libraries_that_have_some() -> None:
+    worlds = RaceOptions(num_processes=[1, 2, 4])
+    assert seconds_of_collectives(_entrants("fsdp2", "accelerate"), worlds) == 0
+    one, two = (seconds_of_collectives(_entrants(*names), worlds) for names in (["ddp"], ["ddp", "horovod", "single"]))
+    assert two == 2 * one > 0
+    assert seconds_of_collectives(_entrants("ddp"), worlds.model_copy(update={"collectives": False})) == 0
 
 
 def test_what_the_user_sets_is_not_planned() -> None:

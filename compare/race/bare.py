@@ -28,8 +28,10 @@ def add_loops(configs: dict[Entrant, RunConfig], left_out: list[str]) -> None:
     for entrant, config in list(configs.items()):
         if entrant.role != "backend":
             continue
-        variant = f"{entrant.variant}, {_VARIANT}" if entrant.variant else _VARIANT
-        loop = entrant.model_copy(update={"role": "bare", "variant": variant})
+        if entrant.variant:  # which loop is whose could not be told
+            reasons.append(f"{entrant.label}: has no loop written by hand beside it, since its settings are its own")
+            continue
+        loop = entrant.model_copy(update={"role": "bare", "variant": _VARIANT})
         reason = why_no_loop(config)
         if reason is None:
             configs[loop] = config

@@ -9,20 +9,20 @@ import shlex
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from backends.registry import BACKENDS
 from compare.race.baseline import check_baseline, like_baseline
 from compare.race.directory import RaceDirectory
 from compare.race.entrants import core_slowdowns, make_plan, read_run_options, schedule_race
 from compare.race.options import RaceOptions
-from compare.race.plan import RacePlan
+from compare.race.plan import Entrant, RacePlan
 from compare.race.report import write_report
 from compare.race.run import run_race
-from compare.race.schedule import seconds_of_collectives
+from compare.race.schedule import libraries_of, seconds_of_collectives
 from compare.race.tuning import tuned_entrants
 from compare.report.baseline import GateOptions, read_baseline
 from compare.report.pages import require_packages
@@ -33,6 +33,7 @@ from launch.errors import UsageError, refused_path
 from launch.options import option_parser, validated
 from launch.quantities import format_duration
 from launch.signals import Interrupted, signals_raised
+from records.config import RunConfig
 
 
 def run(arguments: list[str]) -> int:
@@ -62,6 +63,8 @@ def run(arguments: list[str]) -> int:
         if baseline is not None:
             check_baseline(baseline, options, configs, terminal)
         directory = RaceDirectory(output_dir)
+        if not asked["dry_run"]:
+            directory.require_place()
         if asked["dry_run"] or not directory.holds_race:
             terminal.print("taking a few steps to see how long the race will take")
             schedule_race(plan, configs)
@@ -73,20 +76,10 @@ def run(arguments: list[str]) -> int:
         with contextlib.ExitStack() as stack:
             try:
                 with signals_raised():
-                    if not directory.holds_race:
-                        plan.core_slowdowns = core_slowdowns(configs)
-                    if options.tune and plan.costs is not None:
-                        plan.tuned = tuned_entrants(plan, plan.costs, terminal.print)
-                    plan_in_force = stack.enter_context(directory.opened(plan))
-                    _announce(plan_in_force, directory, terminal)
-                    # What the user has settled is not cut short.
-                    is_settled = options.repeats is not None or options.timed_steps is not None
-                    spent = time.monotonic() - began + seconds_of_collectives(options)
-                    seconds = math.inf if is_settled else options.budget - spent
-                    run_race(plan_in_force, directory, terminal, seconds=seconds)
-                    _measure_collectives(plan_in_force, directory, terminal)
+                    plan_in_force = _race(plan, configs, directory, terminal, stack, began)
             except Interrupted as interruption:
-                directory.clear()
+                if directory.is_open:  # else another command may race in it
+                    directory.clear()
                 again = f"{plan.command} --output-dir {shlex.quote(str(directory.path))}"
                 kept = "finished runs are kept, resume" if directory.holds_race else "nothing was kept, begin again"
                 print(f"lockstep: interrupted; {kept} with: {again}", file=sys.stderr)
@@ -94,6 +87,43 @@ def run(arguments: list[str]) -> int:
             return write_report(directory, plan_in_force, baseline, terminal)
     except OSError as error:  # any path among the options may be one that the system refuses
         raise refused_path(error) from error
+
+
+def _race(
+    plan: RacePlan,
+    configs: Mapping[Entrant, RunConfig],
+    directory: RaceDirectory,
+    terminal: Console,
+    stack: contextlib.ExitStack,
+    began: float,
+) -> RacePlan:
+    """Makes all runs of a race, or those that are left of one, and measures collectives.
+
+    Args:
+        plan: What was asked for.
+        configs: The configuration of each entrant.
+        directory: The directory of the race.
+        terminal: Shows how far it is.
+        stack: Keeps the directory open.
+        began: When the command began, on the clock of time.monotonic.
+
+    Returns:
+        The plan in force: that of the race which has begun in the directory.
+    """
+    if not directory.holds_race:
+        plan.core_slowdowns = core_slowdowns(configs)
+        if plan.options.tune and plan.costs is not None:
+            plan.tuned = tuned_entrants(plan, plan.costs, terminal.print)
+    plan = stack.enter_context(directory.opened(plan))
+    _announce(plan, directory, terminal)
+    options = plan.options
+    # What the user has settled is not cut short.
+    is_settled = options.repeats is not None or options.timed_steps is not None
+    spent = time.monotonic() - began + seconds_of_collectives(plan.entrants, options)
+    run_race(plan, directory, terminal, seconds=math.inf if is_settled else options.budget - spent)
+    device = next(iter(configs.values())).device
+    _measure_collectives(plan, device, directory, terminal)
+    return plan
 
 
 def _check_until(options: RaceOptions) -> None:
@@ -155,22 +185,25 @@ def _show_plan(plan: RacePlan, terminal: Console) -> None:
     terminal.print(f"{_describe(plan)}, estimated from a few steps taken now")
 
 
-def _measure_collectives(plan: RacePlan, directory: RaceDirectory, terminal: Console) -> None:
+def _measure_collectives(plan: RacePlan, device: str, directory: RaceDirectory, terminal: Console) -> None:
     """Measures the collectives of each library that takes part with more than one rank."""
-    entered = dict.fromkeys(entrant.backend for entrant in plan.entrants)
-    names = [name for name in entered if name in BACKENDS and BACKENDS[name].has_own_collectives]
     worlds = ",".join(str(number) for number in plan.options.num_processes if number > 1)
     if not plan.options.collectives or not worlds:
         return
-    device = [option for option in plan.run_options if option.startswith("--device=")]
-    for name in names:
+    for name in libraries_of(plan.entrants):
         target = directory.collectives(name)
         if target.exists():
             continue
         terminal.print(f"measuring the collectives of {name}")
         done = own_command.run_command(
             [
-                *("allreduce", f"--backends={name}", f"--num-processes={worlds}", f"--output={target}", *device),
+                *(
+                    "allreduce",
+                    f"--backends={name}",
+                    f"--num-processes={worlds}",
+                    f"--output={target}",
+                    f"--device={device}",
+                ),
                 *plan.options.network.words(),
                 *(() if plan.options.bandwidth is None else ("--sizes=1KiB..4MiB",)),  # larger ones would take minutes
             ]

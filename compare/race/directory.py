@@ -33,10 +33,27 @@ _SECONDS_FOR_ORPHANS = 15.0
 
 
 class RaceDirectory:
-    """The files of a race."""
+    """The files of a race.
+
+    Attributes:
+        path: Where they are.
+        is_open: Whether this command races there, and no other.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
+        self.is_open = False
+
+    def require_place(self) -> None:
+        """Makes sure that a race can begin or go on here.
+
+        Raises:
+            UsageError: The directory holds something else.
+        """
+        if self.path.exists() and not self.holds_race and any(self.path.iterdir()):
+            raise UsageError(
+                f"--output-dir {self.path}: is not empty and does not contain a race; choose another directory"
+            )
 
     @contextlib.contextmanager
     def opened(self, plan: RacePlan) -> Iterator[RacePlan]:
@@ -46,10 +63,7 @@ class RaceDirectory:
             UsageError: The directory holds something else, or another process races in it.
         """
         plan_file = self.path / PLAN_NAME
-        if self.path.exists() and not plan_file.exists() and any(self.path.iterdir()):
-            raise UsageError(
-                f"--output-dir {self.path}: is not empty and does not contain a race; choose another directory"
-            )
+        self.require_place()
         if plan_file.exists():
             begun = self._plan("--output-dir ", "choose another directory")
             if not begun.same_request(plan):
@@ -66,6 +80,7 @@ class RaceDirectory:
                 if not plan_file.exists():
                     write_atomically(plan_file, plan.model_dump_json(indent=1))
                 (self.path / _RECORDS_NAME).mkdir(exist_ok=True)
+                self.is_open = True
                 yield plan
         except Timeout as error:
             raise UsageError(

@@ -48,6 +48,13 @@ class Pace:
         """Notes that runs need not take place any more."""
         self.left.remove(heat)
 
+    def skip_block(self, heat: Heat) -> None:
+        """Notes that timed runs need not take place any more, nor those of their block that are still to come.
+
+        Less time would suffice for the rest of it, and some conditions would have more starts than others.
+        """
+        self.left = [one for one in self.left if not _is_timed(one) or one[0].block != heat[0].block]
+
     def seconds(self, heats: Sequence[Heat]) -> float:
         """Returns how long these are expected to take, one after the other."""
         return sum(map(self._planned, heats)) * self._taken / self._expected

@@ -55,7 +55,10 @@ def run_race(plan: RacePlan, directory: RaceDirectory, terminal: Console, *, sec
             is_timed = heat[0].purpose == "timed"
             able = _able(heat, runs, directory)
             is_late = is_timed and (heat not in pace.to_come() or _ends_early(plan, heat[0].block, runs, directory))
-            if is_late or not able:
+            if is_late:
+                pace.skip_block(heat)
+                continue
+            if not able:
                 pace.skip(heat)
                 continue
             progress.begin(able)
@@ -121,15 +124,16 @@ def _run_undisturbed(
     Returns:
         Why the run failed; None if it completed.
     """
-    for _ in range(_MAX_ATTEMPTS if plan.options.wait_for_idle else 1):
+    attempts = _MAX_ATTEMPTS if plan.options.wait_for_idle else 1
+    for attempt in range(1, attempts + 1):
         directory.clear()
         output_dir = directory.running(secrets.token_hex(8))
-        load = ForeignLoad()
         seen = look_for_idleness(patient=plan.options.wait_for_idle, say=progress.say)
+        load = ForeignLoad()
         why = _run(plan, run, output_dir)
         foreign_share = load.share()
         # Whether to repeat depends on what other programs did, never on what the run measured.
-        if why is not None or foreign_share <= DISTURBED_SHARE:
+        if why is not None or foreign_share <= DISTURBED_SHARE or attempt == attempts:
             break
         progress.say(f"other programs took {foreign_share:.0%} of the cores: once more, {run.entrant.label}")
     facts = RaceFacts(

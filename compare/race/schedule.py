@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from statistics import median
 
+from backends.registry import BACKENDS
 from compare.race.costs import Costs
 from compare.race.heat import SECONDS_OF_A_TURN, steps_of_a_turn
 from compare.race.options import RaceOptions
@@ -13,10 +15,11 @@ from launch.errors import UsageError
 from launch.quantities import format_duration
 from records.throughput import NUM_WARMUP_STEPS
 
-_SECONDS_OF_COLLECTIVES = 40.0
+# Of one library on one number of ranks.
+_SECONDS_OF_COLLECTIVES = 28.0
 # A race that ends as soon as it knows enough finds that out between its starts.
 _MOST_STARTS_UNTIL_KNOWN = 40
-# In a start, turns take at least so many times as long as starting did.
+# In a start, turns take about so many times as long as starting did, or more.
 _TURNS_PER_START = 2.0
 # A start has at least so many turns, however long they are, and measures at least as long as so many short ones take.
 _FEWEST_TURNS = 5
@@ -37,7 +40,7 @@ def make_schedule(entrants: list[Entrant], options: RaceOptions, costs: Costs, *
     """
     once = draw_plan(entrants, options, repeats=1, costs=costs)
     fixed = seconds_of_tuning + sum(costs.alone(run, options) for run in once if run.purpose != "timed")
-    fixed += seconds_of_collectives(options)
+    fixed += seconds_of_collectives(entrants, options)
     heats = [[run.entrant for run in heat] for heat in heats_of(once) if heat[0].purpose == "timed"]
     of_a_start = sum(costs.start(heat) + costs.end(heat) for heat in heats)
     of_a_step = sum(costs.turns(heat, 1) for heat in heats)
@@ -49,7 +52,7 @@ def make_schedule(entrants: list[Entrant], options: RaceOptions, costs: Costs, *
         repeats = repeats or MIN_PAIRS
     else:
         left = options.budget - fixed
-        most = min(int(left / ((1 + _TURNS_PER_START) * of_a_start)), int(left / (of_a_start + fewest * of_a_step)))
+        most = min(round(left / ((1 + _TURNS_PER_START) * of_a_start)), int(left / (of_a_start + fewest * of_a_step)))
         repeats = repeats or max(MIN_PAIRS, min(limit, most))
         steps = int((left / repeats - of_a_start) / of_a_step)
         if steps < fewest and "budget" not in options.model_fields_set:
@@ -71,9 +74,16 @@ def make_schedule(entrants: list[Entrant], options: RaceOptions, costs: Costs, *
     )
 
 
-def seconds_of_collectives(options: RaceOptions) -> float:
+def libraries_of(entrants: Iterable[Entrant]) -> list[str]:
+    """Returns the backends that take part whose libraries have collectives of their own."""
+    entered = dict.fromkeys(entrant.backend for entrant in entrants)
+    return [name for name in entered if name in BACKENDS and BACKENDS[name].has_own_collectives]
+
+
+def seconds_of_collectives(entrants: Iterable[Entrant], options: RaceOptions) -> float:
     """Returns the expected time of measuring the collectives of libraries, after the runs of a race."""
-    return _SECONDS_OF_COLLECTIVES if options.collectives and max(options.num_processes) > 1 else 0.0
+    worlds = [number for number in options.num_processes if number > 1]
+    return len(libraries_of(entrants)) * len(worlds) * _SECONDS_OF_COLLECTIVES if options.collectives else 0.0
 
 
 def _fewest_steps(step_seconds: list[float]) -> int:

@@ -31,6 +31,11 @@ from compare.report.words import describe_task
 from compare.results import SMALLEST_CLAIM, CollectiveSeries, Comparison, Group, GroupResult, Results
 from records.throughput import NUM_WARMUP_STEPS
 
+_OUTSIDE_RACES = (
+    "Not all runs are those of a race: they are compared in the order in which they were made, and what changed "
+    "between them, such as what else the machine did, is in no interval."
+)
+
 
 def analyse(runs: Sequence[Run], collectives: Sequence[CollectiveSeries], info: ReportInfo) -> Results:
     """Compares runs.
@@ -89,7 +94,11 @@ def analyse(runs: Sequence[Run], collectives: Sequence[CollectiveSeries], info: 
             "energy of runs that took place alone": describe_energy(completed),
         },
     )
-    return results.model_copy(update={"verdict": [*describe_verdict(results), *map(describe_peers, peers)]})
+    verdict = [*describe_verdict(results), *map(describe_peers, peers)]
+    is_compared = any(len(standing.placings) > 1 for standing in standings)
+    if is_compared and not all(entrant.is_of_races for entrants in grouped for entrant in entrants):
+        verdict.append(_OUTSIDE_RACES)
+    return results.model_copy(update={"verdict": verdict})
 
 
 def _group_result(key: str, runs: list[EntrantRuns], completed: Sequence[Run], *, several: bool) -> GroupResult:

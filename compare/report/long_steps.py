@@ -71,8 +71,10 @@ def who_loses_to_long_steps(group: GroupResult) -> list[tuple[Entrant, Entrant]]
     least = min(able, key=lambda one: mean(one.shares_of_long_steps))
     found = []
     for one in able:
+        if len(one.shares_of_long_steps) != len(least.shares_of_long_steps):
+            continue  # one of them failed in some block, and which blocks the shares are of is not known
         more = [
-            mine - theirs for mine, theirs in zip(one.shares_of_long_steps, least.shares_of_long_steps, strict=False)
+            mine - theirs for mine, theirs in zip(one.shares_of_long_steps, least.shares_of_long_steps, strict=True)
         ]
         if mean(more) >= _MORE_ON_AVERAGE and min(more) >= _MORE_IN_EACH_START:
             found.append((one, least))

@@ -20,11 +20,12 @@ def where_speed_is_lost(standing: Standing, breakdown: Breakdown | None) -> str:
         breakdown: Where the time of a step of the opponent goes; None if it was not diagnosed.
 
     Returns:
-        A sentence; nothing where nobody was shown to be faster alone, or where the parts would be negative.
+        A sentence; nothing where no gain from more ranks, or no loss, was shown, or where the parts would be negative.
     """
     opponent, base = standing.placings[0], standing.base
     limit = next((one for one in standing.limits if one.num_processes == opponent.num_processes), None)
-    if base is None or limit is None or limit.claim in ("none", "too few") or opponent.num_processes == 1:
+    unclaimed = ("none", "too few")
+    if base is None or limit is None or opponent.num_processes == 1 or {base.claim, limit.claim} & {*unclaimed}:
         return ""
     ideal = opponent.num_processes / base.num_processes
     possible, reached = speed_of(limit, base), speed_of(opponent, base)

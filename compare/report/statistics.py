@@ -111,11 +111,12 @@ def log_ratio(first: Sequence[float], second: Sequence[float]) -> float:
 def compare_group(pairs: Sequence[PairedStarts]) -> list[Comparison]:
     """Compares the times of all pairs of backends of a group of equal conditions."""
     level = 1 - (1 - CONFIDENCE) / max(1, len(pairs))
-    enough = [pair for pair in pairs if len(pair.starts) >= MIN_PAIRS]
+    numbers = [number for number, pair in enumerate(pairs) if len(pair.starts) >= MIN_PAIRS]
+    enough = [pairs[number] for number in numbers]
     within = [_variance_from_turns(pair) for pair in enough]
     share = _share_of_starting(enough, within)
     comparisons = {}
-    for pair, own in zip(enough, within, strict=True):
+    for number, pair, own in zip(numbers, enough, within, strict=True):
         spread = None
         if share is None or _differs_more(pair, own, share):
             error = _Error(_standard_error_of_means(pair), len(pair.starts) - 1)
@@ -124,10 +125,10 @@ def compare_group(pairs: Sequence[PairedStarts]) -> list[Comparison]:
             error, starting = _error(pair, own, share), share.variance
         if share is not None:
             spread = Spread(turns=math.sqrt(own), starting=math.sqrt(starting))
-        comparisons[pair.first, pair.second] = _judge(pair, error, level, spread)
+        comparisons[number] = _judge(pair, error, level, spread)
     return [
-        comparisons.get((pair.first, pair.second)) or _too_few(pair.first, pair.second, len(pair.starts))
-        for pair in pairs
+        comparisons.get(number) or _too_few(pair.first, pair.second, len(pair.starts))
+        for number, pair in enumerate(pairs)
     ]
 
 

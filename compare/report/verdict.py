@@ -164,18 +164,23 @@ def _more_ranks(opponent: Placing, base: Placing) -> str:
     gain = speed_of(opponent, base)
     of_what = "the speed of one" if second else f"the speed of {ranks(base.num_processes)}"
     if base.longer is None:
-        return f"{who} gives {number(gain, 2)} times {of_what}, by too few starts to claim it"
+        return f"{who} gives {_times(gain)} times {of_what}, by too few starts to claim it"
     if base.claim == "none":
         return f"{who} gives nothing that this race could show: {_range(base.longer)} times {of_what}"
     if base.claim == "faster":
-        return f"{who} makes it slower: {number(gain, 2)} times {of_what}"
-    return f"{who} gives {number(gain, 2)} times {of_what}"
+        return f"{who} makes it slower: {_times(gain)} times {of_what}"
+    return f"{who} gives {_times(gain)} times {of_what}"
+
+
+def _times(gain: float) -> str:
+    """Formats a speed relative to another, of which one decimal might not show on which side of one it is."""
+    return f"{gain:.2f}" if abs(gain - 1) < 0.1 else number(gain, 2)
 
 
 def _range(longer: Interval) -> str:
     if longer.low is None or longer.high is None:
         return ""
-    return f"{number(1 + longer.low, 2)} to {number(1 + longer.high, 2)}"
+    return f"{_times(1 + longer.low)} to {_times(1 + longer.high)}"
 
 
 def _limit(limit: Placing, standing: Standing) -> str:
@@ -195,6 +200,8 @@ def _limit(limit: Placing, standing: Standing) -> str:
 def _possible(limit: Placing, standing: Standing) -> str:
     """Says what processes reach that work alone."""
     opponent, base = standing.placings[0], standing.base
+    if limit.claim == "too few":
+        return ""
     if limit.claim == "none":
         return f"no loss to communication was shown{_possible_loss(limit.longer)}"
     if base is None:
