@@ -9,7 +9,6 @@ import shlex
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
@@ -91,7 +90,7 @@ def run(arguments: list[str]) -> int:
 
 def _race(
     plan: RacePlan,
-    configs: Mapping[Entrant, RunConfig],
+    configs: dict[Entrant, RunConfig],
     directory: RaceDirectory,
     terminal: Console,
     stack: contextlib.ExitStack,

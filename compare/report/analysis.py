@@ -94,11 +94,15 @@ def analyse(runs: Sequence[Run], collectives: Sequence[CollectiveSeries], info: 
             "energy of runs that took place alone": describe_energy(completed),
         },
     )
-    verdict = [*describe_verdict(results), *map(describe_peers, peers)]
-    is_compared = any(len(standing.placings) > 1 for standing in standings)
-    if is_compared and not all(entrant.is_of_races for entrants in grouped for entrant in entrants):
-        verdict.append(_OUTSIDE_RACES)
+    verdict = [*describe_verdict(results), *map(describe_peers, peers), *_outside_races(grouped, results)]
     return results.model_copy(update={"verdict": verdict})
+
+
+def _outside_races(grouped: Sequence[list[EntrantRuns]], results: Results) -> list[str]:
+    """Says that not all of the runs that were compared are those of a race."""
+    is_compared = any(len(standing.placings) > 1 for standing in results.standings)
+    of_races = all(entrant.is_of_races for entrants in grouped for entrant in entrants)
+    return [_OUTSIDE_RACES] if is_compared and not of_races else []
 
 
 def _group_result(key: str, runs: list[EntrantRuns], completed: Sequence[Run], *, several: bool) -> GroupResult:
