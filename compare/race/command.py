@@ -167,13 +167,16 @@ def _describe(plan: RacePlan) -> str:
 def _show_plan(plan: RacePlan, terminal: Console) -> None:
     expected = [run for run in plan.runs() if run.purpose != "timed" or run.block <= plan.schedule.repeats]
     entrants = dict.fromkeys(run.entrant for run in expected)
-    ordered = sorted(
-        entrants, key=lambda who: (-who.num_processes, who.precision, who.accumulation, who.global_batch_size)
-    )
+    named = [(one.num_processes, one.precision, one.accumulation) for one in plan.entrants]  # in the user's order
+    order = [*dict.fromkeys([*named, *((one.num_processes, one.precision, one.accumulation) for one in entrants)])]
+
+    def place(who: Entrant) -> tuple[int, str]:
+        return order.index((who.num_processes, who.precision, who.accumulation)), who.label
+
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("entrant", "ranks", "precision", "global batch = ranks x micro x accumulation", "runs"):
         table.add_column(heading)
-    for who in ordered:
+    for who in sorted(entrants, key=place):
         times = Counter(run.purpose for run in expected if run.entrant == who)
         batch = f"{who.global_batch_size} = {who.num_processes} x {who.micro_batch_size} x {who.accumulation}"
         runs = ", ".join(purpose if number == 1 else f"{number} {purpose}" for purpose, number in sorted(times.items()))
