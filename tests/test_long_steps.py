@@ -98,3 +98,6 @@ def test_shares_of_different_starts_are_not_compared() -> None:
     other = SimpleNamespace(name="ddp", ranked=True, shares_of_long_steps=[0.01] * 4)
     group = SimpleNamespace(entrants=[other, one], group=SimpleNamespace(key="2 ranks"))
     assert who_loses_to_long_steps(group) == []  # type: ignore[arg-type]
+    third = SimpleNamespace(name="accelerate", ranked=True, shares_of_long_steps=[0.07] * 4)
+    group.entrants.append(third)
+    assert who_loses_to_long_steps(group) == [(third, other)]  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -244,6 +245,21 @@ def test_what_is_no_backend_is_never_ranked(records: dict[str, Path]) -> None:
     assert "no loss to communication was shown" in results.verdict[1]  # they have the records of ddp
     assert results.idleness == Idleness(mean=0.25, largest=0.25)
     assert not any("hand" in sentence or "trainer" in sentence for sentence in results.verdict[:2])
+
+
+def test_a_loop_stands_beside_the_backend_as_it_comes(records: dict[str, Path]) -> None:
+    ddp = read_record(records["ddp"])
+    roles: dict[str, Role] = {"ddp": "backend", "ddp (padded)": "backend", "ddp (by hand)": "bare"}
+    runs = [_entered(ddp, i, name, role) for name, role in roles.items() for i in range(3)]
+    assert [cost.name for cost in analyse(runs, [], ReportInfo("test")).adapter_costs] == ["ddp"]
+
+
+def test_a_report_says_if_no_race_made_its_runs(records: dict[str, Path]) -> None:
+    ddp, single = (read_record(records[name]) for name in ("ddp", "single"))
+    of_race = [_entered(one, i, one.config.backend, "backend") for one in (ddp, single) for i in range(3)]
+    outside = [replace(run, race=None) for run in of_race]
+    said = [analyse(runs, [], ReportInfo("test")).verdict for runs in (of_race, outside)]
+    assert [any("Not all runs are those of a race" in one for one in sentences) for sentences in said] == [False, True]
 
 
 def _on_four_ranks(content: dict[str, Any]) -> None:

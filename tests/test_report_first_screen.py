@@ -130,6 +130,13 @@ def test_more_ranks_are_judged_by_the_fastest_alone(longer_by: Interval, claim: 
     assert words in describe_verdict(results)[1]
 
 
+def test_nothing_is_said_of_limits_with_too_few_starts() -> None:
+    results = sample_results()
+    limit = next(one for one in results.standings[0].limits if one.num_processes > 1)
+    limit.claim, limit.longer = "too few", None
+    assert "possible here" not in describe_verdict(results)[1]
+
+
 def test_without_limits_none_are_spoken_of() -> None:
     results = sample_results()
     results.standings[0].limits.clear()

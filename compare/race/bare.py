@@ -28,8 +28,8 @@ def add_loops(configs: dict[Entrant, RunConfig], left_out: list[str]) -> None:
     for entrant, config in list(configs.items()):
         if entrant.role != "backend":
             continue
-        if entrant.variant:  # which loop is whose could not be told
-            reasons.append(f"{entrant.label}: has no loop written by hand beside it, since its settings are its own")
+        if entrant.variant:
+            reasons.append(f"{entrant.label}: has no loop written by hand beside it, which the backend as it comes has")
             continue
         loop = entrant.model_copy(update={"role": "bare", "variant": _VARIANT})
         reason = why_no_loop(config)

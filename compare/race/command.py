@@ -9,6 +9,7 @@ import shlex
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
@@ -120,8 +121,8 @@ def _race(
     is_settled = options.repeats is not None or options.timed_steps is not None
     spent = time.monotonic() - began + seconds_of_collectives(plan.entrants, options)
     run_race(plan, directory, terminal, seconds=math.inf if is_settled else options.budget - spent)
-    device = next(iter(configs.values())).device
-    _measure_collectives(plan, device, directory, terminal)
+    devices = {who.backend: config.device for who, config in configs.items() if who.role == "backend"}
+    _measure_collectives(plan, devices, directory, terminal)
     return plan
 
 
@@ -187,7 +188,9 @@ def _show_plan(plan: RacePlan, terminal: Console) -> None:
     terminal.print(f"{_describe(plan)}, estimated from a few steps taken now")
 
 
-def _measure_collectives(plan: RacePlan, device: str, directory: RaceDirectory, terminal: Console) -> None:
+def _measure_collectives(
+    plan: RacePlan, devices: Mapping[str, str], directory: RaceDirectory, terminal: Console
+) -> None:
     """Measures the collectives of each library that takes part with more than one rank."""
     worlds = ",".join(str(number) for number in plan.options.num_processes if number > 1)
     if not plan.options.collectives or not worlds:
@@ -204,7 +207,7 @@ def _measure_collectives(plan: RacePlan, device: str, directory: RaceDirectory, 
                     f"--backends={name}",
                     f"--num-processes={worlds}",
                     f"--output={target}",
-                    f"--device={device}",
+                    f"--device={devices[name]}",
                 ),
                 *plan.options.network.words(),
                 *(() if plan.options.bandwidth is None else ("--sizes=1KiB..4MiB",)),  # larger ones would take minutes

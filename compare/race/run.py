@@ -104,6 +104,8 @@ def _ends_early(plan: RacePlan, block: int, runs: Sequence[PlannedRun], director
     until = plan.options.until
     if until is None or block <= MIN_PAIRS:
         return False
+    if any(directory.has_ended(run) for run in runs if run.purpose == "timed" and run.block == block):
+        return False  # a block that has begun is completed
     timed = [run for run in runs if run.purpose == "timed" and run.block < block]
     given_up = set(timed) - set(_able(timed, runs, directory))
     return is_decided(directory, until, without=map(directory.record, given_up))

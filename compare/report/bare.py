@@ -52,8 +52,13 @@ def _twins(entrants: Sequence[EntrantRuns]) -> list[_Twins]:
     return [
         _Twins(entrant, bare[_software(entrant)])
         for entrant in entrants
-        if entrant.role == "backend" and entrant.timed and _software(entrant) in bare
+        if entrant.role == "backend" and entrant.timed and _is_plain(entrant) and _software(entrant) in bare
     ]
+
+
+def _is_plain(entrant: EntrantRuns) -> bool:
+    """Returns whether this is the backend as it comes, and not one of `--entrant` or `--tune`, which has no loop."""
+    return entrant.timed[0].entrant == entrant.backend
 
 
 def _software(entrant: EntrantRuns) -> str:

@@ -66,13 +66,11 @@ def _shares(steps: Sequence[Sequence[float]]) -> list[float]:
 def who_loses_to_long_steps(group: GroupResult) -> list[tuple[Entrant, Entrant]]:
     """Returns whose long steps take more than those of another, and of whom they take least."""
     able = [one for one in group.entrants if one.ranked and len(one.shares_of_long_steps) >= MIN_PAIRS]
-    if len(able) < 2:
-        return []
-    least = min(able, key=lambda one: mean(one.shares_of_long_steps))
     found = []
     for one in able:
-        if len(one.shares_of_long_steps) != len(least.shares_of_long_steps):
-            continue  # one of them failed in some block, and which blocks the shares are of is not known
+        # Of another number of starts, it would not be known which of them are of the same blocks.
+        alike = [other for other in able if len(other.shares_of_long_steps) == len(one.shares_of_long_steps)]
+        least = min(alike, key=lambda other: mean(other.shares_of_long_steps))
         more = [
             mine - theirs for mine, theirs in zip(one.shares_of_long_steps, least.shares_of_long_steps, strict=True)
         ]

@@ -24,8 +24,9 @@ def where_speed_is_lost(standing: Standing, breakdown: Breakdown | None) -> str:
     """
     opponent, base = standing.placings[0], standing.base
     limit = next((one for one in standing.limits if one.num_processes == opponent.num_processes), None)
-    unclaimed = ("none", "too few")
-    if base is None or limit is None or opponent.num_processes == 1 or {base.claim, limit.claim} & {*unclaimed}:
+    if base is None or limit is None or opponent.num_processes == 1:
+        return ""
+    if base.claim != "slower" or limit.claim != "faster":
         return ""
     ideal = opponent.num_processes / base.num_processes
     possible, reached = speed_of(limit, base), speed_of(opponent, base)

@@ -53,7 +53,8 @@ def warnings_of(results: Results) -> list[str]:
             f"The race was too short: each entrant was started {times}, and nothing is claimed of fewer than "
             f"{MIN_PAIRS} starts. Give it more time."
         )
-    blurred = max(compared, key=lambda one: one.detectable or 0.0)  # too few starts are said above
+    # One whose entrants have too few starts has no such difference.
+    blurred = max(compared, key=lambda one: one.detectable or 0.0)
     if blurred.detectable is not None and blurred.detectable > TARGET:
         sentences.append(
             "The race was too short for this machine: one race of five like this misses a difference of "

@@ -207,7 +207,7 @@ def _possible(limit: Placing, standing: Standing) -> str:
     if base is None:
         return f"{points(speed_of(opponent, limit))} % of what is possible here is reached"
     most = speed_of(limit, base)
-    return f"at most {number(most, 2)} is possible here" if most > speed_of(opponent, base) else "no more is possible"
+    return f"at most {_times(most)} is possible here" if most > speed_of(opponent, base) else "no more is possible"
 
 
 def _possible_loss(longer: Interval | None) -> str:
