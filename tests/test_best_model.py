@@ -46,8 +46,9 @@ def test_the_best_model_is_kept_and_patience_ends(tmp_path: Path, metric: str) -
 def test_the_best_model_is_lost(tmp_path: Path) -> None:
     """The next best is kept, and the summary says so; a lone checkpoint can be gone on from, too."""
     run = tmp_path / "run"
-    options = (*RUN, "--num-train-epochs", "6", "--learning-rate", "0.7", "--metric-for-best-model", "accuracy")
+    options = (*RUN, "--num-train-epochs", "6", "--learning-rate", "1.0", "--metric-for-best-model", "accuracy")
     record = train("single", run, *options)
+    assert record["best_step"] < 11  # so that a run which goes on afterwards has lost it
     config = read_record(run / "record.json").config
     ranking = by_merit([EvaluationRecord.model_validate(one) for one in record["evaluations"]], config)
     best = checkpoint_path(run, record["best_step"])
