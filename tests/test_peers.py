@@ -267,6 +267,14 @@ def test_peers_meet_the_opponent_of_all_others(adapter: RunRecord) -> None:
         assert results.standings[0].opponent == f"{named or 'single'}, 1 rank"
 
 
+def test_peers_are_in_the_order_of_the_conditions_of_the_others(adapter: RunRecord) -> None:
+    bf16 = adapter.model_copy(update={"config": adapter.config.model_copy(update={"precision": "bf16"})})
+    runs = [_run(one, start, role="backend", seconds=0.1) for one in (adapter, bf16) for start in (1, 2, 3)]
+    runs += [_run(one, start, role="peer", seconds=0.1) for one in (bf16, adapter) for start in (1, 2, 3)]
+    results = analyse(runs, [], ReportInfo("test", conditions=(("fp32", 1), ("bf16", 1))))
+    assert ["fp32" in one.group for one in results.peers] == [True, False]
+
+
 def test_pages_show_peers_under_a_heading_of_their_own() -> None:
     results = sample_results()
     section = next(section for section in beside_the_ranking(results) if section.id == "peers")

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from compare.machine_facts import Idleness
@@ -252,6 +253,22 @@ def test_a_loop_stands_beside_the_backend_as_it_comes(records: dict[str, Path]) 
     roles: dict[str, Role] = {"ddp": "backend", "ddp (padded)": "backend", "ddp (by hand)": "bare"}
     runs = [_entered(ddp, i, name, role) for name, role in roles.items() for i in range(3)]
     assert [cost.name for cost in analyse(runs, [], ReportInfo("test")).adapter_costs] == ["ddp"]
+
+
+def test_an_interval_knows_that_its_opponent_was_chosen_by_what_was_measured(records: dict[str, Path]) -> None:
+    ddp, single = (read_record(records[name]) for name in ("ddp", "single"))
+    rank = single.ranks[0]
+    runs = [_entered(ddp, i, name, "backend") for name in ("ddp", "ddp (padded)") for i in range(3)]
+    for i in range(3):
+        slower = rank.model_copy(update={"step_seconds": [(1 + 0.05 * i) * second for second in rank.step_seconds]})
+        runs.append(_entered(single.model_copy(update={"ranks": [slower]}), i, "single", "backend"))
+    widths = []
+    for name in (None, "ddp"):
+        placing = analyse(runs, [], ReportInfo("test", opponent=name)).standings[0].placings[-1]
+        assert placing.longer is not None
+        widths.append(np.diff(np.log1p([placing.longer.low, placing.longer.high])).item())
+    # Two pairs instead of one, with two degrees of freedom each: t(0.9875) / t(0.975).
+    assert widths[0] / widths[1] == pytest.approx(6.2053 / 4.3027, rel=1e-3)
 
 
 def test_a_report_says_if_no_race_made_its_runs(records: dict[str, Path]) -> None:

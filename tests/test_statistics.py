@@ -227,6 +227,18 @@ def test_intervals_hold_beside_an_entrant_whose_starts_differ_three_times_as_muc
     assert held >= 0.945 * num_races
 
 
+def test_intervals_hold_against_an_opponent_that_was_chosen_because_it_is_the_fastest() -> None:
+    random = np.random.default_rng(5)
+    num_races, held = 1000, 0
+    for _ in range(num_races):
+        turns = 0.03 * random.normal(size=(6, 4, 40)) + 0.0042 * random.normal(size=(6, 4, 1))
+        fastest = int(turns[:4].mean(axis=(1, 2)).argmin())
+        pairs = [PairedStarts("fastest", str(b), (turns[b] - turns[fastest]).tolist()) for b in (4, 5)]
+        intervals = [one.slowdown for one in compare_group(pairs, num_opponents=4)]
+        held += all(interval.low <= 0 <= interval.high for interval in intervals)  # type: ignore[union-attr,operator]
+    assert held >= 0.945 * num_races
+
+
 def test_an_interval_that_says_nothing_is_still_a_number() -> None:
     pairs = [PairedStarts("a", "b", [[0.0, 900.0], [-900.0, 1.0], [5000.0, 3.0]])]
     (comparison,) = compare_group(pairs)

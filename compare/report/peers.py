@@ -53,6 +53,9 @@ def peers_of(
         groups: What was found of the others.
         grouped: Their runs.
         standings: With whom the others are compared.
+
+    Returns:
+        A comparison for each set of conditions, in the order of the standings.
     """
     opponents = {
         one.group: one.name
@@ -71,7 +74,8 @@ def peers_of(
         if same:
             (result, entrants), *_ = same
             found.append(_comparison(peers, result, entrants, opponents.get(result.group.key)))
-    return found
+    places = {one.group: place for place, standing in enumerate(standings) for one in standing.placings}
+    return sorted(found, key=lambda one: places.get(one.group, len(standings)))
 
 
 def _comparison(
@@ -86,7 +90,7 @@ def _comparison(
     ours = [runs for runs in entrants if runs.name == opponent]
     against = {}
     if ours:
-        compared = compare_group([_paired(ours[0], peer) for peer in peers])
+        compared = compare_group([_paired(ours[0], peer) for peer in peers], num_opponents=len(speeds))
         against = {comparison.second: comparison for comparison in compared}
     return PeerComparison(
         group=result.group.key,

@@ -111,11 +111,14 @@ def _place(group: Group, order: Sequence[tuple[str, int]]) -> int:
 
 def _standing(field: Sequence[_Candidate], named: str | None) -> Standing:
     backends = [one for one in field if one.is_rival]
-    opponent = _opponent(backends, named)
+    opponents = _opponents(backends, named)
+    opponent = _fastest(opponents)
     others = [one for one in field if one is not opponent]
     comparisons = {id(one): found for one in others if (found := _within(opponent, one)) is not None}
     across = [one for one in others if id(one) not in comparisons]
-    compared = compare_group([paired(opponent.runs, one.runs, names=(opponent.label, one.label)) for one in across])
+    compared = compare_group(
+        [paired(opponent.runs, one.runs, names=(opponent.label, one.label)) for one in across], len(opponents)
+    )
     comparisons |= {id(one): comparison for one, comparison in zip(across, compared, strict=True)}
     ordered = sorted(backends, key=lambda one: (one is not opponent, -one.group.num_processes, -one.rate.estimate))
     limits = [one for one in others if one.entrant.role != "backend"]
@@ -143,14 +146,15 @@ def _core_slowdown(opponent: _Candidate, base: _Candidate) -> float | None:
     return own / of_base if own is not None and of_base is not None else None
 
 
-def _opponent(backends: Sequence[_Candidate], named: str | None) -> _Candidate:
-    """Returns the one that is named, with the most ranks that it has, or the fastest of those with the most ranks.
-
-    The fastest is so by its pairs, which say more than rates.
-    """
+def _opponents(backends: Sequence[_Candidate], named: str | None) -> list[_Candidate]:
+    """Returns the one that is named, with the most ranks that it has, or all of those with the most ranks."""
     able = [one for one in backends if one.entrant.name == named] or backends
     most = max(one.group.num_processes for one in able)
-    rivals = [one for one in able if one.group.num_processes == most]
+    return [one for one in able if one.group.num_processes == most]
+
+
+def _fastest(rivals: Sequence[_Candidate]) -> _Candidate:
+    """Returns the fastest by its pairs, which say more than rates."""
     first = max(rivals, key=lambda one: one.rate.estimate)
 
     def longer(one: _Candidate) -> float:

@@ -24,7 +24,8 @@ simulations of three to eight entrants, some of them thirty times as noisy as ot
 to 100 races of 100, and in 97 on average, whatever the share of starting.
 
 If a group of equal conditions has m pairs of backends, each interval has a confidence of 1 - 0.05 / m (Bonferroni), so
-that all of them together hold in 95 races of 100.
+that all of them together hold in 95 races of 100. Where one of several opponents was chosen because it is the fastest,
+the pairs with all of them count, since each could have been compared.
 
 A difference is claimed if the whole interval lies beyond +-0.5 %, however often it is measured. Link order and
 environment size alone change the speed of a program by more than that (Mytkowicz et al. 2009,
@@ -108,9 +109,14 @@ def log_ratio(first: Sequence[float], second: Sequence[float]) -> float:
     return _trimmed_mean(ratios, 0 if len(ratios) < 3 else max(1, _num_trimmed(ratios)))
 
 
-def compare_group(pairs: Sequence[PairedStarts]) -> list[Comparison]:
-    """Compares the times of all pairs of backends of a group of equal conditions."""
-    level = 1 - (1 - CONFIDENCE) / max(1, len(pairs))
+def compare_group(pairs: Sequence[PairedStarts], num_opponents: int = 1) -> list[Comparison]:
+    """Compares the times of pairs of backends of a group of equal conditions.
+
+    Args:
+        pairs: All pairs, or those of one opponent.
+        num_opponents: From how many the opponent was chosen by these very times.
+    """
+    level = 1 - (1 - CONFIDENCE) / max(1, num_opponents * len(pairs))
     numbers = [number for number, pair in enumerate(pairs) if len(pair.starts) >= MIN_PAIRS]
     enough = [pairs[number] for number in numbers]
     within = [_variance_from_turns(pair) for pair in enough]
