@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from backends.registry import BACKENDS
@@ -26,7 +27,7 @@ def advice(scenario: Scenario, variant: Variant, num_ranks: int) -> list[str]:
     """
     now = scenario.efficiency(variant, num_ranks)
     best: dict[str, tuple[float, str]] = {}
-    for kind, words, other in _others(scenario, variant):
+    for kind, words, other in _others(scenario, variant, num_ranks):
         then = scenario.efficiency(other, num_ranks)
         if then >= max(now + _SMALLEST_GAIN, best.get(kind, (0.0, ""))[0] + _SMALLEST_GAIN):
             best[kind] = (then, words)
@@ -37,14 +38,16 @@ def advice(scenario: Scenario, variant: Variant, num_ranks: int) -> list[str]:
     ]
 
 
-def _others(scenario: Scenario, variant: Variant) -> Iterator[tuple[str, str, Variant]]:
+def _others(scenario: Scenario, variant: Variant, num_ranks: int) -> Iterator[tuple[str, str, Variant]]:
     """Yields what could be done otherwise: of which kind it is, in words, and as a variant.
 
     Another algorithm is not among it, since libraries choose their own by the size of what they send.
     """
     profile = scenario.profile
+    micro_batch_size = math.ceil(profile.samples_per_rank / profile.micro_steps)
     for times in _ACCUMULATIONS:
-        words = f"gradient_accumulation_steps {times * profile.micro_steps} (a global batch {times} times as large)"
+        size = times * num_ranks * profile.samples_per_rank
+        words = f"--global-batch-size {size} --micro-batch-size {micro_batch_size} ({times} times the batch)"
         yield "accumulation", words, variant._replace(accumulation=times)
     for name in profile.compressions:
         yield "compression", f"--grad-compression {name}", variant._replace(share=0.5)

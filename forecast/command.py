@@ -94,7 +94,7 @@ def _network(text: str) -> _Asked:
         raise UsageError(f"--network {text}: cannot be read ({error.strerror})") from error
     except ValueError as error:
         raise UsageError(f"--network {text}: is no file of launch/run.sh allreduce; name one") from error
-    fits = fits_of(content)
+    fits = fits_of(content.series)
     if not fits:
         raise UsageError(
             f"--network {text}: has no line through all-reduces; measure three sizes or more (launch/run.sh allreduce)"
@@ -113,11 +113,21 @@ def _measured(profile: Profile, asked: _Asked) -> list[Collective]:
     wanted = named(profile.backend, changing)
     for name in (wanted, row.communicates_like if row is not None and not changing else None):
         if name is not None and name in asked.measured:
+            _require_transport(profile, asked, name)
             return asked.measured[name]
     raise UsageError(
         f"--network {asked.text}: has all-reduces of {', '.join(asked.measured)}, but none of {wanted}; "
         f"measure them (launch/run.sh allreduce --backends {wanted})"
     )
+
+
+def _require_transport(profile: Profile, asked: _Asked, name: str) -> None:
+    for one in asked.measured[name]:
+        if one.transport != profile.transport:
+            raise UsageError(
+                f"--network {asked.text}: its all-reduces of {name} went over {one.transport}, and the profile's "
+                f"gradients over {profile.transport}; measure them with the profile's --device and --start-method"
+            )
 
 
 def _forecast(profile: Profile, asked: _Asked, options: ForecastOptions) -> Forecast:

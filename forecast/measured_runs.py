@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,12 +13,14 @@ from forecast.result import Forecast, ForecastFile, Row
 from launch import own_command
 from launch.errors import UsageError
 from launch.options import settings_in
+from records.files import write_atomically
 from records.names import RECORD_NAME
 from records.record import read_record
 
 # They would take time that is not forecast.
 _NO_OTHER_WORK = ("--save-every=never", "--no-evaluate")
 _NO_LATENCY = ",latency=0us"
+_OPTIONS_NAME = "options.json"
 
 
 class RunFailed(Exception):
@@ -41,13 +45,15 @@ def train_what_was_forecast(
 
     Raises:
         RunFailed: A run did not complete.
-        UsageError: A file that is there already is no record, or the options are among those that a forecast holds.
+        UsageError: A file that is there already is no record, the runs that are there had other options, or the options
+            are among those that a forecast holds.
         UnsupportedError: A backend is not on this machine.
     """
     for backend in dict.fromkeys(one.backend for one in forecasts.forecasts):
         if given := settings_in(find_backend(backend).settings, options).model_fields_set:
             names = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(given))
             raise UsageError(f"{names}: the forecast holds the options of {backend} alone; leave it out")
+    _require_same_options(directory, options)
     found = []
     # Networks and backends take turns, so that a drift of the machine meets all of them.
     by_size = sorted(((row, one) for one in forecasts.forecasts for row in one.rows), key=lambda pair: pair[0].ranks)
@@ -59,6 +65,22 @@ def train_what_was_forecast(
             _train(one, row, place, options)
         found.append((one.network, own_command.directory_of_record(place) / RECORD_NAME))
     return found
+
+
+def _require_same_options(directory: Path, options: list[str]) -> None:
+    """Notes the options of a series of runs, or refuses others than those that it began with."""
+    path = directory / _OPTIONS_NAME
+    try:
+        before = json.loads(path.read_bytes()) if path.exists() else options
+        directory.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(before) + "\n")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: cannot be used ({error}); name another directory") from error
+    if before != options:
+        raise UsageError(
+            f"{directory}: its runs have the options {shlex.join(before)!r} instead of {shlex.join(options)!r}; give "
+            "the same, or name another directory"
+        )
 
 
 def _is_complete(place: Path) -> bool:

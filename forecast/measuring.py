@@ -153,18 +153,17 @@ def parts_of(times: RankTimes, step_seconds: float) -> Parts:
     return Parts(data, forward, backward, last_backward, update)
 
 
-def gradients_of(times: RankTimes, last_backward: float, share: float) -> list[GradientTime]:
+def gradients_of(times: RankTimes, last_backward: float) -> list[GradientTime]:
     """Returns the gradients in the order of time; a parameter that some step leaves out has none.
 
     Args:
         times: What one rank measured.
         last_backward: The seconds of the last backward pass, of which each gradient has its median share.
-        share: In which share of their bytes gradients are sent.
     """
     found = [
         GradientTime(
             name=name,
-            num_bytes=max(1, round(share * times.gradient_bytes[name])),
+            num_bytes=times.gradient_bytes[name],
             ready_seconds=last_backward * median(map(truediv, seconds, times.last_backward_seconds)),
         )
         for name, seconds in times.ready_seconds.items()

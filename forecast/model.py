@@ -63,8 +63,8 @@ class Work:
         return replace(self, before=self.before + added * self.micro_step, micro_steps=micro_steps)
 
     def compressed(self, share: float) -> Work:
-        """Returns the same work with gradients that are sent in a share of their bytes."""
-        return replace(self, share=share)
+        """Returns the same work with gradients that are sent in a share of the bytes that they were sent in."""
+        return replace(self, share=share * self.share)
 
 
 class Conditions(NamedTuple):

@@ -77,6 +77,7 @@ class Profile(OfBackend):
     backward_seconds: Seconds = Field(description="of all micro-steps")
     last_backward_seconds: Seconds = Field(description="of the last micro-step")
     update_seconds: Seconds
+    sent_share: float = Field(default=1.0, gt=0, le=1, description="in which share of their bytes gradients are sent")
     gradients: list[GradientTime] = Field(min_length=1, description="in the order of time")
     computing: list[Computing] = Field(
         min_length=1,
@@ -105,6 +106,7 @@ class Profile(OfBackend):
             update=self.update_seconds,
             gradients=tuple(Gradient(one.ready_seconds, one.num_bytes) for one in self.gradients),
             micro_steps=self.micro_steps,
+            share=self.sent_share,
         )
 
 

@@ -8,11 +8,12 @@ import shutil
 import tempfile
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from backends.registry import BackendRow, find_backend
+from engines.command import planned
 from forecast.measuring import not_in_the_model
 from forecast.profile import PROFILE_NAME, Profile, write_profile
 from forecast.runs import ProfileFailed, Request, make_profile
@@ -24,6 +25,7 @@ from launch.options import Options, add_options, read_options, validated
 from launch.resolve import Resolved, resolve
 from launch.resume import Finished
 from launch.signals import Interrupted, signals_raised
+from records.config import RunOptions
 
 _NUM_STEPS = 30
 
@@ -48,7 +50,12 @@ class ProfileOptions(BaseModel):
         description="how often each run is started, each time with as many steps: starts differ, above all where ranks "
         "share cores; 2 say little of how far",
     )
-    collectives: bool = Field(True, description="also measure the library's all-reduce here, over these processes")
+    engine: Literal["netns"] | None = Field(
+        None,
+        description="netns: have ranks that communicate on hosts that this machine makes, without a limit, as those of "
+        "python -m forecast.validation are (default: on this host)",
+    )
+    collectives: bool = Field(True, description="also measure the library's all-reduce, over as many ranks")
     output_dir: Path | None = Field(None, description=f"receives {PROFILE_NAME} (default: runs/profile-TIME)")
 
 
@@ -70,9 +77,13 @@ def run(arguments: list[str]) -> int:
         raise UsageError("name a backend first, then the options of the training; see forecast profile --help")
     options: ProfileOptions = validated(ProfileOptions, vars(namespace))
     target = _target(options.output_dir)
-    resolved = _resolve(rest[0], rest[1:])
+    resolved, asked = _resolve(rest[0], rest[1:])
+    if options.engine is not None:
+        _check_hosts(options.engine, rest[0], max(options.processes), asked)
     request = Request(
         config=resolved.config,
+        asked=asked,
+        hosts=options.engine,
         num_samples=resolved.task.num_samples("train"),
         processes=options.processes,
         num_steps=options.profile_steps,
@@ -83,8 +94,8 @@ def run(arguments: list[str]) -> int:
     return _profile(request, target)
 
 
-def _resolve(backend: str, arguments: list[str]) -> Resolved:
-    """Settles the training whose work is measured.
+def _resolve(backend: str, arguments: list[str]) -> tuple[Resolved, RunOptions]:
+    """Settles the training whose work is measured; returns it, and the options that the user gave.
 
     Raises:
         UsageError, UnsupportedError, TaskInputError: It could not start, or is not in the model.
@@ -93,7 +104,7 @@ def _resolve(backend: str, arguments: list[str]) -> Resolved:
     try:
         asked = read_options(backend, row.settings, arguments)
         _refuse(backend, row, asked)
-        return resolve(backend, row, asked, started_at=time.time())
+        return resolve(backend, row, asked, started_at=time.time()), asked.run
     except Finished as finished:
         raise UsageError(f"--resume: a profile needs no earlier run; leave it out ({finished})") from finished
     except OSError as error:  # any path among the options may be one that the system refuses
@@ -110,8 +121,29 @@ def _refuse(backend: str, row: BackendRow, asked: Options) -> None:
         raise UsageError(f"--resume {asked.run.resume}: a profile needs no earlier run; leave it out")
     if asked.run.num_nodes > 1:
         raise UsageError(f"--num-nodes {asked.run.num_nodes}: a profile is measured on this node alone; leave it out")
+    if asked.run.logging_steps is not None:
+        raise UsageError(
+            f"--logging-steps {asked.run.logging_steps}: how often ranks sum up losses is not in the model; leave it "
+            "out"
+        )
     if (why := not_in_the_model(asked.run, asked.backend_settings.model_dump())) is not None:
         raise UsageError(f"{why}; leave it out")
+
+
+def _check_hosts(engine: str, backend: str, num_hosts: int, asked: RunOptions) -> None:
+    """Refuses hosts on this machine where it cannot make them, or the backend does not run on them.
+
+    Raises:
+        UsageError, UnsupportedError: The text says why.
+    """
+    if asked.start_method is not None:
+        raise UsageError(
+            f"--start-method {asked.start_method}: --engine {engine} has its own; leave one of the two out"
+        )
+    sizes = [f"{option}={max(2, num_hosts)}" for option in ("--num-nodes", "--num-processes", "--global-batch-size")]
+    hosts, _ = planned([backend, f"--engine={engine}", *sizes])
+    hosts.check()
+    hosts.check_here()
 
 
 def _target(asked: Path | None) -> Path:

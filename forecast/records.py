@@ -14,7 +14,7 @@ from records.record import DiagnosisRecord, RunRecord
 from records.throughput import NUM_WARMUP_STEPS
 
 _HOW = "train once more with --diagnose, or make a profile (launch/run.sh forecast profile)"
-# Into how many gradients of one size a record's total is divided, since it does not say when each of them was ready.
+# Into how many gradients of about one size, at most, a record's total is divided: it does not say when each was ready.
 _NUM_PARTS = 64
 
 
@@ -33,7 +33,6 @@ def profile_of_record(record: RunRecord) -> Profile:
     config, micro_steps = record.config, record.gradient_accumulation_steps
     backward = _median(diagnoses, "backward")
     settings = record.ranks[0].effective_settings
-    num_bytes = sent_share(config.grad_compression) * diagnoses[0].gradient_bytes
     by_rank = [_steps(diagnosis) for diagnosis in diagnoses]
     computing = Computing(
         num_processes=1,
@@ -58,7 +57,8 @@ def profile_of_record(record: RunRecord) -> Profile:
         backward_seconds=backward,
         last_backward_seconds=backward / micro_steps,
         update_seconds=_median(diagnoses, "optimizer"),
-        gradients=_even_gradients(num_bytes, backward / micro_steps),
+        sent_share=sent_share(config.grad_compression),
+        gradients=_even_gradients(diagnoses[0].gradient_bytes, backward / micro_steps),
         computing=[computing],
         overlap_slow_down=None,
         collectives=[],
@@ -79,11 +79,12 @@ def _require_times(record: RunRecord, diagnoses: list[DiagnosisRecord]) -> None:
         raise LacksTimes(f"the run has no step after the {NUM_WARMUP_STEPS} of its warm-up; {_HOW}")
 
 
-def _even_gradients(num_bytes: float, last_backward: float) -> list[GradientTime]:
-    size = max(1, round(num_bytes / _NUM_PARTS))
+def _even_gradients(num_bytes: int, last_backward: float) -> list[GradientTime]:
+    parts = min(_NUM_PARTS, num_bytes)
+    ends = [num_bytes * k // parts for k in range(parts + 1)]
     return [
-        GradientTime(name=f"part {k}", num_bytes=size, ready_seconds=last_backward * k / _NUM_PARTS)
-        for k in range(1, _NUM_PARTS + 1)
+        GradientTime(name=f"part {k}", num_bytes=ends[k] - ends[k - 1], ready_seconds=last_backward * k / parts)
+        for k in range(1, parts + 1)
     ]
 
 

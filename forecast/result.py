@@ -45,6 +45,10 @@ class Forecast(OfBackend):
     algorithm: Algorithm
     sending: Way
     ranks_per_node: int
+    is_as_profiled: bool | None = Field(
+        default=None,
+        description="whether ranks send as they did in the profile, and share its machine; null in older files",
+    )
     samples_per_rank: int
     gradient_bytes: int | None = Field(default=None, description="of all gradients; null in older files")
     one_rank_seconds: float = Field(description="a step of one rank")
@@ -95,6 +99,7 @@ def forecast(scenario: Scenario, variant: Variant, ranks: list[int], cost_per_ho
         algorithm=variant.algorithm,
         sending=variant.sending.way,
         ranks_per_node=scenario.ranks_per_node,
+        is_as_profiled=scenario.same_machine and variant == Variant("ring", profile.sending),
         samples_per_rank=profile.samples_per_rank,
         gradient_bytes=sum(gradient.num_bytes for gradient in profile.gradients),
         one_rank_seconds=scenario.work.seconds,

@@ -1,4 +1,7 @@
-"""The runs that a profile is made of: one process, processes that do not communicate, ranks of the backend."""
+"""The runs that a profile is made of: one process, processes that do not communicate, ranks of the backend.
+
+Ranks that communicate are on this host, or on hosts that this machine makes (engines/netns.py), one on each.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,14 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from backends.registry import INDEPENDENT, REFERENCE, find_backend
-from compare.collectives.measurement import CollectivesFile, read_collectives
+from backends.registry import INDEPENDENT, REFERENCE
+from compare.collectives.measurement import pooled, read_collectives
 from compare.collectives.selection import changing_collectives
+from compare.results import CollectiveSeries
 from compare.strict import named
 from forecast.measuring import (
     gradients_of,
     halving_compressions,
-    interval_of_median,
     interval_of_run,
     last_ready,
     parts_of,
@@ -29,9 +32,8 @@ from forecast.sending import sending_of
 from forecast.times import RankTimes, times_path
 from launch import own_command
 from launch.options import own_options
-from launch.scheduling import default_scheduling
-from records.config import RunConfig
-from records.environment import describe_environment, num_cpus, num_ranks_here
+from records.config import RunConfig, RunOptions
+from records.environment import describe_environment, num_cpus
 from records.names import RECORD_NAME
 from records.record import RunRecord, read_record
 from records.throughput import NUM_WARMUP_STEPS
@@ -43,7 +45,7 @@ _OF_THE_WORK = {
     *("precision", "batching", "max_grad_norm", "init_loss_scale", "find_unused_parameters", "torch_compile"),
     *("optimizer", "momentum", "learning_rate", "weight_decay", "on_nan", "dataloader_num_workers", "seed"),
 }
-_OF_THE_BACKEND = {"grad_compression", "start_method"}
+_OF_THE_BACKEND = {"grad_compression"}
 _SIZES = "4KiB..16MiB"
 _SECONDS_PER_POINT = 0.1
 
@@ -57,6 +59,8 @@ class Request(NamedTuple):
 
     Attributes:
         config: The training, as it could start.
+        asked: The options that the user gave it; other numbers of ranks have other defaults.
+        hosts: The engine whose hosts on this machine ranks that communicate are on; None for this host.
         num_samples: The samples of an epoch.
         processes: How many processes compute at the same time, in runs of their own; one is always measured.
         num_steps: How many steps of each start are timed.
@@ -66,6 +70,8 @@ class Request(NamedTuple):
     """
 
     config: RunConfig
+    asked: RunOptions
+    hosts: str | None
     num_samples: int
     processes: list[int]
     num_steps: int
@@ -130,6 +136,7 @@ def make_profile(request: Request, directory: Path, say: Callable[[str], None]) 
         {number: _Measured(backend, number, [], []) for number in numbers} for backend in (config.backend, INDEPENDENT)
     )
     alone = _Measured(REFERENCE, 1, [], [])
+    reduces: list[list[CollectiveSeries]] = []
     for start in range(1, request.num_starts + 1):
         which = f", start {start} of {request.num_starts}" if request.num_starts > 1 else ""
         for kind, run in enumerate((alone, *independent.values(), *together.values())):
@@ -137,10 +144,10 @@ def make_profile(request: Request, directory: Path, say: Callable[[str], None]) 
             ranks, record = _run(request, run.backend, run.num_processes, directory / f"{start}-{kind}")
             run.starts.append(ranks)
             run.records.append(record)
-    collectives: list[Collective] = []
-    if request.with_collectives:
-        say("all-reduces")
-        collectives = _measure_collectives(request, numbers, directory / "collectives.json")
+        if request.with_collectives:
+            say(f"all-reduces{which}")
+            reduces.append(_measure_collectives(request, numbers, directory / f"{start}-collectives.json"))
+    collectives = [one for found in fits_of(*reduces).values() for one in found] if reduces else []
     return _profile(request, alone, independent, together, collectives)
 
 
@@ -177,7 +184,8 @@ def _profile(
         backward_seconds=work.backward,
         last_backward_seconds=work.last_backward,
         update_seconds=work.update,
-        gradients=gradients_of(times, work.last_backward, sent_share(config.grad_compression)),
+        sent_share=sent_share(config.grad_compression),
+        gradients=gradients_of(times, work.last_backward),
         computing=computing,
         overlap_slow_down=ratio(last_ready(ranks.ranks), last_ready(independent[_NUM_RANKS].ranks)),
         collectives=collectives,
@@ -205,15 +213,6 @@ def _described(request: Request, runs: Sequence[tuple[_Measured, list[list[float
     return described
 
 
-def _default_scheduling(config: RunConfig) -> str:
-    return default_scheduling(
-        find_backend(config.backend).settings.model_validate(config.backend_settings),
-        device=config.device,
-        start_method=config.start_method,
-        num_ranks_here=num_ranks_here(config.num_processes, config.num_nodes),
-    )
-
-
 def _run(request: Request, backend: str, num_processes: int, place: Path) -> tuple[list[RankTimes], RunRecord]:
     """Trains with so many ranks, each with the work of one, and returns what they measured, and the record."""
     config, is_own = request.config, backend == request.config.backend
@@ -222,36 +221,40 @@ def _run(request: Request, backend: str, num_processes: int, place: Path) -> tup
         **asked,
         **config.task_settings,
         **(config.backend_settings if is_own else {}),
-        "num_processes": num_processes,
+        "start_method": request.asked.start_method if is_own else None,
+        "scheduling": request.asked.scheduling,
         "global_batch_size": num_processes * request.samples_per_rank,
         "micro_batch_size": config.micro_batch_size,
         "max_steps": NUM_WARMUP_STEPS + request.num_steps,
         "save_every": "never",
         "evaluate": False,
-        # Other numbers of ranks have another default.
-        "scheduling": config.scheduling if config.scheduling != _default_scheduling(config) else None,
     }
+    hosts = [f"--engine={request.hosts}", f"--num-nodes={num_processes}"] if is_own and request.hosts else []
     file = place.with_suffix(".options.json")
     file.write_text(json.dumps({name: value for name, value in options.items() if value is not None}))
     done = own_command.run_command(
-        [backend, f"--config={file}", f"--output-dir={place}"], module=("engines.other_ranks", "forecast.rank")
+        [backend, f"--config={file}", *hosts, f"--num-processes={num_processes}", f"--output-dir={place}"],
+        module=("engines.other_ranks", "forecast.rank"),
     )
     why = own_command.why_it_failed(done, place)
     if why is not None:
         raise ProfileFailed(f"the run of {backend} with {num_processes} process(es) did not complete: {why}")
-    paths = [times_path(place, rank) for rank in range(num_processes)]
+    nodes = [place / f"node{rank}" if hosts else place for rank in range(num_processes)]
+    paths = [times_path(node, rank) for rank, node in enumerate(nodes)]
     ranks = [RankTimes.model_validate_json(path.read_bytes()) for path in paths]
-    return ranks, read_record(place / RECORD_NAME)
+    return ranks, read_record(nodes[0] / RECORD_NAME)
 
 
-def _measure_collectives(request: Request, numbers: list[int], target: Path) -> list[Collective]:
-    """Returns the lines through what all-reduces take on this machine, without those that no line fits."""
+def _measure_collectives(request: Request, numbers: list[int], target: Path) -> list[CollectiveSeries]:
+    """Returns what all-reduces of one start take where ranks that communicate are."""
     config = request.config
+    asked = request.asked.start_method
+    where = [f"--engine={request.hosts}"] if request.hosts else [f"--start-method={asked}"] if asked else []
     changing = changing_collectives(config.backend, own_options(config.backend, config.backend_settings))
     done = own_command.run_command(
         [
             *("allreduce", f"--backends={config.backend}", *changing),
-            *(f"--num-processes={','.join(map(str, numbers))}", f"--starts={request.num_starts}"),
+            *(f"--num-processes={','.join(map(str, numbers))}", *where),
             *("--operations=all_reduce", f"--sizes={_SIZES}", f"--seconds-per-point={_SECONDS_PER_POINT}"),
             *(f"--device={config.device}", f"--threads-per-rank={config.threads_per_rank}", f"--output={target}"),
         ]
@@ -259,23 +262,34 @@ def _measure_collectives(request: Request, numbers: list[int], target: Path) -> 
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1].removeprefix("lockstep: ")
         raise ProfileFailed(f"the measurement of all-reduces did not complete: {last}")
-    return fits_of(read_collectives(target)).get(named(config.backend, changing), [])
+    name = named(config.backend, changing)
+    return [one for one in read_collectives(target).series if one.name == name]
 
 
-def fits_of(collectives: CollectivesFile) -> dict[str, list[Collective]]:
-    """Returns, by the name of each series, the lines through all-reduces, from the fewest ranks to the most."""
+def fits_of(*starts: Sequence[CollectiveSeries]) -> dict[str, list[Collective]]:
+    """Returns, by the name of each series, the lines through all-reduces, from the fewest ranks to the most.
+
+    Series that no line fits are left out.
+
+    Args:
+        starts: The same series of each start; of a single one, intervals say nothing of other starts.
+    """
     found: dict[str, list[Collective]] = {}
-    for one in sorted(collectives.series, key=lambda one: one.num_processes):
+    together = zip(pooled(starts), zip(*starts, strict=True), strict=True)
+    for one, of_starts in sorted(together, key=lambda pair: pair[0].num_processes):
         if one.operation == "all_reduce" and one.fit is not None:
+            by_size = [[point.seconds for point in same] for same in zip(*(s.points for s in of_starts), strict=True)]
+            spread = spread_of_starts(by_size)
+            times = [
+                AllReduceTime(num_bytes=point.bytes, seconds=interval_of_run(seconds, spread))
+                for point, seconds in zip(one.points, by_size, strict=True)
+            ]
             fit = Collective(
                 num_processes=one.num_processes,
                 transport=one.transport,
                 latency_seconds=one.fit.latency_seconds,
                 bytes_per_second=one.fit.bytes_per_second,
-                times=[
-                    AllReduceTime(num_bytes=point.bytes, seconds=interval_of_median(point.seconds))
-                    for point in sorted(one.points, key=lambda point: point.bytes)
-                ],
+                times=sorted(times, key=lambda time: time.num_bytes),
             )
             found.setdefault(one.name, []).append(fit)
     return found

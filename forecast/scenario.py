@@ -99,7 +99,7 @@ class Scenario:
         if not self.same_machine or together is None or fit is None:
             return None
         opposite = _OPPOSITE[end]
-        here = replace(self, network=Network(link_of(fit, opposite)), measured=(fit,))
+        here = replace(self, network=Network(self._link_of(fit, opposite)), measured=(fit,))
         modelled = here._modelled(Variant("ring", self.profile.sending), num_ranks, end, opposite).total
         return (_end(together.step_seconds, end) or together.step_seconds.estimate) - modelled
 
@@ -149,9 +149,11 @@ class Scenario:
                 "communicate"
             )
         elif self.ranks_per_node > 1 and self._computing(self.ranks_per_node) is None:
+            more = self._computing_of_more(self.ranks_per_node)
+            as_fast = "alone" if more is None else f"in {more.num_processes} processes at once"
             found.append(
-                f"computing beside {self.ranks_per_node - 1} other ranks of a node is taken to be as fast as alone: "
-                f"profile with --processes {self.ranks_per_node} to measure it"
+                f"computing beside {self.ranks_per_node - 1} other ranks of a node is taken to be as fast as "
+                f"{as_fast}: profile with --processes {self.ranks_per_node} to measure it"
             )
         found += self._remarks_on_network()
         if self.same_machine:
@@ -200,7 +202,7 @@ class Scenario:
         if self.slow_down is not None:
             return self.slow_down
         beside = self._ranks_of_a_machine(num_ranks)
-        found = self._computing(beside)
+        found = self._computing(beside) or (None if self.same_machine else self._computing_of_more(beside))
         if found is None and self.same_machine:
             raise NotMeasured(
                 f"the profile has no times of {beside} processes at once; profile again with --processes {beside}, or "
@@ -214,11 +216,18 @@ class Scenario:
     def _computing(self, num_processes: int) -> Computing | None:
         return next((one for one in self.profile.computing if one.num_processes == num_processes), None)
 
+    def _computing_of_more(self, num_processes: int) -> Computing | None:
+        return next((one for one in self.profile.computing if one.num_processes > num_processes > 1), None)
+
     def _spread(self, num_ranks: int) -> float | None:
         """Returns how much ranks differ in a step beside the others of a machine; else beside the fewest measured."""
         own = self._computing(self._ranks_of_a_machine(num_ranks))
         known = [one.spread_seconds for one in ([own] if own else []) + self.profile.computing]
         return next((spread for spread in known if spread is not None), None)
+
+    def _link_of(self, fit: Collective, end: End) -> Link:
+        sending = self.profile.sending
+        return link_of(fit, end, waits=sending.cycle_seconds if isinstance(sending, Fusion) else 0.0)
 
     def _ranks_of_a_machine(self, num_ranks: int) -> int:
         return num_ranks if self.same_machine else min(num_ranks, self.ranks_per_node)
@@ -226,13 +235,13 @@ class Scenario:
     def _network(self, num_ranks: int, end: End) -> Network:
         """Returns the network as the library reaches it."""
         if self.measured:
-            link, most = link_of(_fit_for(num_ranks, self.measured), end), self.network.link.bandwidth
+            link, most = self._link_of(_fit_for(num_ranks, self.measured), end), self.network.link.bandwidth
             return Network(replace(link, bandwidth=min(link.bandwidth, most)))  # a burst may pass faster than the rest
         link = self.network.link.for_data
         if not self.profile.collectives:
             return replace(self.network, link=link)
         # On machines of their own, ranks do not share the cores that send, as they did where this was measured.
-        software = link_of(_fit_for(num_ranks if self.same_machine else 0, self.profile.collectives), end)
+        software = self._link_of(_fit_for(num_ranks if self.same_machine else 0, self.profile.collectives), end)
         local = self.network.local
         return replace(
             self.network,
@@ -241,12 +250,18 @@ class Scenario:
         )
 
 
-def link_of(fit: Collective, end: End = "estimate") -> Link:
-    """Returns the link that a ring over these ranks would show such all-reduces on: see `algorithms`."""
+def link_of(fit: Collective, end: End = "estimate", *, waits: float = 0.0) -> Link:
+    """Returns the link that a ring over these ranks would show such all-reduces on: see `algorithms`.
+
+    Args:
+        fit: What they took.
+        end: Of their intervals.
+        waits: What the library waits for before each of them, in seconds, which is no latency of messages.
+    """
     num_messages = 2 * (fit.num_processes - 1)
     rate = _end(fit.bytes_per_second, _OPPOSITE[end])
     return Link(
-        (_end(fit.latency_seconds, end) or 0.0) / num_messages,
+        max(0.0, (_end(fit.latency_seconds, end) or 0.0) - waits) / num_messages,
         float("inf") if rate is None else rate * num_messages / fit.num_processes,
     )
 

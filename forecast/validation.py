@@ -147,8 +147,8 @@ def _require_same_work(what: str, run: MeasuredSteps, forecast: Forecast) -> Non
     ):
         if done is not None and expected is not None and done != expected:
             raise UsageError(
-                f"{what}: has {done:g} {unit}, and the forecast is of {expected:g}; train what was profiled, with the "
-                "same model, data and batch"
+                f"{what}: has {done:,.12g} {unit}, and the forecast is of {expected:,.12g}; train what was profiled, "
+                "with the same model, data and batch"
             )
 
 
@@ -201,6 +201,11 @@ def _train(forecasts: ForecastFile, directory: Path, options: list[str]) -> int:
             raise UsageError(
                 f"{one.network}: hosts on this machine have a bandwidth and no links within a node; forecast for such, "
                 "or train there and give the records to python -m forecast.validation measured"
+            )
+        if one.is_as_profiled is False:
+            raise UsageError(
+                f"{one.name} on {one.network}: hosts on this machine have one rank each, share its cores, and send as "
+                "the backend does; forecast with --same-machine, and without --algorithm and --sending"
             )
     try:
         with signals_raised():

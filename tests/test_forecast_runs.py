@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,20 +13,23 @@ from engines.netns import NetnsSettings
 from forecast import validation
 from forecast.measured_runs import train_what_was_forecast
 from forecast.network import parse_network, read_measured
+from forecast.profile import Computing
 from forecast.result import forecast, forecast_file
 from forecast.scenario import Scenario, Variant
+from forecast.sending import Whole
 from forecast.validation import MeasuredFile
 from launch.errors import UsageError
 from records.throughput import NUM_WARMUP_STEPS
-from tests.forecasting import collective, made_profile
+from tests.forecasting import certain, collective, made_profile
 from tests.launching import needs_namespaces
 
 STEPS = ("--task", "token-tagging", "--dtype", "float32", "--max-steps", "12", "--threads-per-rank", "1")
 
 
 def _write_forecast(place: Path, network: str, *own_options: str) -> Path:
-    profile = made_profile(samples_per_rank=8, own_options=own_options)
-    scenario = Scenario(profile, parse_network(network))
+    computing = [Computing(num_processes=n, step_seconds=certain(0.1), spread_seconds=None) for n in (1, 2)]
+    profile = made_profile(samples_per_rank=8, own_options=own_options, computing=computing)
+    scenario = Scenario(profile, parse_network(network), same_machine=True)
     path = place / "forecast.json"
     path.write_text(
         forecast_file("", [forecast(scenario, Variant("ring", profile.sending), [2], None)]).model_dump_json()
@@ -69,6 +73,34 @@ def test_options_of_a_backend_alone_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--bucket-cap-mb: the forecast holds the options of ddp alone; leave it out"):
         validation.run(["run", str(path), str(tmp_path / "runs"), "--max-steps", "12", "--bucket-cap-mb", "3"])
     assert not (tmp_path / "runs").exists()
+
+
+def test_runs_with_other_options_are_not_taken_for_those_that_are_asked_for(tmp_path: Path) -> None:
+    words = ["run", str(_write_forecast(tmp_path, "1gbit")), str(tmp_path / "runs")]
+    (tmp_path / "runs" / "ddp-2-1gbit").mkdir(parents=True)
+    (tmp_path / "runs" / "ddp-2-1gbit" / "record.json").write_text("{")  # it is looked at if options are the same
+    for options, why in (
+        (["--max-steps", "12"], "damaged record"),
+        (["--max-steps", "13"], "instead of '--max-steps 13'"),
+    ):
+        with pytest.raises(UsageError, match=why):
+            validation.run([*words, *options])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"same_machine": False}, {"algorithm": "tree"}, {"sending": Whole()}],
+    ids=["elsewhere", "tree", "whole"],
+)
+def test_what_hosts_on_this_machine_do_not_do_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    computing = [Computing(num_processes=n, step_seconds=certain(0.1), spread_seconds=None) for n in (1, 2)]
+    profile = made_profile(computing=computing)
+    scenario = Scenario(profile, parse_network("1gbit"), same_machine=changes.get("same_machine", True))
+    variant = Variant(changes.get("algorithm", "ring"), changes.get("sending", profile.sending))
+    path = tmp_path / "forecast.json"
+    path.write_text(forecast_file("", [forecast(scenario, variant, [2], None)]).model_dump_json())
+    with pytest.raises(UsageError, match="forecast with --same-machine, and without --algorithm and --sending"):
+        validation.run(["run", str(path), str(tmp_path / "runs")])
 
 
 def test_links_within_a_node_are_refused(tmp_path: Path) -> None:

@@ -10,9 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from compare.collectives.measurement import collective_point, fit_line
+from compare.results import CollectiveSeries
 from forecast import runs
 from forecast.measuring import interval_of_run, spread_of_starts
+from forecast.model import Conditions, step_time
+from forecast.network import parse_network
+from forecast.profile import Computing
+from forecast.scenario import Scenario, Variant
+from forecast.sending import Buckets, Fusion
 from forecast.times import RankTimes
+from tests.forecasting import certain, collective, made_profile
 
 
 def test_an_interval_holds_one_more_start_in_95_of_100_cases() -> None:
@@ -87,3 +95,70 @@ def test_runs_with_a_core_for_each_thread_are_not_taken_to_differ_as_those_that_
     assert two.high / two.estimate < 1.001
     assert four.high / four.estimate == pytest.approx(eight.high / eight.estimate)
     assert four.high / four.estimate > 2
+
+
+def _series(num_processes: int, seconds: float) -> CollectiveSeries:
+    points = [collective_point("all_reduce", num_processes, size, [size * seconds] * 5) for size in (1000, 2000, 4000)]
+    return CollectiveSeries(
+        backend="ddp",
+        transport="gloo",
+        operation="all_reduce",
+        num_processes=num_processes,
+        device="cpu",
+        points=points,
+        fit=fit_line(points),
+    )
+
+
+def test_all_reduces_of_several_starts_have_the_interval_of_one_more_start() -> None:
+    starts = [[_series(2, second), _series(4, 2 * second)] for second in (1e-6, 2e-6, 1.1e-6)]
+    two, four = runs.fits_of(*starts)["ddp"]
+    assert (two.num_processes, four.num_processes) == (2, 4)
+    took = two.times[-1].seconds
+    assert took.estimate == pytest.approx(4000 * 1.1e-6)  # of the median start
+    assert took.low is not None
+    assert took.high is not None
+    assert took.low < 4000 * 1e-6
+    assert took.high > 4000 * 2e-6
+    (alone,) = runs.fits_of([_series(2, 1e-6)])["ddp"]
+    assert alone.times[-1].seconds.high == pytest.approx(4000 * 1e-6)
+
+
+def test_a_compressed_training_fills_its_buckets_with_whole_gradients() -> None:
+    """Of 4 gradients of 1 MB, each bucket of 1 MB has one; half of it travels."""
+    sent: list[float] = []
+
+    def reduce(num_bytes: float) -> float:
+        sent.append(num_bytes)
+        return 0.0
+
+    work = made_profile(sent_share=0.5).work
+    step_time(work, 2, Buckets(first_bytes=1_000_000, bucket_bytes=1_000_000), reduce, Conditions())
+    assert sent == [500_000] * 4
+    assert work.compressed(0.5).share == 0.25
+
+
+def test_the_pace_at_which_a_library_wakes_up_is_no_latency_of_its_messages() -> None:
+    """Horovod's all-reduces of few bytes take a cycle of 1 ms on two ranks; on 512 ranks, they do not take 511."""
+    fusion = Fusion(cycle_seconds=0.001)
+    profile = made_profile(sending=fusion, collectives=[collective(2, 0.00104, 1e9)])
+    scenario = Scenario(profile, parse_network("1000tbit"))
+    computing = 0.1
+    step = scenario.step(Variant("ring", fusion), 512)
+    # Each of 1022 messages takes 20 us, for the agreement and for a buffer, in a few cycles.
+    assert 1022 * 20e-6 < step.total - computing < 5 * 2 * (1022 * 20e-6)
+
+
+def test_more_processes_stand_for_fewer_that_were_not_measured() -> None:
+    computing = [
+        Computing(num_processes=n, step_seconds=certain(second), spread_seconds=None)
+        for n, second in ((1, 0.1), (8, 0.3))
+    ]
+    profile = made_profile(computing=computing)
+    for ranks_per_node in (4, 8):
+        scenario = Scenario(profile, parse_network("1000tbit,local=1000tbit"), ranks_per_node=ranks_per_node)
+        step = scenario.step(Variant("ring", profile.sending), ranks_per_node)
+        assert step.computing == pytest.approx(0.3)
+        assert any("as fast as in 8 processes at once" in remark for remark in scenario.remarks) == (
+            ranks_per_node == 4
+        )

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections import Counter
+from typing import Any
 
 import pytest
+from rich.console import Console
 
 from compare.race import pace as module
+from compare.race import progress as progress_module
+from compare.race import run as race_module
 from compare.race.costs import Costs
 from compare.race.options import RaceOptions
 from compare.race.pace import Pace
-from compare.race.plan import Entrant, RacePlan, Schedule, heats_of
+from compare.race.plan import Entrant, PlannedRun, RacePlan, Schedule, heats_of
 
 COSTS = Costs(
     step_seconds={"fp32, 1, 32": 0.01, "bf16, 1, 32": 0.01},
@@ -36,7 +41,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(module, "time", clock)
+    for one in (module, progress_module):
+        monkeypatch.setattr(one, "time", clock)
     return clock
 
 
@@ -60,42 +66,69 @@ def _plan(*, repeats: int, most_repeats: int, precisions: tuple[str, ...] = ("fp
     )
 
 
-def _race(plan: RacePlan, clock: Clock, *, seconds: float, speed: float) -> int:
+class Directory:
+    """What a race leaves, as far as it is asked for."""
+
+    def __init__(self) -> None:
+        self.finished: set[PlannedRun] = set()
+
+    def matmul_peaks(self, plan: RacePlan) -> dict[str, float]:
+        return {}
+
+    def is_over(self, heat: list[PlannedRun]) -> bool:
+        return self.finished.issuperset(heat)
+
+    def is_finished(self, run: PlannedRun) -> bool:
+        return run in self.finished
+
+    has_ended = is_finished
+
+    def nothing(self, *_: object) -> None:
+        pass
+
+    await_orphans = forget = clear = nothing
+
+
+def _race(plan: RacePlan, clock: Clock, monkeypatch: pytest.MonkeyPatch, *, seconds: float, speed: float) -> int:
     """Returns how many blocks a race has, all of them whole, whose runs take `speed` times what is expected."""
-    pace = Pace(plan, plan.runs(), seconds)
-    assert plan.costs is not None
     blocks: Counter[int] = Counter()
-    for heat in heats_of(plan.runs()):
-        if heat in pace.to_come():
-            took = speed * plan.costs.heat(heat, plan.options, plan.schedule.timed_steps)
-            clock.now += took
-            pace.note(heat, took)
-            blocks[heat[0].block] += 1
-        else:
-            pace.skip_block(heat)
-    assert not pace.left
+
+    def run_heat(plan: RacePlan, heat: list[PlannedRun], directory: Directory, *_: object) -> dict[PlannedRun, None]:
+        assert plan.costs is not None
+        clock.now += speed * plan.costs.heat(heat, plan.options, plan.schedule.timed_steps)
+        blocks[heat[0].block] += 1
+        directory.finished.update(heat)
+        return dict.fromkeys(heat)
+
+    monkeypatch.setattr(race_module, "run_heat", run_heat)
+    directory: Any = Directory()
+    race_module.run_race(plan, directory, Console(file=io.StringIO()), seconds=seconds)
     assert len(set(blocks.values())) == 1
     return len(blocks)
 
 
 @pytest.mark.parametrize(("speed", "blocks"), [(1.0, 5), (0.5, 9), (0.25, 12), (1.4, 3), (9.0, 3)])
-def test_a_race_goes_on_while_there_is_time(clock: Clock, speed: float, blocks: int) -> None:
+def test_a_race_goes_on_while_there_is_time(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, speed: float, blocks: int
+) -> None:
     """Faster than expected, it has more starts, up to a limit; slower, it has fewer, but three at least."""
     plan = _plan(repeats=5, most_repeats=12)
     seconds = 5 * COSTS.heat(plan.runs()[:2], plan.options, 100)
-    assert _race(plan, clock, seconds=seconds * 1.001, speed=speed) == blocks
+    assert _race(plan, clock, monkeypatch, seconds=seconds * 1.001, speed=speed) == blocks
 
 
 @pytest.mark.parametrize(("speed", "blocks"), [(1.0, 4), (0.9, 4), (0.8, 4), (0.7, 5), (0.25, 9), (3.0, 3)])
-def test_blocks_under_several_conditions_are_whole(clock: Clock, speed: float, blocks: int) -> None:
+def test_blocks_under_several_conditions_are_whole(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, speed: float, blocks: int
+) -> None:
     plan = _plan(repeats=4, most_repeats=9, precisions=("fp32", "bf16"))
     seconds = 8 * COSTS.heat(plan.runs()[:2], plan.options, 100)
-    assert _race(plan, clock, seconds=seconds * 1.001, speed=speed) == blocks
+    assert _race(plan, clock, monkeypatch, seconds=seconds * 1.001, speed=speed) == blocks
 
 
-def test_what_the_user_has_settled_is_not_cut_short(clock: Clock) -> None:
+def test_what_the_user_has_settled_is_not_cut_short(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = _plan(repeats=7, most_repeats=7)
-    assert _race(plan, clock, seconds=math.inf, speed=100.0) == 7
+    assert _race(plan, clock, monkeypatch, seconds=math.inf, speed=100.0) == 7
 
 
 def test_a_block_that_has_begun_is_completed(clock: Clock) -> None:
