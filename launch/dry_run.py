@@ -20,10 +20,10 @@ from rich.table import Table
 from backends.devices import count_gpus
 from backends.registry import BackendRow
 from launch.display import console, saying, show_start
-from launch.errors import UsageError, one_line, tell
+from launch.errors import one_line, tell
 from launch.guardian import guarded
 from launch.options import Options
-from launch.resolve import settle, settle_batch_sizes
+from launch.resolve import settle
 from launch.starters.environment import EXACT_FLOAT32, command_environment
 from records.config import RunConfig
 from records.names import CONFIG_NAME
@@ -59,7 +59,6 @@ def dry_run(backend: str, row: BackendRow, asked: Options, *, started_at: float)
         UsageError, UnsupportedError, TaskInputError: No machine can start the run.
     """
     refused_here: list[str] = []
-    asked = _with_whole_batches(asked, refused_here)
     config, task, _ = settle(backend, row, asked, started_at=started_at, noted=refused_here)
     terminal = console()
     show_start(config, asked.start, terminal)
@@ -73,27 +72,14 @@ def dry_run(backend: str, row: BackendRow, asked: Options, *, started_at: float)
     return 0
 
 
-def _with_whole_batches(asked: Options, noted: list[str]) -> Options:
-    """Gives each rank one micro-batch where the default global batch cannot be divided among so many, and notes it."""
-    run = asked.run
-    if "global_batch_size" in run.model_fields_set or not run.num_processes:
-        return asked
-    try:
-        settle_batch_sizes(run.global_batch_size, run.micro_batch_size, run.num_processes)
-    except UsageError as error:
-        each = run.micro_batch_size or 1
-        size = each * run.num_processes
-        noted.append(f"{one_line(error)} (shown for {size}, {each} sample{'' if each == 1 else 's'} for each rank)")
-        return asked._replace(run=run.model_copy(update={"global_batch_size": size}))
-    return asked
-
-
 def measure_in_a_process(config: RunConfig) -> Measured:
     """Has a process of its own take steps as rank 0, on a GPU only if there is one here."""
     device = config.device if count_gpus() else "cpu"
     with tempfile.TemporaryDirectory(prefix="lockstep-sizes-") as name, guarded(name) as mark:
         directory = Path(name)
-        config = config.model_copy(update={"device": device, "trace": 0, "resume": None, "max_restarts": 0})
+        # Of one process, which nothing starts again.
+        alone = {"device": device, "trace": 0, "resume": None, "max_restarts": 0, "min_nodes": None}
+        config = config.model_copy(update=alone)
         (directory / CONFIG_NAME).write_text(config.model_dump_json())
         environment = {**command_environment(), **EXACT_FLOAT32, **mark, "TOKENIZERS_PARALLELISM": "false"}
         if device == "cpu":

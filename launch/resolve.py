@@ -15,7 +15,7 @@ from backends.registry import BackendRow
 from launch.allocator import ALLOCATOR_OF_C, Allocator, settle_allocator
 from launch.arguments import command_line
 from launch.batching import settle_batching
-from launch.errors import UsageError
+from launch.errors import UsageError, one_line
 from launch.here import of_this_machine
 from launch.job import Job, compose_job
 from launch.nodes import Nodes, check_nodes, check_port, settle_nodes
@@ -101,13 +101,14 @@ def settle(
         asked: As in `resolve`.
         started_at: As in `resolve`.
         rank_program: As in `resolve`.
-        noted: Where to note what only this machine refuses; None to raise it.
+        noted: Where to note what only this machine refuses, and a default batch that does not fit; None to raise it.
 
     Raises:
         UsageError, UnsupportedError, TaskInputError: It cannot start on any machine, or not here.
     """
     options, backend_settings, task_class, settings, start, _ = asked
     world = _settle_world(backend, row, options, noted)
+    options = _with_whole_batches(options, world.num_processes, noted)
     _check_early(backend, row, options, task_class)
     with of_this_machine(noted):
         _check_programs(options, world.device)
@@ -143,6 +144,20 @@ def settle(
         "resume_from": start.path if start else None,
     }
     return Settled(RunConfig.model_validate(options.model_dump() | settled), task, job)
+
+
+def _with_whole_batches(options: RunOptions, num_processes: int, noted: list[str] | None) -> RunOptions:
+    """Gives each rank one micro-batch where the default global batch cannot be divided among so many, and notes it."""
+    if noted is None or "global_batch_size" in options.model_fields_set:
+        return options
+    try:
+        settle_batch_sizes(options.global_batch_size, options.micro_batch_size, num_processes)
+    except UsageError as error:
+        each = options.micro_batch_size or 1
+        size = each * num_processes
+        noted.append(f"{one_line(error)} (shown for {size}, {each} sample{'' if each == 1 else 's'} for each rank)")
+        return options.model_copy(update={"global_batch_size": size})
+    return options
 
 
 def _scheduling_of(world: _World, settings: BackendSettings) -> Literal["batch", "normal"]:

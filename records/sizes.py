@@ -20,8 +20,8 @@ class RankSizes(BaseModel):
     peak_bytes: Count = Field(description="of all tensors at one moment of the last step")
     resident_bytes: Count = Field(description="largest resident set of the process")
     entered: dict[str, int] | None = Field(
-        description="bytes that entered the communication library in the last step, by operation; null where the "
-        "steps were those of one process that communicates with nobody"
+        description="bytes that enter the communication library in a step of the run, by operation, from those of the "
+        "last step; null where the steps were those of one process that communicates with nobody"
     )
     gradient_bytes: Count = Field(description="of the whole model")
     gradient_elements: Count

@@ -13,8 +13,9 @@ import pytest
 from rich.console import Console
 
 from backends.registry import find_backend
-from launch.dry_run import Measured, _with_whole_batches, show
+from launch.dry_run import Measured, measure_in_a_process, show
 from launch.options import read_options
+from launch.resolve import _with_whole_batches, settle
 from records.record import MemoryRecord
 from records.sizes import RankSizes
 from records.traffic import Payload, needed_bytes, sent_bytes
@@ -23,6 +24,7 @@ from tests.launching import EXAMPLES, lockstep, require_backend, run_config, tra
 from tests.sizes import compare
 from tests.sparing import in_ci
 from training.plan import Layout, MicroBatch, Plan, expected_imbalance, heaviest_share
+from training.sizes import in_all_micro_steps
 
 TAGGING = ("--task", "token-tagging", "--threads-per-rank", "1")
 
@@ -84,8 +86,25 @@ def test_a_number_of_ranks_is_enough(tmp_path: Path) -> None:
 def test_each_rank_has_a_micro_batch(micro_batch_size: tuple[str, ...], samples: int) -> None:
     row, noted = find_backend("ddp"), list[str]()
     asked = read_options("ddp", row.settings, ["--num-processes", "4096", *micro_batch_size])
-    assert _with_whole_batches(asked, noted).run.global_batch_size == samples * 4096
+    assert _with_whole_batches(asked.run, 4096, noted).global_batch_size == samples * 4096
     assert len(noted) == 1
+    assert _with_whole_batches(asked.run, 4096, None) == asked.run  # which a run refuses
+
+
+def test_the_number_of_ranks_may_follow_from_that_of_the_nodes() -> None:
+    row, noted = find_backend("ddp"), list[str]()
+    asked = read_options("ddp", row.settings, ["--num-nodes", "3", "--device", "cpu", "--task", "token-tagging"])
+    config, _, _ = settle("ddp", row, asked, started_at=0.0, noted=noted)
+    assert (config.num_processes, config.global_batch_size) == (3, 3)
+    assert any(one.startswith("--global-batch-size 32 is not a multiple of the 3 ranks") for one in noted), noted
+
+
+def test_nodes_that_may_leave(tmp_path: Path) -> None:
+    """One process takes the steps, which has neither nodes nor restarts."""
+    options = ("--num-nodes", "2", "--min-nodes", "1", "--max-restarts", "2", *TAGGING, "--dry-run")
+    done = lockstep("ddp", *options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert _rows(done)["sends"].endswith("in a step, by each rank, over a ring")
 
 
 REFUSED = {
@@ -132,14 +151,22 @@ def test_a_run_of_more_ranks_than_a_node_starts_is_refused(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", ["horovod", "apex --num-processes 4", "ddp --transport shared-memory"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "horovod",
+        "apex --num-processes 4",
+        "ddp --transport shared-memory",
+        "accelerate --num-processes 4 --device cuda --precision fp16",  # in which it does not compute on a CPU
+    ],
+)
 def test_what_cannot_be_pretended_is_computed(tmp_path: Path, words: str) -> None:
     done = lockstep(*words.split(), *TAGGING, "--dry-run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "in one process without communication" in _rows(done)["memory"]
     how = "ranks of one node share memory" if "shared-memory" in words else "computed for a ring"
     assert _rows(done)["sends"].endswith(how)
-    assert ("REFUSED" in done.stdout) == words.startswith("apex") or "horovod is not" in done.stdout
+    assert ("REFUSED" in done.stdout) == words.startswith(("apex", "accelerate")) or "horovod is not" in done.stdout
 
 
 @pytest.mark.slow
@@ -181,6 +208,32 @@ def test_a_rank_takes_what_is_said(tmp_path: Path, backend: str) -> None:
     require_backend(backend)
     for size in compare(backend, 2, tmp_path, "--model", "bert-tiny"):
         assert abs(size.excess) <= (0.15 if size.name == "resident_bytes" else 0.1), size
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", in_ci(["fsdp2"], ["ddp", "fsdp2"]))
+def test_weights_that_are_parts_are_gathered_in_each_micro_step(tmp_path: Path, backend: str) -> None:
+    """Two micro-steps are taken in both cases; all else that enters does so once in a step."""
+    require_backend(backend)
+
+    def entered(micro_batch_size: int) -> tuple[int, int]:
+        measured = measure_in_a_process(run_config(backend, 2, tmp_path, micro_batch_size=micro_batch_size))
+        assert measured.sizes is not None, measured.error
+        assert measured.sizes.entered is not None
+        gathered = sum(size for operation, size in measured.sizes.entered.items() if "gather" in operation)
+        return gathered, sum(measured.sizes.entered.values()) - gathered
+
+    (of_two, others), (of_eight, others_of_eight) = entered(8), entered(2)
+    assert (of_eight, others_of_eight) == (4 * of_two, others)
+    assert (of_two > 0) == (backend == "fsdp2")
+    assert others > 0
+
+
+def test_what_enters_in_each_micro_step_but_the_last() -> None:
+    entered, in_first = {"allgather_base": 40, "reduce_scatter_base": 20}, {"allgather_base": 20}
+    assert in_all_micro_steps(entered, {}, 1) == entered
+    assert in_all_micro_steps(entered, in_first, 2) == entered
+    assert in_all_micro_steps(entered, in_first, 5) == {"allgather_base": 100, "reduce_scatter_base": 20}
 
 
 def test_it_fits_into_60_columns(tmp_path: Path) -> None:

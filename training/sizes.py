@@ -11,7 +11,7 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -24,6 +24,7 @@ from records.config import RunConfig
 from records.names import CONFIG_NAME
 from records.resident import peak_resident_bytes
 from records.sizes import SIZES_NAME, RankSizes
+from tasks.interface import Batch
 from tasks.registry import load_task
 from training.data import Loader
 from training.hooks import Hooks
@@ -64,6 +65,21 @@ class _GradientPlaces(Hooks):
             self.sizes = sizes_of_storages(one.grad for one in parameters if one.grad is not None)
 
 
+class _FirstMicroStep(Hooks):
+    """Notes what has entered the communication library when the second micro-step of a step begins."""
+
+    def __init__(self, group: PretendedGroup | None) -> None:
+        self._group = group
+        self._num_begun = 0
+        self.entered: dict[str, int] = {}
+
+    @override
+    def on_micro_batch(self, micro_batch: MicroBatch, batch: Batch) -> None:
+        self._num_begun += 1
+        if self._num_begun == 2 and self._group is not None:
+            self.entered = dict(self._group.entered)
+
+
 def measure(config: RunConfig, directory: Path) -> RankSizes:
     """Takes a few steps as rank 0 of a run, on the micro-batch with most to compute, and returns what that took.
 
@@ -78,7 +94,9 @@ def measure(config: RunConfig, directory: Path) -> RankSizes:
     task = task_class(task_class.Settings.model_validate(config.task_settings))
     task.prepare()
     options, group = config.backend_options(row.settings), None
-    is_here = row.unavailable_reason() is None and config.device in row.capabilities.precisions
+    # Steps of a run on GPUs may be taken on a CPU, on which a backend may not compute, or not in this precision.
+    precisions = row.capabilities.precisions.get(config.device, ())
+    is_here = row.unavailable_reason() is None and config.precision in precisions
     if is_here and (adapter := load_backend(config.backend)).can_pretend(options):
         group = join_pretended(config.num_processes)
         backend: Backend = adapter(options)
@@ -86,22 +104,39 @@ def measure(config: RunConfig, directory: Path) -> RankSizes:
         backend = reference_backend(options)
     trainer = Trainer(config, task, backend)
     trainer.observe(meter := MemoryMeter(trainer))
-    steps = _steps(trainer)
+    of_run = Plan.of(config, task)
+    num_micro_steps = of_run.num_micro_steps(of_run.epoch(0)[0])
+    steps = _steps(trainer, has_several=num_micro_steps > 1)
     for _ in range(NUM_STEPS - 1):
         next(steps)
     resident_bytes = peak_resident_bytes()  # before the profiler is loaded
+    trainer.observe(first := _FirstMicroStep(group))
     peak_bytes, entered = _last_step(trainer, group, lambda: next(steps), directory / "trace.json")
     trainable = [parameter for parameter in trainer.state.module.parameters() if parameter.requires_grad]
     return RankSizes(
         memory=meter.record(),
         peak_bytes=peak_bytes,
         resident_bytes=resident_bytes,
-        entered=entered,
+        entered=entered and in_all_micro_steps(entered, first.entered, num_micro_steps),
         gradient_bytes=sum(one.numel() * one.element_size() for one in trainable),
         gradient_elements=sum(one.numel() for one in trainable),
         model_bytes=model_bytes(trainer.state.module),
         checkpoint_bytes=checkpoint_bytes(config, trainer.state.module),
     )
+
+
+def in_all_micro_steps(entered: Mapping[str, int], in_first: Mapping[str, int], num_micro_steps: int) -> dict[str, int]:
+    """Returns the bytes that enter in a step of so many micro-steps, of which at most two were taken.
+
+    All micro-steps but the last are like the first: where each gathers weights that ranks hold parts of, they count.
+
+    Args:
+        entered: The bytes by operation that entered in the step that was taken.
+        in_first: Those of its first micro-step, if there was a second.
+        num_micro_steps: The number of micro-steps.
+    """
+    more = max(0, num_micro_steps - 2)
+    return {operation: num_bytes + more * in_first.get(operation, 0) for operation, num_bytes in entered.items()}
 
 
 def join_pretended(num_processes: int) -> PretendedGroup | None:
@@ -111,11 +146,13 @@ def join_pretended(num_processes: int) -> PretendedGroup | None:
     return pretend_group(num_processes)
 
 
-def _steps(trainer: Trainer) -> Iterator[None]:
-    """Takes a step on the heaviest micro-batch each time that it is advanced."""
+def _steps(trainer: Trainer, *, has_several: bool) -> Iterator[None]:
+    """Takes a step each time that it is advanced: the heaviest micro-batch, and one more if steps have several."""
     plan = _HeaviestShare.of(trainer.config, trainer.task)
     assert isinstance(plan, _HeaviestShare)
-    plan.share = heaviest_share(trainer.plan, trainer.num_steps)
+    share = heaviest_share(trainer.plan, trainer.num_steps)
+    # In a short batch, it may be alone.
+    plan.share = share * 2 if has_several and len(share) == 1 else share
     trainer.plan = plan
     loader = Loader(trainer.config, trainer.task, plan, trainer.state, Hooks())
     global_batch = plan.epoch(0)[0]
