@@ -166,6 +166,7 @@ class RaceNetwork:
             num_nodes=self.num_nodes(most),
             num_processes=most,
             output_dir=Path(),
+            device="cpu",  # which these engines do not look at
         )
         engine: Engine[Any] = kind(job, kind.Settings.model_validate(asked))
         engine.check()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from backends.registry import BackendRow, find_backend
 from engines.interface import Engine, EngineSettings, NodeJob
 from engines.registry import find_engine
 from launch.arguments import Once, Parser, named_path
-from launch.errors import UsageError, refused_path, tell
+from launch.errors import UsageError, refused_path, say, tell
 from launch.nodes import Nodes
 from launch.options import add_options, read_option_file, read_options, validated
 from launch.resolve import settle_batch_sizes
@@ -139,6 +141,8 @@ def _job(
         num_nodes=num_nodes,
         num_processes=num_processes,
         output_dir=Path(output_dir).absolute(),
+        # The library of a backend may have been built for GPUs on the nodes, and not here.
+        device=device if run.device == "auto" else run.device,
     )
     _check_gpus(job, row, settings)
     return job
@@ -150,7 +154,7 @@ def _device(asked: str, row: BackendRow, settings: EngineSettings) -> str:
     if asked == "auto" and settings.num_gpus and "cuda" in devices:
         return "cuda"
     if asked == "auto" or (asked not in devices and row.capabilities.gpus_depend_on_build):
-        return next(iter(devices))
+        return "cpu" if "cpu" in devices else next(iter(devices))
     return asked
 
 
@@ -189,14 +193,24 @@ def _without_resume(options: list[str]) -> list[str]:
     return kept
 
 
-def _run(engine: Engine[Any]) -> int:
-    engine.check_here()
-    output_dir = engine.job.output_dir
-    is_new = not output_dir.exists()
+@contextlib.contextmanager
+def _naming_path() -> Iterator[None]:
+    """Refuses a path that the system refuses."""
     try:
-        output_dir.mkdir(parents=True, exist_ok=True)
+        yield
     except OSError as error:
         raise refused_path(error) from error
+
+
+def _run(engine: Engine[Any]) -> int:
+    output_dir = engine.job.output_dir
+    with _naming_path():  # the name may be too long, or in a directory that may not be read
+        is_new = not output_dir.exists()
+    engine.check_here()
+    with _naming_path():
+        output_dir.mkdir(parents=True, exist_ok=True)
+    if not os.access(output_dir, os.W_OK):
+        raise UsageError(f"--output-dir {output_dir}: {output_dir} is not writable; choose another directory")
     try:
         with locked(output_dir):  # a second command would read how the nodes of the first have ended
             code = engine.run()
@@ -208,7 +222,7 @@ def _run(engine: Engine[Any]) -> int:
     found = sorted(output_dir.glob("node*/record.json"))
     for path in found:
         if (path.parent / "model.safetensors").exists():
-            print(f"the model and the record are in {path.parent}")
+            say(f"the model and the record are in {path.parent}")
     if code and not found and any(log.exists() for log in engine.job.logs):
         tell(f"the output of each node is in {engine.job.logs[0].parent}/node*.log")
     return code

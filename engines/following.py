@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from launch.errors import say, tell
 from launch.train_command import STOPPED
 
 _MARK = "lockstep: "
@@ -28,14 +28,14 @@ class Followed:
         self._read = [path.stat().st_size if path.exists() else 0 for path in logs]
 
     def show(self) -> None:
-        """Prints the whole lines that have come since the last call."""
+        """Prints the whole lines that have come since the last call. A job goes on where nobody reads them any more."""
         for node_rank, path in enumerate(self._logs):
             for line in self._new_lines(node_rank, path):
                 if line.startswith(_MARK):
                     place = f"node {node_rank}: " if node_rank else ""
-                    print(f"{_MARK}{place}{line.removeprefix(_MARK)}", file=sys.stderr, flush=True)
+                    tell(f"{place}{line.removeprefix(_MARK)}")
                 elif node_rank == 0:
-                    print(line, flush=True)
+                    say(line)
 
     def _new_lines(self, node_rank: int, path: Path) -> list[str]:
         if not path.exists():

@@ -49,6 +49,7 @@ class NodeJob:
         num_nodes: The number of nodes.
         num_processes: The number of ranks on all nodes together.
         output_dir: The directory of the job; that of a node is in it.
+        device: "cuda" if the ranks are known to compute on GPUs; else "cpu", although nodes may find and use some.
         program: The command line, and its first arguments, if that is not Lockstep's own.
     """
 
@@ -58,6 +59,7 @@ class NodeJob:
     num_nodes: int
     num_processes: int
     output_dir: Path
+    device: str
     program: tuple[str, ...] = field(default_factory=lambda: (sys.executable, "-m", "launch"))
 
     @property
@@ -117,14 +119,19 @@ def check_node(job: NodeJob, *, num_gpus: int, num_cpus: int | None, option: str
     Raises:
         UsageError: They are.
     """
-    num_ranks, device = job.num_local_processes, job.run.device
+    num_ranks, asked = job.num_local_processes, job.run.device
     if num_cpus is not None and num_cpus < num_ranks:
         raise UsageError(f"{option} {num_cpus}: a node runs {num_ranks} ranks; give each of them one")
-    if num_gpus and device == "cpu":
+    if num_gpus and asked == "cpu":
         raise UsageError(f"--gpus-per-node {num_gpus}: has no effect with --device cpu; leave one of them out")
-    if not num_gpus and device == "cuda":
+    if not num_gpus and asked == "cuda":
         raise UsageError(
             f"--device cuda: --gpus-per-node is missing; give it (--gpus-per-node {num_ranks}), or leave both out"
+        )
+    if not num_gpus and job.device == "cuda":
+        raise UsageError(
+            f"--gpus-per-node: is missing, and {job.backend} computes on GPUs only; give it (--gpus-per-node "
+            f"{num_ranks}), or choose another backend"
         )
 
 

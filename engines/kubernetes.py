@@ -18,7 +18,7 @@ from engines.kubectl import Kubectl, Logs, Unanswered, as_yaml
 from engines.kubernetes_manifests import INSTANCE_LABEL, Manifest, compose, slug
 from engines.kubernetes_settings import KubernetesSettings
 from engines.on_host import REFUSED
-from launch.errors import UsageError, one_line, tell
+from launch.errors import UsageError, one_line, say, tell
 from launch.guardian import guarded
 from launch.signals import Interrupted, signals_raised
 
@@ -101,7 +101,7 @@ class Kubernetes(Engine[KubernetesSettings]):
             finally:
                 self._end(lambda: kubectl.delete(self._manifests))
         if (claim := self.settings.volume_claim) is not None:
-            print(f"the nodes have written into the volume of {claim}: {self.job.output_dir.name}/node*")
+            say(f"the nodes have written into the volume of {claim}: {self.job.output_dir.name}/node*")
         if len(codes) == self._num_followed or any(codes.values()):
             return exit_code_of(list(codes.values()))
         if asked_to_stop:

@@ -256,14 +256,14 @@ def _resources(job: NodeJob, settings: KubernetesSettings) -> Manifest:
     """Returns the resources of a node; requests are limits, so that a pod is the last to be evicted."""
     memory = settings.memory or f"{_GIBIBYTES_OF_A_RANK * job.num_local_processes}Gi"
     amounts = {"cpu": str(_cpus(job, settings)), "memory": memory}
-    gpus = settings.gpus or (job.num_local_processes if job.run.device == "cuda" else 0)
+    gpus = settings.gpus or (job.num_local_processes if job.device == "cuda" else 0)
     if gpus:
         amounts["nvidia.com/gpu"] = str(gpus)
     return {"requests": amounts, "limits": amounts}
 
 
 def _cpus(job: NodeJob, settings: KubernetesSettings) -> int:
-    return settings.cpus or job.num_local_processes
+    return settings.cpus or (job.run.threads_per_rank or 1) * job.num_local_processes
 
 
 def _node_line(job: NodeJob, node_rank: str, master_addr: str) -> str:

@@ -60,14 +60,20 @@ class KubernetesSettings(EngineSettings):
     volume_claim: Annotated[str, AfterValidator(_subdomain)] | None = Field(
         None, description="PersistentVolumeClaim that receives the results (default: they are lost with the pods)"
     )
-    cpus: int | None = Field(None, ge=1, le=4096, description="cores of each node (default: one for each rank)")
+    cpus: int | None = Field(
+        None, ge=1, le=4096, description="cores of each node (default: one for each thread of its ranks)"
+    )
     memory: Annotated[str, AfterValidator(_memory)] | None = Field(
         None,
         description="memory of each node, such as 512Mi or 8Gi (default: 2Gi for each rank)",
         json_schema_extra={"metavar": "SIZE"},
     )
     gpus: int | None = Field(
-        None, ge=1, le=64, description="GPUs of each node (default: with --device cuda one for each rank, else none)"
+        None,
+        ge=1,
+        le=64,
+        description="GPUs of each node (default: one for each rank with --device cuda, and for a backend that computes "
+        "on GPUs only; else none)",
     )
 
     @property

@@ -213,10 +213,11 @@ def _connected(ray: Any, address: str | None) -> Iterator[None]:
         ray.init(address=address or "auto", configure_logging=False, log_to_driver=False)
     except (OSError, OverflowError, RuntimeError, ValueError) as error:  # ConnectionError is an OSError
         raise UsageError(f"{where}: no Ray cluster answers ({one_line(error)[:200]}); {remedy}") from error
-    try:
-        yield
-    finally:
-        ray.shutdown()  # which ends the actors, and thereby what they run
+    with signals_raised():  # once more, for Ray has put a handler of its own in place of that for SIGTERM
+        try:
+            yield
+        finally:
+            ray.shutdown()  # which ends the actors, and thereby what they run
 
 
 def _first_answer(ray: Any, nodes: list[Any]) -> tuple[str, int]:

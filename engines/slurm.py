@@ -18,7 +18,7 @@ from typing_extensions import override
 from engines.following import Followed
 from engines.interface import Engine, EngineSettings, check_node
 from engines.slurm_job import SlurmJob
-from launch.errors import UsageError, tell
+from launch.errors import UsageError, say, tell
 from launch.signals import Interrupted, signals_raised
 from launch.starters.environment import command_environment
 from records.run_files import holds_run
@@ -46,6 +46,7 @@ _OWN = {
     "error": "use --output-dir",
     "chdir": "run the command in that directory",
     "array": "start one job for each run",
+    **dict.fromkeys(("clusters", "cluster"), "set the variable SLURM_CLUSTERS, which scontrol and scancel read, too"),
     "signal": "it is told to stop in time to save a checkpoint",
     "test-only": "use --dry-run",
     "wait": "the command waits for the job",
@@ -199,6 +200,8 @@ class Slurm(Engine[SlurmSettings]):
         return "\n".join(
             [
                 "#!/bin/bash",
+                # SLURM does not make the directory of the output, and ends a job that has none.
+                f"# before sbatch: mkdir -p {shlex.quote(str(output_dir))}",
                 *(f"#SBATCH --{option}" for option in self._options()),
                 "",
                 f"output_dir={shlex.quote(str(output_dir))}",
@@ -232,7 +235,7 @@ class Slurm(Engine[SlurmSettings]):
         # A job whose number is not known yet could not be ended: a first signal waits for it.
         with signals_raised(asked.append):
             number = self._submit(script)
-            print(f"job {number} is in the queue of SLURM; its script is {script}", flush=True)
+            say(f"job {number} is in the queue of SLURM; its script is {script}")
             return SlurmJob(number, followed, self.job.output_dir / _LOG_NAME).to_the_end(asked)
 
     def _submit(self, script: Path) -> str:

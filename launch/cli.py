@@ -20,7 +20,7 @@ from pathlib import Path
 from backends.capabilities import UnsupportedError
 from backends.registry import BACKENDS
 from launch.arguments import from_home
-from launch.errors import UsageError, one_line, tell
+from launch.errors import UsageError, give_up_output, one_line, tell
 from launch.signals import Interrupted, signals_raised
 from launch.starters.environment import EXACT_FLOAT32
 from tasks.cache import cache_directory
@@ -76,7 +76,7 @@ def answer(command: Callable[[], int]) -> int:
         if not isinstance(error, OSError):
             raise
         if (lost := _lost_output(error)) is not None:
-            _give_up_output(lost)
+            give_up_output(lost)
         else:
             tell(one_line(error))
         return code or 1
@@ -115,14 +115,6 @@ def _lost_output(error: OSError) -> OSError | None:
     except OSError as lost:
         return lost
     return None
-
-
-def _give_up_output(error: OSError) -> None:
-    """Says that the output could not be written, unless the reader has closed the pipe."""
-    # What is left in the buffer is discarded; otherwise it would cause an error when the interpreter ends.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    if not isinstance(error, BrokenPipeError):
-        tell(f"the output cannot be written ({error.strerror})")
 
 
 def _dispatch(arguments: list[str]) -> int:

@@ -31,3 +31,19 @@ def tell(text: str) -> None:
     except OSError:
         # What is left in the buffer would otherwise change the exit code when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+
+def say(text: str) -> None:
+    """Prints a line on standard output, as long as that can be written: a job goes on when nobody reads it any more."""
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        give_up_output(error)
+
+
+def give_up_output(error: OSError) -> None:
+    """Discards what is printed from now on, and says why unless the reader has closed the pipe."""
+    # What is left in the buffer is discarded, too; otherwise it would cause an error when the interpreter ends.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if not isinstance(error, BrokenPipeError):
+        tell(f"the output cannot be written ({error.strerror})")

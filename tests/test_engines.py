@@ -16,7 +16,7 @@ import pytest
 from backends.capabilities import UnsupportedError
 from backends.registry import BACKENDS
 from compare.results import Results
-from engines.command import planned
+from engines.command import _run, planned
 from engines.following import Ended, Followed, exit_code_of
 from engines.mpi import Mpi
 from launch.errors import UsageError
@@ -184,6 +184,7 @@ for _engine, _cpus in {"slurm": "--cpus-per-task", "ray": "--cpus-per-node"}.ite
             f"{_cpus} 2",
             "a node runs 4 ranks",
         ),
+        f"{_engine}-of-gpus": (f"apex --engine {_engine}", "apex computes on GPUs only", "(--gpus-per-node 1)"),
     }
 
 
@@ -334,6 +335,15 @@ def test_a_race_is_refused(tmp_path: Path, case: str) -> None:
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert all(word in done.stderr for word in words), done.stderr
     assert not (tmp_path / "race").exists()
+
+
+@pytest.mark.parametrize(("name", "why"), [("", "is not writable"), ("x" * 300, "File name too long")])
+def test_a_directory_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, why: str) -> None:
+    engine, _ = planned(["ddp", *TWO_NODES, "--output-dir", str(tmp_path / name)])
+    monkeypatch.setattr(engine, "check_here", lambda: None)
+    monkeypatch.setattr("engines.command.os.access", lambda *_: False)  # as for a user who is not root
+    with pytest.raises(UsageError, match=f"{why}; choose another "):
+        _run(engine)
 
 
 @needs_namespaces

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
+from engines.command import planned
 from engines.kubectl import Copying, Kubectl, Logs, Pod, _pod
 from tests.launching import free_port, lockstep, start_lockstep, train, trains, wait_until
 from tests.standin_kubectl import expanded
@@ -155,6 +156,16 @@ def test_the_pods_find_each_other() -> None:
     assert container["resources"] == {"requests": amounts, "limits": amounts}
     # Two ranks share six cores; a container sees all cores of its machine.
     assert "--threads-per-rank=3" in container["command"][-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "cpu", "gpus"), [("ddp --threads-per-rank 3", "6", None), ("ddp --cpus 4", "4", None), ("apex", "2", "2")]
+)
+def test_what_a_node_of_two_ranks_gets(words: str, cpu: str, gpus: str | None) -> None:
+    engine, _ = planned([*words.split(), *IMAGE, "--num-processes", "4"])
+    (container,) = engine._manifests[-1]["spec"]["template"]["spec"]["containers"]
+    limits = container["resources"]["limits"]
+    assert (limits["cpu"], limits.get("nvidia.com/gpu")) == (cpu, gpus)
 
 
 @pytest.mark.parametrize("text", ["$(JOB_COMPLETION_INDEX)", "$$(HOME)", "$$", "a$$$(b", "$HOME", "a \"b\" 'c'"])

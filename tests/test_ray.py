@@ -114,7 +114,8 @@ def test_what_is_killed_is_named_and_ends_all_nodes(tmp_path: Path, cluster: str
 @needs_ray
 @pytest.mark.slow
 @pytest.mark.processes
-def test_a_cluster_without_room_is_waited_for(tmp_path: Path, cluster: str) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_cluster_without_room_is_waited_for(tmp_path: Path, cluster: str, number: signal.Signals) -> None:
     place = ("--address", cluster, "--cpus-per-node", "2", "--output-dir", tmp_path / "run")
     with ending(start_lockstep("ddp", *TWO_NODES, *OPTIONS, *place)) as job:
         assert job.stderr is not None
@@ -122,10 +123,10 @@ def test_a_cluster_without_room_is_waited_for(tmp_path: Path, cluster: str) -> N
             "lockstep: waiting for room for 2 nodes with 2 CPUs on machines of their own; the cluster has 1 machine, "
             "with 2 of 2 CPUs free\n"
         )
-        job.send_signal(signal.SIGINT)
+        job.send_signal(number)
         _, errors = job.communicate(timeout=60)
-    assert job.returncode == 130
-    assert errors == "lockstep: interrupted by SIGINT\n"
+    assert job.returncode == 128 + number
+    assert errors == f"lockstep: interrupted by {number.name}\n"
 
 
 @needs_ray

@@ -341,6 +341,7 @@ REFUSALS = {
     "two-words": ("--account a\tb", "--account", "give one word"),
     "dashes": ("--sbatch-option=--exclusive", "--exclusive", "without dashes"),
     "own": ("--sbatch-option nodes=3", "nodes=3", "use --num-nodes"),
+    "another-cluster": ("--sbatch-option clusters=b", "clusters=b", "set the variable SLURM_CLUSTERS"),
     "of-ours": ("--sbatch-option partition=gpu", "partition=gpu", "use --partition"),
     "waiting": ("--sbatch-option wait", "'wait' is set by Lockstep", "waits for the job"),
     "node-rank": ("--node-rank 1", "--node-rank", "leave the option out"),
@@ -376,5 +377,6 @@ def test_a_dry_run_starts_nothing(tmp_path: Path) -> None:
     for line in ("nodes=4", "gpus-per-node=2", "time=1-0", "constraint='a100|h100'", "exclusive", "no-requeue"):
         assert f"\n#SBATCH --{line}\n" in done.stdout
     assert "--threads-per-rank=4 --num-processes=8 --num-nodes=4" in done.stdout
+    assert f"\n# before sbatch: mkdir -p {tmp_path / 'run'}\n" in done.stdout
     assert subprocess.run(["bash", "-n"], input=done.stdout, text=True).returncode == 0
     assert not (tmp_path / "run").exists()

@@ -13,7 +13,7 @@ import pytest
 
 from engines.command import planned
 from engines.slurm import environment_for_sbatch
-from tests.launching import lockstep, wait_until
+from tests.launching import LOCKSTEP, lockstep, wait_until
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
@@ -102,19 +102,51 @@ def test_what_another_job_has_left_stays_its_own(tmp_path: Path, script: Start) 
     assert (tmp_path / "job6.node0.pid").exists()
 
 
+# As scontrol answers for a job that ended minutes ago.
+_FORGOTTEN = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
+
+
+def _with_programs(there: Path, **lines: str) -> dict[str, str]:
+    """Variables by which commands find these programs first; each is a line of a shell."""
+    there.mkdir()
+    for name, line in lines.items():
+        (there / name).write_text(f"#!/bin/sh\n{line}\n")
+        (there / name).chmod(0o755)
+    return {"PATH": f"{there}:{os.environ['PATH']}"}
+
+
 @pytest.mark.parametrize(("left", "code"), [("0", 0), ("75", 75), ("3", 3), (None, 1)])
 def test_a_job_that_slurm_has_forgotten(tmp_path: Path, left: str | None, code: int) -> None:
     """A command that could not ask for minutes finds what the script of the job has left."""
-    run, there = tmp_path / "run", tmp_path / "bin"
-    there.mkdir()
+    run = tmp_path / "run"
     leave = "" if left is None else f"echo {left} >{run}/job7.code; "
-    sbatch, scontrol = f"{leave}echo 7", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
-    for name, text in {"sbatch": sbatch, "scontrol": scontrol}.items():
-        (there / name).write_text(f"#!/bin/sh\n{text}\n")
-        (there / name).chmod(0o755)
-    env = {"PATH": f"{there}:{os.environ['PATH']}"}
+    env = _with_programs(tmp_path / "bin", sbatch=f"{leave}echo 7", scontrol=_FORGOTTEN)
     done = lockstep("ddp", "--engine", "slurm", "--num-nodes", "2", "--output-dir", run, env=env)
     assert done.returncode == code, done.stderr
     assert ("is no longer known to SLURM" in done.stderr) == (left is None)
     assert ("job 7 failed with exit code 3" in done.stderr) == (left == "3")
     assert not (run / "job7.code").exists()
+
+
+@pytest.mark.parametrize(
+    ("output", "errors"),
+    [("a closed pipe", ""), ("/dev/full", "lockstep: the output cannot be written (No space left on device)\n")],
+)
+def test_a_job_goes_on_when_nobody_reads_what_it_prints(tmp_path: Path, output: str, errors: str) -> None:
+    """As after `| head`: neither the line of the command nor those of node 0 can be written."""
+    run = tmp_path / "run"
+    log = f"printf 'step 1\\nlockstep: step 2: saved\\n' >{run}/node0.log"
+    env = _with_programs(tmp_path / "bin", sbatch=f"{log}; echo 0 >{run}/job7.code; echo 7", scontrol=_FORGOTTEN)
+    command = [str(LOCKSTEP), "ddp", "--engine", "slurm", "--num-nodes", "2", "--output-dir", str(run)]
+    if output == "/dev/full":
+        place = os.open(output, os.O_WRONLY)
+    else:
+        reader, place = os.pipe()
+        os.close(reader)
+    try:
+        done = subprocess.run(
+            command, stdout=place, stderr=subprocess.PIPE, text=True, env={**os.environ, **env}, timeout=180
+        )
+    finally:
+        os.close(place)
+    assert (done.returncode, done.stderr) == (0, f"{errors}lockstep: step 2: saved\n")
