@@ -21,7 +21,7 @@ from apex.multi_tensor_apply import multi_tensor_applier
 from apex.parallel import DistributedDataParallel
 from typing_extensions import override
 
-from backends.apex_settings import ApexSettings
+from backends.apex_settings import NO_KERNELS, ApexSettings
 from backends.capabilities import UnsupportedError
 from backends.interface import BackendOptions, StepResult
 from backends.memory_layout import make_contiguous
@@ -43,10 +43,7 @@ class ApexBackend(TorchGroupBackend):
         self.settings = cast(ApexSettings, options.settings)
         self.opt_level = self.settings.opt_level or ("O1" if options.precision == "fp16" else "O0")
         if self.settings.fused_adam and not multi_tensor_applier.available:
-            raise UnsupportedError(
-                "--fused-adam: this Apex was built without its kernels; "
-                "build it with --cpp_ext --cuda_ext, or leave the option out"
-            )
+            raise UnsupportedError(NO_KERNELS)
         super().__init__(options)
 
     @override
@@ -216,11 +213,51 @@ def _require_kernels_for(model: torch.nn.Module) -> None:
 
 
 def _fused_adam(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Replaces torch's AdamW by Apex's FusedAdam, which cannot use the state of torch's."""
+    """Replaces torch's AdamW by Apex's FusedAdam, which begins without state and saves it as torch's does."""
     from apex.optimizers import FusedAdam
 
     groups = [
         {name: group[name] for name in ("params", "lr", "betas", "eps", "weight_decay")}
         for group in optimizer.param_groups
     ]
-    return cast(torch.optim.Optimizer, FusedAdam(groups, adam_w_mode=True))
+    fused = cast(torch.optim.Optimizer, FusedAdam(groups, adam_w_mode=True))
+    fused.register_state_dict_post_hook(steps_in_state)
+    fused.register_load_state_dict_pre_hook(steps_in_groups)
+    return fused
+
+
+def steps_in_state(_: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+    """Turns a state_dict of FusedAdam, which counts the steps of a whole group, into one of torch's AdamW.
+
+    Returns:
+        The same with the number of steps in the state of each parameter, as torch has it.
+    """
+    steps = {number: group["step"] for group in saved["param_groups"] if "step" in group for number in group["params"]}
+    state = {
+        number: {"step": torch.tensor(float(steps[number]), dtype=torch.float32), **values}
+        for number, values in saved["state"].items()
+    }
+    return {**saved, "state": state, "param_groups": [_without_step(group) for group in saved["param_groups"]]}
+
+
+def steps_in_groups(_: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+    """The inverse of `steps_in_state`.
+
+    Raises:
+        ValueError: The parameters of a group have taken different numbers of steps, or their number is missing.
+    """
+    groups = []
+    for group in saved["param_groups"]:
+        states = [saved["state"][number] for number in group["params"] if number in saved["state"]]
+        if not all("step" in values for values in states):
+            raise ValueError("its optimizer state lacks the number of steps, which FusedAdam needs to go on")
+        steps = {int(values["step"]) for values in states}
+        if len(steps) > 1:
+            raise ValueError("its parameters have taken different numbers of steps, which FusedAdam cannot have")
+        groups.append(_without_step(group) | ({"step": steps.pop()} if steps else {}))
+    state = {number: _without_step(values) for number, values in saved["state"].items()}
+    return {**saved, "state": state, "param_groups": groups}
+
+
+def _without_step(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name != "step"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Literal
 
 from pydantic import Field
@@ -9,6 +10,9 @@ from typing_extensions import override
 
 from backends.capabilities import BackendSettings, Place, UnsupportedError
 
+NO_KERNELS = (
+    "--fused-adam: this Apex was built without its kernels; build it with --cpp_ext --cuda_ext, or leave the option out"
+)
 _PRECISIONS = {"O0": "fp32", "O1": "fp16", "O2": "fp16"}
 
 
@@ -37,3 +41,8 @@ class ApexSettings(BackendSettings):
             raise UnsupportedError(
                 f"--fused-adam replaces AdamW and does not work with --optimizer {optimizer}; leave one of the two out"
             )
+
+    @override
+    def check_machine(self) -> None:
+        if self.fused_adam and find_spec("amp_C") is None:
+            raise UnsupportedError(NO_KERNELS)

@@ -69,6 +69,13 @@ class BackendSettings(BaseModel):
             UnsupportedError: Two options contradict each other; the message names the value and a remedy.
         """
 
+    def check_machine(self) -> None:
+        """Refuses options, and variables that the library reads, with which it cannot run on this machine.
+
+        Raises:
+            UnsupportedError: It cannot; the message names the value and a remedy.
+        """
+
 
 @dataclass(frozen=True)
 class Capabilities:

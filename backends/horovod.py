@@ -26,7 +26,7 @@ from typing_extensions import override
 
 from backends.capabilities import UnsupportedError
 from backends.collectives import Prepare, Prepared
-from backends.horovod_settings import HorovodSettings
+from backends.horovod_settings import HorovodSettings, cycle_time, fusion_threshold
 from backends.horovod_waiting import set_waiting, waiting
 from backends.interface import BackendOptions, StepResult
 from backends.memory_layout import make_contiguous
@@ -56,8 +56,7 @@ class HorovodBackend(TorchAmpBackend):
 
     def __init__(self, options: BackendOptions) -> None:
         super().__init__(options)
-        self._fusion_threshold = int(_number_in("HOROVOD_FUSION_THRESHOLD", 128 * 1024 * 1024, whole=True))
-        self._cycle_time = _number_in("HOROVOD_CYCLE_TIME", 1.0)
+        self._fusion_threshold, self._cycle_time = fusion_threshold(), cycle_time()
         if options.is_traced:
             # Without it, start_timeline is refused. From now on a thread of rank 0 spins, waiting for events.
             os.environ["HOROVOD_TIMELINE"] = "DYNAMIC"
@@ -253,17 +252,3 @@ def _carried(buffer: torch.Tensor) -> torch.Tensor:
     """Returns the buffer, contiguous, in a dtype that Horovod supports, which bool is not: a view of it if possible."""
     buffer = buffer.contiguous()
     return buffer.view(torch.uint8) if buffer.dtype == torch.bool else buffer
-
-
-def _number_in(variable: str, default: float, *, whole: bool = False) -> float:
-    """Returns the number in a variable that Horovod reads. It has no function that returns it, and these defaults.
-
-    Raises:
-        UnsupportedError: It is no number. Horovod would take what comes before the first other character.
-    """
-    text = os.environ.get(variable)
-    try:
-        return default if text is None else int(text) if whole else float(text)
-    except ValueError as error:
-        kind = "a whole number" if whole else "a number"
-        raise UnsupportedError(f"{variable}={text}: is not {kind}; correct it, or unset it") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -77,6 +78,29 @@ class DistributedDataParallel(torch.nn.Module):
         CALLS.append("disable_allreduce")
 
 
+class FusedAdam(torch.optim.Optimizer):
+    """AdamW that counts the steps of a whole group in the group, as Apex's does."""
+
+    def __init__(self, groups: list[dict[str, Any]], *, adam_w_mode: bool) -> None:
+        assert adam_w_mode
+        super().__init__(groups, {"lr": 1e-3, "bias_correction": True})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            group["step"] = step = group.get("step", 0) + 1
+            (beta1, beta2), learning_rate = group["betas"], group["lr"]
+            for one in group["params"]:
+                state = self.state[one]
+                if not state:
+                    state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(one), torch.zeros_like(one)
+                state["exp_avg"].lerp_(one.grad, 1 - beta1)
+                state["exp_avg_sq"].mul_(beta2).addcmul_(one.grad, one.grad, value=1 - beta2)
+                one.mul_(1 - learning_rate * group["weight_decay"])
+                scale = state["exp_avg_sq"].sqrt() / math.sqrt(1 - beta2**step) + group["eps"]
+                one.addcdiv_(state["exp_avg"], scale, value=-learning_rate / (1 - beta1**step))
+
+
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Puts the double where `import apex` finds it, for one test."""
     amp = ModuleType("apex.amp")
@@ -92,6 +116,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
         "apex.amp": amp.__dict__,
         "apex.amp._amp_state": {"_amp_state": _amp_state},
         "apex.multi_tensor_apply": {"multi_tensor_applier": SimpleNamespace(available=False)},
+        "apex.optimizers": {"FusedAdam": FusedAdam},
         "apex.parallel": {"DistributedDataParallel": DistributedDataParallel},
     }
     for name, content in modules.items():

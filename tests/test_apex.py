@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from copy import deepcopy
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,17 @@ def test_options_that_do_not_fit_are_refused(arguments: tuple[str, ...], words: 
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert all(word in done.stderr for word in words), done.stderr
+
+
+def test_fused_adam_without_kernels_is_refused_before_any_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if find_spec("amp_C"):
+        pytest.skip("the kernels are installed here")
+    ApexSettings().check_machine()
+    with pytest.raises(UnsupportedError, match="--fused-adam: this Apex was built without its kernels"):
+        ApexSettings(fused_adam=True).check_machine()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "amp_C.py").touch()
+    ApexSettings(fused_adam=True).check_machine()
 
 
 def test_options_of_apex_are_options_of_apex_alone() -> None:
@@ -222,6 +234,57 @@ def test_kernels_know_no_float64(adapter: Any, monkeypatch: pytest.MonkeyPatch) 
 def test_fused_adam_needs_the_kernels(adapter: Any) -> None:
     with pytest.raises(UnsupportedError, match="without its kernels"):
         adapter(BackendOptions(settings=ApexSettings(fused_adam=True)))
+
+
+def test_fused_adams_checkpoints_are_those_of_torchs_adamw(adapter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the number of steps, on which the size of a step depends: torch goes on from there, and the other way."""
+    monkeypatch.setattr(sys.modules["backends.apex"].multi_tensor_applier, "available", True)
+    backend = adapter(BackendOptions(settings=ApexSettings(fused_adam=True)))
+    model, other = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    wrapped, fused = backend.setup(model, torch.optim.AdamW(model.parameters(), lr=0.1, betas=(0.5, 0.7)))
+    torchs = torch.optim.AdamW(other.parameters(), lr=0.1, betas=(0.5, 0.7))
+
+    def step_fused() -> None:
+        backend.backward(wrapped(torch.tensor([[1.0, 2.0, 3.0]])).square().sum())
+        backend.step(0.0)
+
+    def step_torchs() -> None:
+        other(torch.tensor([[1.0, 2.0, 3.0]])).square().sum().backward()
+        torchs.step()
+        torchs.zero_grad()
+
+    assert fused.state_dict()["state"] == {}
+    for _ in range(3):
+        step_fused()
+    other.load_state_dict(model.state_dict())
+    torchs.load_state_dict({**torchs.state_dict(), "state": deepcopy(fused.state_dict()["state"])})
+    for values in torchs.state.values():
+        assert torch.equal(values["step"], torch.tensor(3.0))
+    step_fused()
+    step_torchs()
+    torch.testing.assert_close([*other.parameters()], [*model.parameters()])
+
+    step_torchs()
+    model.load_state_dict(other.state_dict())
+    groups = fused.state_dict()["param_groups"]
+    assert all("step" not in group for group in groups)
+    fused.load_state_dict({"state": deepcopy(torchs.state_dict()["state"]), "param_groups": groups})
+    assert [group["step"] for group in fused.param_groups] == [5]
+    assert all(values.keys() == {"exp_avg", "exp_avg_sq"} for values in fused.state.values())
+    step_fused()
+    step_torchs()
+    torch.testing.assert_close([*other.parameters()], [*model.parameters()])
+
+
+def test_fused_adam_has_one_number_of_steps(adapter: Any) -> None:
+    load = sys.modules["backends.apex"].steps_in_groups
+    saved: dict[str, Any] = {"param_groups": [{"lr": 0.1, "params": [0, 1]}]}
+    saved["state"] = {0: {"step": torch.tensor(3.0)}, 1: {"step": torch.tensor(2.0)}}
+    with pytest.raises(ValueError, match="different numbers of steps"):
+        load(None, saved)
+    saved["state"][1] = {"exp_avg": torch.zeros(1)}
+    with pytest.raises(ValueError, match="lacks the number of steps"):
+        load(None, saved)
 
 
 def test_the_scaler_speaks_torchs_format(adapter: Any) -> None:
