@@ -125,6 +125,14 @@ class Capabilities:
         """Whether no rank alone holds the whole state of a training, so that saving it takes all of them."""
         return self.shards_weights or self.shards_optimizer
 
+    def waits_in_forward(self, *, sync_batchnorm: bool) -> bool:
+        """Returns whether ranks wait for each other in the forward pass, too.
+
+        Args:
+            sync_batchnorm: Whether layers take statistics of all ranks.
+        """
+        return sync_batchnorm or self.shards_weights
+
     def check(
         self,
         *,

@@ -26,6 +26,7 @@ class Job:
         nodes: The nodes that run it, and which of them this machine is.
         port: The port of node 0 on which several nodes meet.
         must_end_cleanly: Whether an error of the starter fails the job even after all ranks have succeeded.
+        waits_in_forward: Whether its ranks wait for each other in the forward pass, too.
     """
 
     command: list[str]
@@ -37,6 +38,7 @@ class Job:
     nodes: Nodes = ALONE
     port: int = DEFAULT_PORT
     must_end_cleanly: bool = False
+    waits_in_forward: bool = False
 
     @property
     def spans_nodes(self) -> bool:

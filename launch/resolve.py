@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -190,7 +191,8 @@ def _compose_here(world: _World, ranks: Ranks, options: RunOptions, output_dir: 
             f"start {world.num_local_processes}; use fewer ranks, or more --num-nodes"
         )
     _check_cores(options, world.num_local_processes, ranks.num_threads)
-    job = compose_job(world.starter, ranks, output_dir, row.signs)
+    waits_in_forward = row.capabilities.waits_in_forward(sync_batchnorm=options.sync_batchnorm)
+    job = replace(compose_job(world.starter, ranks, output_dir, row.signs), waits_in_forward=waits_in_forward)
     # A dry run may lack the address at which nodes meet, and then nobody listens here.
     meets = options.master_addr is not None if world.nodes.num_nodes > 1 else options.master_port is not None
     if world.nodes.node_rank == 0 and meets:

@@ -31,6 +31,7 @@ from records.notice import read_notice, record_directory
 from records.record import read_record
 from training.stopping import has_stopped, request_stop
 from watch.failures import FailureKind, JobFailure
+from watch.heartbeat import own_phases
 from watch.watchdog import Limits, Watchdog
 
 if TYPE_CHECKING:
@@ -252,6 +253,7 @@ def _run_beside(
         limits=Limits(config.hang_timeout, 0.9 * config.timeout, slow_computing=config.torch_compile),
         spans_nodes=job.spans_nodes,
         signs=job.signs,
+        own_phases=own_phases(waits_in_forward=job.waits_in_forward),
     )
     with display:
         failure = run_job(

@@ -16,7 +16,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from records.config import RunConfig
+from records.files import sync_file
 from records.names import CHECKPOINTS_NAME
 from records.record import EvaluationRecord, World
 from records.tensor_file import TensorFacts, TensorFile, as_bytes, piece_of
@@ -94,10 +95,15 @@ def checkpoint_step(path: Path) -> int:
     return int(match[1])
 
 
-def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
+def write_checkpoint(path: Path, checkpoint: Checkpoint, progressed: Callable[[], None] = lambda: None) -> None:
     """Writes a checkpoint under another name and renames it once it is on the disk.
 
     Whenever the process or the machine stops, `path` holds its previous content or the complete new file.
+
+    Args:
+        path: Where it is to be.
+        checkpoint: The checkpoint.
+        progressed: Called now and then while the size of the unfinished file does not show that this goes on.
 
     Raises:
         OSError: It cannot be written; no part of it is left.
@@ -109,15 +115,14 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
         path.parent.mkdir()  # alone: a run whose directory was moved away must not make it anew
         _sync(path.parent.parent)
     text = json.dumps(checkpoint.state.model_dump(mode="json"), allow_nan=False)
-    metadata = {_STATE_KEY: text, _DIGEST_KEY: digest_of(text, checkpoint.tensors)}
+    metadata = {_STATE_KEY: text, _DIGEST_KEY: digest_of(text, checkpoint.tensors, progressed)}
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         try:
             save_file(checkpoint.tensors, unfinished, metadata)
         except SafetensorError as error:  # which also wraps the errors of the system
             raise OSError(_short(error)) from error
-        with unfinished.open("rb+") as file:
-            os.fsync(file.fileno())
+        sync_file(unfinished, progressed)
         unfinished.replace(path)
         _sync(path.parent)
     finally:
@@ -263,20 +268,26 @@ class ContentDigest:
         return self._digest.hexdigest()
 
 
-def digest_of(text: str, tensors: Mapping[str, torch.Tensor]) -> str:
-    """Returns the hash of a whole checkpoint."""
+def digest_of(text: str, tensors: Mapping[str, torch.Tensor], progressed: Callable[[], None] = lambda: None) -> str:
+    """Returns the hash of a whole checkpoint, and calls `progressed` after each tensor."""
     digest = ContentDigest(text)
     for name, tensor in sorted(tensors.items()):
         digest.begin(name, TensorFacts(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)))
         digest.update(as_bytes(tensor).numpy().data)
+        progressed()
     return digest.hexdigest()
 
 
+def unfinished_checkpoints(run_directory: Path) -> list[Path]:
+    """Returns the unfinished files of checkpoints, those that safetensors writes first among them."""
+    patterns = (".step-*", ".tmp??????")
+    return [path for pattern in patterns for path in (run_directory / CHECKPOINTS_NAME).glob(pattern)]
+
+
 def remove_unfinished(run_directory: Path) -> None:
-    """Removes the unfinished files of writers that were killed, those that safetensors writes first among them."""
-    for pattern in (".step-*", ".tmp??????"):
-        for path in (run_directory / CHECKPOINTS_NAME).glob(pattern):
-            path.unlink()
+    """Removes the unfinished files of writers that were killed."""
+    for path in unfinished_checkpoints(run_directory):
+        path.unlink()
 
 
 def prune(run_directory: Path, *, keep: int, spare: int | None) -> None:

@@ -91,6 +91,17 @@ def test_every_bit_comes_back(tmp_path: Path, tensor: torch.Tensor) -> None:
     assert torch.equal(ours, theirs)
 
 
+def test_a_writer_says_that_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each tensor whose hash is known, and each piece that has reached the disk."""
+    monkeypatch.setattr("records.files._PIECE_BYTES", 4096)
+    notes: list[int] = []
+    tensors = {"model.weight": torch.rand(4000), "model.bias": torch.rand(10)}
+    write_checkpoint(checkpoint_path(tmp_path, 3), Checkpoint(_state(3), tensors), lambda: notes.append(1))
+    size = checkpoint_path(tmp_path, 3).stat().st_size
+    assert len(notes) == len(tensors) + -(-size // 4096)
+    assert torch.equal(read_checkpoint(checkpoint_path(tmp_path, 3)).tensors["model.weight"], tensors["model.weight"])
+
+
 def test_optimizer_state_survives_json() -> None:
     parameters = [torch.nn.Parameter(torch.rand(2, 2)), torch.nn.Parameter(torch.rand(2))]
     optimizer = torch.optim.AdamW([{"params": parameters[:1], "weight_decay": 0.1}, {"params": parameters[1:]}])

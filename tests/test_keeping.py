@@ -246,7 +246,7 @@ def test_a_failed_checkpoint_ends_no_training_that_is_over(tmp_path: Path) -> No
     (tmp_path / "checkpoints").write_text("in the way")
     config = run_config("ddp", 2, tmp_path, micro_batch_size=4, save_every="1", on_save_error="stop")
     checkpoint = Checkpoint(CheckpointState.model_construct(config=config, step=4, best=None), {})
-    saver = CheckpointSaver(config, tmp_path, ProgressLog(tmp_path, rank=0), keeps=True)
+    saver = CheckpointSaver(config, tmp_path, ProgressLog(tmp_path, rank=0), Heartbeat(), keeps=True)
     saver.save(lambda: checkpoint)
     with pytest.raises(OSError, match="the checkpoint of step 4 cannot be saved"):
         saver.finish()

@@ -5,24 +5,33 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typing_extensions import override
 
 from launch.resume import Finished, find_start
-from records.checkpoint import checkpoint_step, list_checkpoints, read_checkpoint
+from records.checkpoint import Checkpoint, CheckpointState, checkpoint_step, list_checkpoints, read_checkpoint
+from records.progress import ProgressLog
 from tests.launching import (
     LOCKSTEP,
     ending,
     fill,
     lasting_directory,
     lockstep,
+    run_config,
     small_disk,
     train,
     wait_for_steps,
     wait_until,
 )
 from tests.resuming import weights
+from training.keeping import Keeper
+from training.saving import CheckpointSaver
+from training.writing import WriteProgress
+from watch.heartbeat import Heartbeat
 
 
 @pytest.mark.slow
@@ -120,3 +129,83 @@ def test_a_model_without_any_room_goes_elsewhere(tmp_path: Path) -> None:
         with pytest.raises(Finished, match="there is nothing to resume"):
             find_start("latest", run)
         assert not [*run.glob(".record*"), *place.glob(".record*")]
+
+
+class _Noted(Heartbeat):
+    """Notes the phases that it is told of."""
+
+    def __init__(self) -> None:
+        self.phases: list[str] = []
+        super().__init__()
+
+    @override
+    def enter(self, phase: str, step: int | None = None) -> None:
+        super().enter(phase, step)
+        self.phases.append(phase)
+
+    def wait_for_sign(self, of: Callable[[], object]) -> None:
+        """Does something, after which there must be a sign of life."""
+        self.phases.clear()
+        of()
+        wait_until(lambda: self.phases == ["saving"] * len(self.phases) != [], "a sign of life", seconds=30)
+
+
+@pytest.fixture
+def heartbeat(monkeypatch: pytest.MonkeyPatch) -> _Noted:
+    monkeypatch.setattr("training.writing._SECONDS_BETWEEN_LOOKS", 0.02)
+    return _Noted()
+
+
+def test_a_write_that_goes_on_is_alive_and_one_that_stands_still_is_not(tmp_path: Path, heartbeat: _Noted) -> None:
+    progress, file = WriteProgress(heartbeat), tmp_path / "file"
+    file.touch()
+    with progress.watched(lambda: [file, tmp_path / "gone"]):
+        assert heartbeat.phases[-1] == "saving"
+        for size in (1, 5000):
+            heartbeat.wait_for_sign(lambda: file.write_bytes(bytes(size)))  # noqa: B023
+        heartbeat.wait_for_sign(progress.note)
+        time.sleep(0.1)  # a look that has seen half of the last change
+        heartbeat.phases.clear()
+        time.sleep(0.3)
+        assert heartbeat.phases == []
+    file.write_bytes(bytes(9000))
+    time.sleep(0.1)
+    assert heartbeat.phases == []
+
+
+def test_blocks_that_are_filled_are_progress(tmp_path: Path, heartbeat: _Noted) -> None:
+    """As by safetensors, whose files have their last size from the beginning."""
+    file = tmp_path / "file"
+    with file.open("wb") as content:
+        content.truncate(2**20)
+        with WriteProgress(heartbeat).watched(lambda: [file]):
+            heartbeat.wait_for_sign(lambda: (content.write(bytes(2**19)), content.flush(), os.fsync(content.fileno())))
+
+
+def test_a_rank_that_waits_for_a_large_checkpoint_is_alive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heartbeat: _Noted
+) -> None:
+    def write(path: Path, checkpoint: Checkpoint, progressed: Callable[[], None]) -> None:
+        wait_until(lambda: heartbeat.phases[-1] == "saving", "the rank that waits")
+        path.parent.mkdir()
+        heartbeat.wait_for_sign(lambda: path.with_name(f".{path.name}.7").write_bytes(bytes(5000)))
+        heartbeat.wait_for_sign(progressed)
+
+    monkeypatch.setattr("training.saving.write_checkpoint", write)
+    config = run_config("ddp", 2, tmp_path, micro_batch_size=4, save_every="1")
+    checkpoint = Checkpoint(CheckpointState.model_construct(config=config, step=4, best=None), {})
+    saver = CheckpointSaver(config, tmp_path, ProgressLog(tmp_path, rank=0), heartbeat, keeps=True)
+    saver.save(lambda: checkpoint, wait=True)
+    assert saver.failed_steps == []
+
+
+def test_a_rank_that_writes_a_large_model_is_alive(tmp_path: Path, heartbeat: _Noted) -> None:
+    keeper = Keeper(tmp_path, heartbeat, spare=1)
+
+    def write(place: Path) -> None:
+        inner = place / ".model.abcdefgh" / "parts"
+        inner.mkdir(parents=True)
+        heartbeat.wait_for_sign(lambda: (inner / "model.safetensors").write_bytes(bytes(5000)))
+        heartbeat.wait_for_sign(keeper.progress.note)
+
+    assert keeper.keep("the model", 1, write, has_substitute=True) == tmp_path

@@ -9,9 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from backends.registry import BACKENDS
+from backends.registry import BACKENDS, find_backend
+from launch.options import read_options
+from launch.resolve import settle
 from records.checkpoint import list_checkpoints, read_checkpoint
 from tests.launching import lockstep, train
+from watch.heartbeat import own_phases
 
 SHARDED = [name for name, row in BACKENDS.items() if row.capabilities.shards_weights]
 BERT = ("--model", "bert-tiny", "--max-seq-length", "32", "--max-steps", "4", "--num-processes", "2")
@@ -42,6 +45,24 @@ def test_a_rank_holds_its_part(
         for ours, step in zip(record["steps"], whole["steps"], strict=True):
             assert ours["loss"] == pytest.approx(step["loss"], rel=1e-5)
             assert ours["grad_norm"] == pytest.approx(step["grad_norm"], rel=1e-4)
+
+
+@pytest.mark.parametrize("sync_batchnorm", [False, True])
+def test_ranks_wait_for_each_other_in_the_forward_pass(sync_batchnorm: bool) -> None:
+    """The time that this takes is not a rank's own, and whoever waits there does not hang."""
+    for name, row in BACKENDS.items():
+        waits = row.capabilities.waits_in_forward(sync_batchnorm=sync_batchnorm)
+        assert waits == (sync_batchnorm or name in SHARDED)
+        assert own_phases(waits_in_forward=waits) == (("data",) if waits else ("data", "forward"))
+
+
+@pytest.mark.parametrize("backend", ["ddp", *SHARDED])
+def test_the_launcher_knows_where_ranks_wait_for_each_other(backend: str) -> None:
+    row = find_backend(backend)
+    asked = read_options(backend, row.settings, ["--num-processes=2", "--device=cpu", "--task=token-tagging"])
+    job = settle(backend, row, asked, started_at=0.0, noted=[]).job
+    assert job is not None
+    assert job.waits_in_forward == (backend in SHARDED)
 
 
 @pytest.mark.parametrize("backend", SHARDED)

@@ -26,7 +26,7 @@ from tests.faults.hangs import HANGS, hang_one
 from tests.launching import OF_EACH_STARTER, lockstep, processes_of, require_backend
 from tests.sparing import in_ci
 from training import data
-from watch.heartbeat import read_position
+from watch.heartbeat import OWN_PHASES, own_phases, read_position
 from watch.rank_files import RankFiles, started_ranks
 from watch.watchdog import Hang, Limits, Watchdog
 
@@ -159,6 +159,7 @@ def _look(
     for_seconds: float = 20.0,
     num_ranks: int | None = None,
     spans_nodes: bool = False,
+    own_phases: tuple[str, ...] = OWN_PHASES,
     **limits: float,
 ) -> Hang | None:
     watchdog = Watchdog(
@@ -167,6 +168,7 @@ def _look(
         limits=Limits(**{"seconds": 1.0, "long_seconds": 60.0, **limits}),  # type: ignore[arg-type]
         spans_nodes=spans_nodes,
         signs=BACKENDS["horovod"].signs,
+        own_phases=own_phases,
     )
     deadline = time.monotonic() + for_seconds
     while time.monotonic() < deadline:
@@ -197,6 +199,15 @@ def test_who_it_is(tmp_path: Path, ranks, wanted, rank: int) -> None:  # type: i
     assert hang.rank == rank
     for number, phase, step, _ in wanted:
         assert f"rank {number}: step {step}, {phase}, was at " in hang.message
+
+
+@pytest.mark.parametrize(("waits_in_forward", "rank"), [(False, 0), (True, None)])
+def test_nobody_is_blamed_for_waiting_in_the_forward_pass(tmp_path: Path, ranks, waits_in_forward, rank) -> None:  # type: ignore[no-untyped-def]
+    """Where ranks wait for each other there, as with sharded weights, they may all be in the same collective."""
+    ranks((0, "forward", 7, "waits"), (1, "forward", 7, "waits"))
+    hang = _look(tmp_path, own_phases=own_phases(waits_in_forward=waits_in_forward))
+    assert hang is not None
+    assert hang.rank == rank
 
 
 def test_a_rank_that_reports_an_error_does_not_hang(tmp_path: Path, ranks) -> None:  # type: ignore[no-untyped-def]

@@ -18,6 +18,7 @@ from records.balance import imbalance, positions_per_token
 from records.checkpoint import CheckpointError, CheckpointFile, checkpoint_path
 from records.config import RunConfig
 from records.environment import describe_environment
+from records.files import sync_file
 from records.notice import Notice, give_notice
 from records.record import (
     Disagreement,
@@ -32,7 +33,7 @@ from records.record import (
 from records.run_files import model_files, note_model_files
 from tasks.interface import Task, facts_of
 from training.agreement import describe
-from training.keeping import Keeper
+from training.keeping import UNFINISHED_MODEL, Keeper
 from training.room import MIB, SLACK_BYTES, model_bytes
 from training.state import Trajectory
 from watch.heartbeat import Heartbeat
@@ -113,7 +114,7 @@ def _keep_model(keeper: Keeper, results: Results) -> Path:
         return keeper.keep(
             "the model",
             num_bytes,
-            lambda place: _save(lambda inner: task.save(model, inner), place),
+            lambda place: _save(lambda inner: task.save(model, inner), place, keeper.progress.note),
             has_substitute=True,
         )
     except Exception as error:  # a task's code may raise any exception
@@ -122,7 +123,7 @@ def _keep_model(keeper: Keeper, results: Results) -> Path:
         place = keeper.keep(
             "the weights",
             num_bytes,
-            lambda place: _save(lambda inner: save_file(weights, inner / WEIGHTS_NAME), place),
+            lambda place: _save(lambda inner: save_file(weights, inner / WEIGHTS_NAME), place, keeper.progress.note),
         )
         raise RuntimeError(
             f"the task cannot save its model ({type(error).__name__}: {error}); its weights are in "
@@ -130,15 +131,20 @@ def _keep_model(keeper: Keeper, results: Results) -> Path:
         ) from error
 
 
-def _save(write: Callable[[Path], None], directory: Path) -> None:
+def _save(write: Callable[[Path], None], directory: Path, progressed: Callable[[], None]) -> None:
     """Has files written beside their place, and moves each of them when it is complete.
 
     The names are noted before, so that a later run can tell these files from those of the user.
 
+    Args:
+        write: Writes them into the directory that it is given.
+        directory: Where they are to be.
+        progressed: Called for each piece of them that has reached the disk.
+
     Raises:
         FileExistsError: A file that no run wrote is in the way.
     """
-    with tempfile.TemporaryDirectory(prefix=".model.", dir=directory) as unfinished:
+    with tempfile.TemporaryDirectory(prefix=UNFINISHED_MODEL, dir=directory) as unfinished:
         mode = _mode_of_new_files(Path(unfinished))
         write(Path(unfinished))
         files = sorted(path for path in Path(unfinished).rglob("*") if path.is_file())
@@ -150,8 +156,7 @@ def _save(write: Callable[[Path], None], directory: Path) -> None:
         note_model_files(directory, names)
         for file, name in zip(files, names, strict=True):
             file.chmod(mode)  # safetensors makes files that only their owner can read
-            with file.open("rb+") as content:
-                os.fsync(content.fileno())
+            sync_file(file, progressed)
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             file.replace(directory / name)
 

@@ -24,11 +24,14 @@ from records.notice import Notice, give_notice
 from records.record import read_record
 from tasks.cache import cache_directory
 from training.room import MIB, free_bytes, is_in_memory
+from training.writing import WriteProgress
 from watch.heartbeat import Heartbeat
 
 # In this file somebody may name a directory to save to. It may also be a link to that directory.
 SAVE_TO_NAME = "save-to"
 RESCUED_NAME = "rescued"
+# How the name of the directory begins in which a model is written, beside its place.
+UNFINISHED_MODEL = ".model."
 _SECONDS_BETWEEN_LOOKS = 1.0
 _SECONDS_BETWEEN_ATTEMPTS = 5.0
 _SECONDS_BETWEEN_BLIND_ATTEMPTS = 30.0
@@ -39,6 +42,7 @@ class Keeper:
     """Has results written into the directory of the run, or into another one that has room.
 
     Attributes:
+        progress: Is told of what a write has done that changes no size.
         refuge: The other directory into which results were written; None if there is none.
         dropped: The steps of the checkpoints that were removed to make room.
     """
@@ -53,6 +57,7 @@ class Keeper:
         """
         self._directory = directory
         self._heartbeat = heartbeat
+        self.progress = WriteProgress(heartbeat)
         self._spare = spare
         self.refuge: Path | None = None
         self.dropped: list[int] = []
@@ -93,9 +98,9 @@ class Keeper:
             self._wait(what, num_bytes, error)
 
     def _attempt(self, write: Callable[[Path], None], place: Path) -> Exception | None:
-        self._heartbeat.enter("saving")
         try:
-            write(place)
+            with self.progress.watched(lambda: place.glob(f"{UNFINISHED_MODEL}*/**/*")):
+                write(place)
         except Exception as error:  # a task's code may raise any exception
             with contextlib.suppress(OSError):  # the log may be on the full disk
                 print(f"not saved in {place}: {type(error).__name__}: {error}")

@@ -45,6 +45,7 @@ from training.stopping import StopRequest
 from training.trace import Tracer
 from training.whole import whole_model
 from training.world import gather_texts, newest_of, prove_same_job, prove_world, world_size_of_process
+from watch.heartbeat import own_phases
 
 MakeObserver = Callable[[Trainer, Measurements], Hooks]
 
@@ -81,16 +82,23 @@ class RankWork:
         self._clock = start.clock
         torch.set_num_threads(config.threads_per_rank)
         self._task, self._backend = _join(config)
-        if config.sync_batchnorm:
-            self._heartbeat.own_phases = ("data",)  # ranks wait for each other in the forward pass, too
+        capabilities = self._backend.capabilities
+        waits_in_forward = capabilities.waits_in_forward(sync_batchnorm=config.sync_batchnorm)
+        self._heartbeat.own_phases = own_phases(waits_in_forward=waits_in_forward)
         rank = self._backend.rank
         self._progress = ProgressLog(directory, rank=rank, tracker=config.tracker)
-        takes_all_ranks = self._backend.capabilities.shards_state
         if rank == 0 and START_WARNING_VARIABLE in os.environ:
             self._progress.warn(os.environ[START_WARNING_VARIABLE])
         # Where nodes may leave, each of them has what the others need to go on without it.
         keeps = rank == 0 or (config.min_nodes is not None and self._backend.local_rank == 0)
-        self._saver = CheckpointSaver(config, directory, self._progress, keeps=keeps, takes_all_ranks=takes_all_ranks)
+        self._saver = CheckpointSaver(
+            config,
+            directory,
+            self._progress,
+            self._heartbeat,
+            keeps=keeps,
+            takes_all_ranks=capabilities.shards_state,
+        )
         travels_with_loss = config.num_nodes > 1 or config.device == "cuda"
         self._stop_request = StopRequest(directory, rank=rank, travels_with_loss=travels_with_loss)
         self._agreement = Agreement(self._backend, self._progress, sync_batchnorm=config.sync_batchnorm)

@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from records.checkpoint import Checkpoint, checkpoint_path, prune, write_checkpoint
+from records.checkpoint import Checkpoint, checkpoint_path, prune, unfinished_checkpoints, write_checkpoint
 from records.config import RunConfig
 from records.news import Saved, SaveFailed
 from records.progress import ProgressLog
+from training.writing import WriteProgress
+from watch.heartbeat import Heartbeat
 
 
 class CheckpointSaver:
@@ -27,7 +29,14 @@ class CheckpointSaver:
     """
 
     def __init__(
-        self, config: RunConfig, directory: Path, progress: ProgressLog, *, keeps: bool, takes_all_ranks: bool = False
+        self,
+        config: RunConfig,
+        directory: Path,
+        progress: ProgressLog,
+        heartbeat: Heartbeat,
+        *,
+        keeps: bool,
+        takes_all_ranks: bool = False,
     ) -> None:
         """Makes the part of one rank.
 
@@ -35,11 +44,13 @@ class CheckpointSaver:
             config: The configuration of the run.
             directory: The directory of the run.
             progress: Is told what was saved.
+            heartbeat: Tells the launcher that this rank is alive while it waits for a write that goes on.
             keeps: Whether this rank writes checkpoints.
             takes_all_ranks: Whether ranks hold parts of the weights, so that all have a part in making a checkpoint.
         """
         self._directory = directory
         self._progress = progress
+        self._write_progress = WriteProgress(heartbeat)
         self._interval = config.save_interval
         self.keeps = keeps
         self._takes_all_ranks = takes_all_ranks
@@ -94,7 +105,8 @@ class CheckpointSaver:
             OSError: It cannot be written, and that is to stop the run.
         """
         if self._writer is not None:
-            self._writer.join()
+            with self._write_progress.watched(lambda: unfinished_checkpoints(self._directory)):
+                self._writer.join()
             self._writer = None
         if self._error is not None and self._stop_on_error:
             raise self._error
@@ -110,7 +122,7 @@ class CheckpointSaver:
         path = checkpoint_path(self._directory, step)
         began = time.perf_counter()
         try:
-            write_checkpoint(path, checkpoint)
+            write_checkpoint(path, checkpoint, self._write_progress.note)
             best = checkpoint.state.best
             if best is not None and checkpoint_path(self._directory, best.step).exists():
                 self._best_step = best.step  # it is kept until a better one is on the disk

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PHASES = ("start", "data", "forward", "backward", "update", "evaluation", "saving", "end", "rest")
-# Phases in which no other rank can delay this one; in the others it may have to wait.
+# Phases in which no other rank can delay this one, unless ranks wait for each other in the forward pass; in the others
+# it may have to wait.
 OWN_PHASES: tuple[str, ...] = ("data", "forward")
 _LAYOUT = struct.Struct("<dqq")  # monotonic seconds, step, phase
 
@@ -30,6 +31,15 @@ class Position:
 
     def __str__(self) -> str:
         return f"step {self.step}, {self.phase}" if self.step else self.phase
+
+
+def own_phases(*, waits_in_forward: bool) -> tuple[str, ...]:
+    """Returns the phases in which no other rank can delay this one.
+
+    Args:
+        waits_in_forward: Whether ranks wait for each other in the forward pass, too.
+    """
+    return tuple(phase for phase in OWN_PHASES if not (waits_in_forward and phase == "forward"))
 
 
 class Heartbeat:

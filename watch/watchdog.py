@@ -68,6 +68,7 @@ class Watchdog:
         limits: How long they may be silent.
         spans_nodes: Whether other nodes have ranks, too.
         signs: How the ranks' library shows that a rank waits for others.
+        own_phases: The phases in which no other rank can delay a rank.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Watchdog:
         limits: Limits,
         spans_nodes: bool,
         signs: Signs,
+        own_phases: tuple[str, ...] = OWN_PHASES,
     ) -> None:
         self._run_directory, self._num_ranks = run_directory, num_ranks
         self._seconds, self.long_seconds = limits.seconds, max(limits.seconds, limits.long_seconds)
@@ -85,7 +87,7 @@ class Watchdog:
         self._states: list[dict[int, str]] = []  # of all ranks, at each look since they fell silent
         self._queued: dict[int, dict[str, float]] = {}  # of all ranks' threads, soon after they fell silent
         self._counted_since = 0.0
-        self._spans_nodes, self._signs = spans_nodes, signs
+        self._spans_nodes, self._signs, self._own_phases = spans_nodes, signs, own_phases
         self._looked_at = self._awake_since = self._judged_at = time.monotonic()
 
     def look(self) -> Hang | None:
@@ -178,7 +180,7 @@ class Watchdog:
                 return None
             return Hang(None, f"all ranks of this node have waited for another node for {seconds} ({where})")
         # A rank that reads data or computes does not have to wait for others.
-        out_of_turn = {rank: position for rank, position in positions.items() if position.phase in OWN_PHASES}
+        out_of_turn = {rank: position for rank, position in positions.items() if position.phase in self._own_phases}
         if len(places) == 1 and not out_of_turn:
             message = f"all ranks have waited for each other for {seconds}, in the same phase of the same step"
             return Hang(None, f"{message} ({where})")
