@@ -76,6 +76,10 @@ class AccelerateBackend(Backend):
         self.local_rank = self.accelerator.local_process_index
         self.world_size = self.accelerator.num_processes
         self.device = self.accelerator.device
+        scaler = self.accelerator.scaler
+        self._fresh_scaler: dict[str, Any] = scaler.state_dict() if scaler is not None else {}
+        self.model: Any = None
+        self.optimizer: Any = None
 
     @classmethod
     @override
@@ -86,6 +90,12 @@ class AccelerateBackend(Backend):
     def setup(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer
     ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        if self.model is not None:
+            # The optimizer of the training before would be unscaled, too, and its last step would count as skipped.
+            self.model = self.optimizer = None
+            self.accelerator.free_memory()
+        if self.accelerator.scaler is not None:  # Accelerate has one for all trainings
+            self.accelerator.scaler.load_state_dict(self._fresh_scaler)
         # With broadcast_buffers=False the wrapper leaves buffers alone at the start, too.
         for buffer in model.buffers():
             buffer.copy_(broadcast(buffer.contiguous(), from_process=0))  # NCCL refuses other tensors

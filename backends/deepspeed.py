@@ -92,10 +92,13 @@ class DeepSpeedBackend(TorchGroupBackend):
         return parameter in self._with_gradient  # none is left in the parameter itself
 
     @override
+    def gradients_apart(self) -> list[torch.Tensor]:
+        return [gradient for group in self.engine.optimizer.averaged_gradients.values() for gradient in group]
+
+    @override
     def step(self, max_grad_norm: float) -> StepResult:
         # DeepSpeed's own norm takes a reduction for each group, and it skips an update that is not finite, unasked.
-        zero = self.engine.optimizer
-        gradients = [gradient for group in zero.averaged_gradients.values() for gradient in group]
+        zero, gradients = self.engine.optimizer, self.gradients_apart()
         squared = torch.nn.utils.get_total_norm(gradients) ** 2
         dist.all_reduce(squared)
         grad_norm = squared.sqrt()

@@ -1,14 +1,12 @@
 """The interface that every backend adapter implements, and what an adapter promises.
 
-The training loop owns the mathematics: it decides which samples make a global batch, how they are
-split, how the loss is normalised, where gradients are clipped and what the learning rate is. An
-adapter owns the communication and the loss scaling: it wraps the model, reduces gradients, handles
-overflows, and keeps the order of synchronise, unscale, clip, step and update. An adapter never divides
-by the number of accumulation steps.
+The training loop owns the mathematics: it decides which samples make a global batch, how they are split, how the loss
+is normalised, where gradients are clipped and what the learning rate is. An adapter owns the communication and the loss
+scaling: it wraps the model, reduces gradients, handles overflows, and keeps the order of synchronise, unscale, clip,
+step and update. An adapter never divides by the number of accumulation steps.
 
-Each item of a list in the docstrings of this file is a promise that the contract checks;
-``launch/run.sh contract --explain ID`` shows which ones a clause is about. With any adapter, a
-training as a whole keeps these:
+Each item of a list in the docstrings of this file is a promise that the contract checks; ``launch/run.sh contract
+--explain ID`` shows which ones a clause is about. With any adapter, a training as a whole keeps these:
 
 - N ranks compute the training that one process computes on whole global batches.
 - In every micro-step, every rank computes the samples that the plan gives it, in the order of the plan.
@@ -31,7 +29,7 @@ training as a whole keeps these:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,8 +73,7 @@ class StepResult:
 class Backend(ABC):
     """One process's view of a data-parallel library.
 
-    Constructing an adapter joins a group of ranks. One adapter may serve several trainings in turn: each begins
-    with `setup`.
+    Constructing an adapter joins a group of ranks. It may serve several trainings in turn: each begins with `setup`.
 
     - The group consists of the ranks that the launcher has started, and each of them reaches all others.
     - Every rank has the `rank` and the `local_rank` that the launcher gave to its process.
@@ -224,6 +221,10 @@ class Backend(ABC):
             parameter: One of the parameters that are trained.
         """
         return parameter.grad is not None
+
+    def gradients_apart(self) -> Sequence[torch.Tensor]:
+        """Returns what this rank holds of gradients outside of the parameters when `step` begins; by default, none."""
+        return ()
 
     def must_skip(self, grad_norm: torch.Tensor) -> bool:
         """Returns whether `options.skip_nonfinite` forbids an update with a gradient of this norm.

@@ -9,8 +9,12 @@ from pydantic import Field
 from tasks.token_tagging import TokenTagging, TokenTaggingSettings
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
     from torch import nn
+
+    from tasks.interface import Batch
 
 
 class NormedSettings(TokenTaggingSettings):
@@ -50,6 +54,27 @@ class NormedTask(TokenTagging):
                 return scores.unflatten(0, tokens.shape) * (1 + 1e-3 * self.is_odd.sum() + 1e-6 * self.num_ones)
 
         return Normed(super().build_model(), 7, self.settings.frozen)
+
+
+class PickledTask(TokenTagging):
+    """With BatchNorm, in a model that is saved with all attributes of its modules."""
+
+    has_batch_norm = True
+    model_files = ("model.pickle",)
+
+    def build_model(self) -> nn.Module:
+        import torch
+        from torch import nn
+
+        return nn.Sequential(super().build_model(), nn.Flatten(0, 1), nn.BatchNorm1d(7, dtype=torch.float64))
+
+    def _scores(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        return super()._scores(model, batch).unflatten(0, batch.tensors["tokens"].shape)
+
+    def save(self, model: nn.Module, directory: Path) -> None:
+        import torch
+
+        torch.save(model, directory / "model.pickle")
 
 
 class GrowingTask(TokenTagging):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,27 @@ def test_one_rank_computes_what_torch_computes(name: str) -> None:
         for mine, other in zip(*results, strict=True):
             torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-9)
     torch.testing.assert_close(ours.eval()(values), theirs.eval()(values), rtol=1e-12, atol=1e-12)
+
+
+def test_a_model_is_left_as_the_task_has_made_it() -> None:
+    """So that a task can save it whole: nothing of ranks and of their group is left in it."""
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2), nn.BatchNorm1d(2))
+    before = [set(vars(layer)) for layer in model]
+    ranks = StatisticsOfRanks(reference_backend(BackendOptions()))
+    ranks.attach(batch_norms(model))
+    assert "forward" in vars(model[0])
+    ranks.detach()
+    ranks.detach()
+    assert [set(vars(layer)) for layer in model] == before
+    same = pickle.loads(pickle.dumps(model))
+    values = torch.randn(5, 3)
+    torch.testing.assert_close(same(values), model(values))
+
+
+def test_a_task_may_save_its_model_with_all_attributes(tmp_path: Path) -> None:
+    options = ("--task", "tests.normed:PickledTask", "--num-processes", "2", "--max-steps", "2")
+    train("ddp", tmp_path / "run", *options, SYNC)
+    assert (tmp_path / "run" / "model.pickle").exists()
 
 
 def test_a_layer_that_computes_something_of_its_own_is_refused() -> None:

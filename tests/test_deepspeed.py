@@ -75,6 +75,8 @@ def test_a_rank_holds_a_part_of_the_optimizer_state(tmp_path: Path, stage: str) 
         # Both moments of half of the elements, and the copy of these that is updated.
         expected = theirs["optimizer_bytes"] / 2 + theirs["parameter_bytes"] / 2
         assert memory["optimizer_bytes"] == pytest.approx(expected, rel=0.001)
+        # Averages of half of the elements, and whatever lies in the same memory.
+        assert memory["gradient_bytes"] > 0.49 * theirs["gradient_bytes"]
         assert rank["effective_settings"]["zero_stage"] == int(stage)
     for ours, step in zip(record["steps"], whole["steps"], strict=True):
         assert ours["loss"] == pytest.approx(step["loss"], rel=1e-5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,9 +21,16 @@ from training.memory import MemoryMeter, held_bytes
 from training.world import weights_digest
 
 
-def _meter(directory: Path, module: torch.nn.Module, optimizer: torch.optim.Optimizer, **options: Any) -> MemoryMeter:
+def _meter(
+    directory: Path,
+    module: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    apart: Sequence[torch.Tensor] = (),
+    **options: Any,
+) -> MemoryMeter:
     config = run_config("single", 1, directory, micro_batch_size=32, **options)
-    state, backend = SimpleNamespace(module=module, optimizer=optimizer), SimpleNamespace(num_devices=1)
+    state = SimpleNamespace(module=module, optimizer=optimizer)
+    backend = SimpleNamespace(num_devices=1, gradients_apart=lambda: apart)
     return MemoryMeter(cast(Trainer, SimpleNamespace(config=config, state=state, backend=backend)))
 
 
@@ -81,6 +89,15 @@ def test_copies_that_the_optimizer_updates_are_its_own(tmp_path: Path) -> None:
     assert meter.record().parameter_bytes == 2 * 20
     assert meter.record().optimizer_bytes == 4 * 20
     assert meter.record().gradient_bytes == (2 + 4) * 20
+
+
+def test_gradients_that_a_library_keeps_elsewhere_are_counted(tmp_path: Path) -> None:
+    """As under DeepSpeed, which leaves none in the parameters; those in a common buffer count once."""
+    module, buffer = torch.nn.Linear(3, 5), torch.zeros(10)
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    meter = _meter(tmp_path, module, optimizer, [buffer[:4], buffer[4:], torch.zeros(2)])
+    meter.on_phase("update", 1)
+    assert meter.record().gradient_bytes == 4 * (10 + 2)
 
 
 def test_storages_count_once() -> None:

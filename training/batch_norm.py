@@ -80,6 +80,7 @@ class StatisticsOfRanks:
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self.counts = True
+        self._layers: list[_BatchNorm] = []
 
     def attach(self, layers: dict[str, _BatchNorm]) -> None:
         """Has the layers normalise by the statistics of all ranks while they are in training mode.
@@ -96,6 +97,13 @@ class StatisticsOfRanks:
                     "use torch.nn.BatchNorm1d, 2d or 3d, or leave the option out"
                 )
             layer.forward = partial(_forward, layer, self)  # type: ignore[method-assign]
+            self._layers.append(layer)
+
+    def detach(self) -> None:
+        """Leaves the layers as the task has made them: a task may save its model in a way that keeps all attributes."""
+        for layer in self._layers:
+            vars(layer).pop("forward", None)
+        self._layers.clear()
 
     @torch.no_grad()
     def of(self, values: torch.Tensor) -> Statistics:

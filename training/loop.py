@@ -185,6 +185,11 @@ class Trainer:
             group["lr"] = learning_rate
         return learning_rate
 
+    def finished_model(self) -> torch.nn.Module:
+        """Returns the task's own module after the training, without what the training has put into it."""
+        self._statistics.detach()
+        return self.state.module
+
     def _world_size_or_nan(self, loss: torch.Tensor) -> torch.Tensor | int:
         """Returns the world size, by which backends divide when they average.
 

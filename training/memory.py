@@ -18,7 +18,7 @@ class MemoryMeter(Hooks):
     """Counts bytes of tensors: in the first step of this process, what is gone later; at its end, the rest."""
 
     def __init__(self, trainer: Trainer) -> None:
-        self._state = trainer.state
+        self._state, self._backend = trainer.state, trainer.backend
         config = trainer.config
         # The hooks slow a forward pass down, and a compiled model would be compiled again for them. They see one thread
         # alone, and a process that computes on several devices has a thread for each.
@@ -46,7 +46,8 @@ class MemoryMeter(Hooks):
             self._activations = {}
         elif phase == "update":
             parameters = [*self._state.module.parameters(), *_updated(self._state.optimizer)]
-            self._gradient_bytes = held_bytes(one.grad for one in parameters if one.grad is not None)
+            gradients = [one.grad for one in parameters if one.grad is not None]
+            self._gradient_bytes = held_bytes([*gradients, *self._backend.gradients_apart()])
 
     def _note(self, tensor: torch.Tensor) -> torch.Tensor:
         """Notes what autograd keeps, and keeps it as it is."""

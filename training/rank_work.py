@@ -151,7 +151,7 @@ class RankWork:
         if rank == 0:
             # Should another rank die now, the starter ends this one, too. The model is saved before that.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        model, digest = whole_model(self._backend, self._task, trainer.state.module)
+        model, digest = whole_model(self._backend, self._task, trainer.finished_model())
         return Results(
             config=self._config,
             task=self._task,
