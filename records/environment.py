@@ -30,7 +30,7 @@ _PLACES = ("_HOME", "_PATH", "_ROOT", "_DIR")
 
 def describe_environment(*, with_torch: bool) -> Environment:
     """Describes this machine; with CUDA and GPUs only where torch is loaded anyway."""
-    commit, dirty = _git_state(Path(__file__).parent)
+    commit, dirty = git_state(Path(__file__))
     cuda = nccl = None
     gpus: list[str] = []
     if with_torch:
@@ -108,12 +108,16 @@ def boot_id() -> str | None:
         return None
 
 
-def _git_state(directory: Path) -> tuple[str | None, bool | None]:
+def git_state(file: Path) -> tuple[str | None, bool | None]:
+    """Returns the commit that a file of Lockstep's is of, and whether anything was changed since; None if not known."""
+
     def git(*arguments: str) -> str:
-        command = ["git", "-C", str(directory), *arguments]
+        command = ["git", "-C", str(file.parent), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
     try:
+        # Lockstep may be installed inside a repository of somebody else's, which does not have this file.
+        git("ls-files", "--error-unmatch", file.name)
         return git("rev-parse", "HEAD"), bool(git("status", "--porcelain"))
     except (OSError, subprocess.SubprocessError):
         # In an image, which has no repository, the commit it was built from.

@@ -34,8 +34,9 @@ class Payload(NamedTuple):
 def needed_bytes(config: RunConfig, payload: Payload) -> float:
     """Returns what a rank must send in a step at least, over a ring.
 
-    Where ranks hold parts of weights, a step scatters its gradients once, and gathers the weights for the forward and
-    the backward pass of each micro-batch.
+    Where ranks hold parts of weights, a step scatters its gradients once, and gathers the weights for the forward pass
+    of each micro-batch and, unless they are kept in between (--no-reshard-after-forward), again for its backward pass.
+    It is not known here which weights lie outside of layers, and are always kept in between.
     """
     share = 1 - 1 / config.num_processes
     size = _BYTES_AS.get(config.grad_compression)
@@ -45,7 +46,8 @@ def needed_bytes(config: RunConfig, payload: Payload) -> float:
     if not payload.sharded_bytes:
         return 2 * share * gradients
     micro_steps = max(config.gradient_accumulation_steps, 2 if config.batching == "sorted" else 1)
-    return share * (gradients + 2 * micro_steps * payload.sharded_bytes)
+    passes = 1 if config.backend_settings.get("reshard_after_forward") is False else 2
+    return share * (gradients + passes * micro_steps * payload.sharded_bytes)
 
 
 def sent_bytes(entered: Mapping[str, int], num_processes: int) -> float:

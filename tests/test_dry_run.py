@@ -296,4 +296,7 @@ def test_bytes_of_a_ring(tmp_path: Path) -> None:
     assert needed_bytes(config, payload) == 3 / 4 * 2 * 800
     halved = config.model_copy(update={"grad_compression": "bf16"})
     assert needed_bytes(halved, payload) == 3 / 4 * 2 * 400
-    assert needed_bytes(config, payload._replace(sharded_bytes=800)) == 3 / 4 * (800 + 2 * 2 * 800)
+    sharded = payload._replace(sharded_bytes=800)
+    assert needed_bytes(config, sharded) == 3 / 4 * (800 + 2 * 2 * 800)
+    kept = config.model_copy(update={"backend_settings": {"reshard_after_forward": False}})
+    assert needed_bytes(kept, sharded) == 3 / 4 * (800 + 2 * 800)

@@ -170,6 +170,23 @@ def test_a_step_that_was_computed_again_is_in_the_record_once(tmp_path: Path) ->
     assert record.worlds == worlds
 
 
+@pytest.mark.parametrize("has_checkpoint", [True, False])
+def test_curves_have_each_step_once(tmp_path: Path, has_checkpoint: bool) -> None:
+    """TensorBoard hides the steps that ranks had taken and take again, since they have started again."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    origin = Resumption(checkpoint="", step=2, backend="ddp", num_processes=2)
+    again = [_step(number).model_copy(update={"loss": 2.0}) for number in range(3 if has_checkpoint else 1, 6)]
+    log = ProgressLog(tmp_path, rank=0, tracker="tensorboard")
+    log.write(LossesRead(steps=[_step(number) for number in (1, 2, 3, 4)]))
+    log = ProgressLog(tmp_path, rank=0, tracker="tensorboard")
+    if has_checkpoint:
+        log.write(Resumed(origin=origin, steps=[_step(1), _step(2)], evaluations=[], worlds=[]))
+    log.write(LossesRead(steps=again))
+    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload().Scalars("train/loss")
+    assert [event.step for event in events] == [1, 2, 3, 4, 5]
+    assert [event.value for event in events] == [1.0 if has_checkpoint else 2.0] * 2 + [2.0] * 3
+
+
 def test_what_an_earlier_process_left_does_not_count(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     rank = RankFiles(tmp_path, 0)

@@ -47,6 +47,22 @@ def test_a_rank_that_its_library_ends_because_another_is_lost_is_not_the_cause(t
     assert str(explain(alone)).endswith("crashed (Aborted) (the cause may lie on another node)")
 
 
+def test_an_old_crash_explains_no_new_death(tmp_path: Path) -> None:
+    """A rank that was started again writes into the log of the one before."""
+    rank = RankFiles(tmp_path, 0)
+    rank.log.parent.mkdir(parents=True)
+    rank.log.write_text("Connection reset by peer\nFatal Python error: Bus error\n")
+    rank.announce()
+    assert (rank.crash(), rank.last_words()) == (None, "")
+    failure = explain(_ended(tmp_path / "starter.log", ranks=[rank], num_processes=1))
+    assert "ended without a message" in str(failure)
+    with rank.log.open("a", encoding="utf-8") as log:
+        log.write("größer\nFatal Python error: Aborted\n")
+    assert (rank.crash(), rank.last_words()) == ("Aborted", "größer")
+    rank.announce()
+    assert rank.crash() is None
+
+
 def test_a_lost_connection_long_before_a_crash_explains_nothing(tmp_path: Path) -> None:
     ranks = [RankFiles(tmp_path, number) for number in range(2)]
     for rank in ranks:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 from launch.starters.interface import PROJECT_DIRECTORY
-from records.environment import describe_environment
+from records.environment import describe_environment, git_state
 from records.record import RunRecord, read_record, write_record
 from records.throughput import NUM_WARMUP_STEPS, samples_per_second
 from tests.launching import train
@@ -63,6 +65,33 @@ def test_variables_are_noted_unless_they_say_where_files_are(monkeypatch: pytest
     variables = describe_environment(with_torch=False).variables
     assert variables["NCCL_DEBUG"] == "something"
     assert not {"CUDA_HOME", "TORCH_EXTENSIONS_DIR", "HOME"} & set(variables)
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_the_commit_of_somebody_elses_repository_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where it is installed into a virtual environment inside that repository."""
+    monkeypatch.delenv("LOCKSTEP_REVISION", raising=False)
+
+    def git(*arguments: str) -> str:
+        author = ("-c", "user.name=somebody", "-c", "user.email=somebody@example.org", "-c", "commit.gpgsign=false")
+        command = ["git", "-C", str(tmp_path), *author, *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    file = tmp_path / "venv" / "records" / "environment.py"
+    file.parent.mkdir(parents=True)
+    file.touch()
+    (tmp_path / "theirs.py").touch()
+    git("init", "--quiet")
+    git("add", "theirs.py")
+    git("commit", "--quiet", "--message", "theirs")
+    assert git_state(file) == (None, None)
+    monkeypatch.setenv("LOCKSTEP_REVISION", "of-an-image")
+    assert git_state(file) == ("of-an-image", None)
+    git("add", ".")
+    git("commit", "--quiet", "--message", "ours")
+    assert git_state(file) == (git("rev-parse", "HEAD"), False)
+    (tmp_path / "theirs.py").write_text("changed")
+    assert git_state(file) == (git("rev-parse", "HEAD"), True)
 
 
 def test_a_record_is_never_overwritten(run: Path, tmp_path: Path) -> None:

@@ -60,16 +60,17 @@ class RankFiles:
     def announce(self) -> None:
         """Writes the number of this process, and arranges that SIGTERM and STACKS_SIGNAL make it write its stacks.
 
-        What an earlier process left in its place, before its starter started it again, no longer counts. The stacks
-        are written from C, so also while it is stuck in a collective. They distinguish a rank that its starter ended
-        from one that ended by itself.
+        What an earlier process left in its place, before its starter started it again, no longer counts, nor does what
+        the log holds by now. The stacks are written from C, so also while it is stuck in a collective. They distinguish
+        a rank that its starter ended from one that ended by itself.
         """
         for path in (self._error, self._success, self.heartbeat):
             path.unlink(missing_ok=True)
         self._stacks_files = self.sigterm.open("w"), self.stacks.open("w")
         faulthandler.register(signal.SIGTERM, file=self._stacks_files[0], chain=True)
         faulthandler.register(STACKS_SIGNAL, file=self._stacks_files[1])
-        write_atomically(self._announcement, f"{os.getpid()} {_start_time(os.getpid())}")
+        log_size = self.log.stat().st_size if self.log.exists() else 0
+        write_atomically(self._announcement, f"{os.getpid()} {_start_time(os.getpid())} {log_size}")
         with contextlib.suppress(OSError):  # the disk may be full already
             self._reserve.write_bytes(b" " * _RESERVED_BYTES)
 
@@ -105,10 +106,8 @@ class RankFiles:
 
     def running_pid(self) -> int | None:
         """Returns the process number of this rank; None before it has started and after it has ended."""
-        if not self.started():
-            return None
-        pid, _, start_time = self._announcement.read_text(errors="replace").partition(" ")
-        if not pid.isdecimal():  # damaged
+        pid, start_time, _ = self._announced()
+        if not pid.isdecimal():  # damaged, or not there yet
             return None
         # The number may meanwhile belong to another process, which then started later.
         return int(pid) if _start_time(int(pid)) == start_time else None
@@ -140,17 +139,31 @@ class RankFiles:
 
     def crash(self) -> str | None:
         """Returns the name that the interpreter wrote for a signal such as SIGBUS or SIGSEGV that ended this rank."""
-        if not self.log.exists():
-            return None
-        found: list[str] = _CRASH.findall(self.log.read_text(errors="replace"))
+        found: list[str] = _CRASH.findall(self._printed())
         return found[-1] if found else None
 
     def last_words(self) -> str:
         """Returns what this rank wrote directly before it crashed, as far as a library says why; "" if it did not."""
         if self.crash() is None:
             return ""
-        before, _, _ = self.log.read_text(errors="replace").rpartition("Fatal Python error: ")
+        before, _, _ = self._printed().rpartition("Fatal Python error: ")
         return "\n".join(before.splitlines()[-_NUM_LAST_LINES:])
+
+    def _printed(self) -> str:
+        """Returns what this process has written into its log, without what earlier ones in its place have."""
+        if not self.log.exists():
+            return ""
+        *_, log_size = self._announced()
+        return self.log.read_bytes()[log_size:].decode(errors="replace")
+
+    def _announced(self) -> tuple[str, str, int]:
+        """Returns the number of this process, when it started, and how large its log was when it announced itself.
+
+        What is missing or damaged is "" or 0.
+        """
+        text = self._announcement.read_text(errors="replace") if self.started() else ""
+        pid, start_time, log_size, *_ = (*text.split(), "", "", "")
+        return pid, start_time, int(log_size) if log_size.isdecimal() else 0
 
     def failure(self) -> RankFailure | None:
         """Returns the error that this rank reported, if any."""
