@@ -101,8 +101,9 @@ def test_numeric_labels_are_ordered_as_numbers(tmp_path: Path) -> None:
         "\ufeffreview,verdict\nfine,yes\nsad,no\n",
         "review,verdict\r\nfine,yes\r\n\r\nsad,no\r\n\r\n",
         'review,verdict\n"fine' + 2_000_000 * " " + '",yes\nsad,no\n',
+        'review,verdict\n"fine' + 3 * 2**20 * " " + '",yes\n"sad' + 2 * 2**20 * " " + '",no\n',
     ],
-    ids=["blanks around names", "byte order mark", "blank lines", "a field larger than a block"],
+    ids=["blanks around names", "byte order mark", "blank lines", "a field larger than a block", "over three blocks"],
 )
 def test_odd_but_sound_files_are_read(tmp_path: Path, content: str) -> None:
     (tmp_path / "rows.csv").write_bytes(content.encode())

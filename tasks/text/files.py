@@ -103,7 +103,7 @@ def _read_delimited(path: Path, columns: tuple[str, str], source: str) -> pa.Tab
     convert = arrow.ConvertOptions(include_columns=list(found), column_types={name: pa.string() for name in found})
     size = path.stat().st_size
     # A row must fit into a block of the reader, which is slow and takes much memory with large blocks.
-    block_sizes = [block_size for block_size in (2**20, MAX_ROW_BYTES) if block_size < size] or [size + 1]
+    block_sizes = sorted({min(block_size, size + 1) for block_size in (2**20, MAX_ROW_BYTES)})
     while True:
         read = arrow.ReadOptions(block_size=block_sizes.pop(0))
         try:
