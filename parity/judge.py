@@ -29,6 +29,13 @@ _TOLERANCE = {"fp32": 1e-3, "bf16": 3e-2, "fp16": 3e-2}
 _NUM_JUDGED_STEPS = 10
 # How far they may lie apart where all weights are the same bits: they are sums in another order.
 _SAME_BITS = 1e-4
+# How far metrics may lie apart there, relative to their size or to 1, by precision: an evaluation has batches of other
+# shapes on other numbers of ranks, and in half precision, logits are often equal.
+_SAME_METRICS = {"fp32": 1e-4, "bf16": _METRIC_SLACK, "fp16": _METRIC_SLACK}
+# How far the first loss and gradient norm of one process may lie apart if it splits its batches in two ways, by dtype.
+# Half precision rounds by the shape of a micro-batch.
+_SPLIT_TOLERANCE = {"float64": 1e-9}
+_SPLIT_TOLERANCE_OF_FLOAT32 = 1e-4
 # Losses below this are no measure of a relative difference.
 _SMALL = 1e-3
 # Which share of the way that training moved them weights may lie apart where rounding cannot be measured, by precision.
@@ -78,6 +85,10 @@ def _bitwise(run: RunRecord, reference: RunRecord) -> Parity:
             if _relative_distance(mine, other) > _SAME_BITS:
                 detail = f"its {_in_words(name)} of step {ours.step} is {_show(mine)}, the reference's {_show(other)}"
                 return Parity(verdict="not comparable", detail=detail, first_step=ours.step)
+    metric = _differing_metric(run, reference, share=_SAME_METRICS[reference.config.precision])
+    if metric:
+        detail = f"all weights are bitwise equal, but metrics differ from the reference's: {metric}"
+        return Parity(verdict="not comparable", detail=detail)
     return Parity(verdict="bitwise", detail=f"all weights after each of {len(run.steps)} steps are bitwise equal")
 
 
@@ -86,7 +97,7 @@ def parity_in_equal_parts(run: RunRecord, reference: RunRecord) -> Parity:
 
     BatchNorm computes something else from other parts of a batch, so that no second reference can measure rounding.
     Losses and gradient norms must be those of the reference, and the weights may lie apart by a small share of the way
-    that training has moved them.
+    that training has moved them, and metrics by the same share of their size.
     """
     if (settled := _settled_by_bits(run, reference)) is not None:
         return settled
@@ -96,8 +107,12 @@ def parity_in_equal_parts(run: RunRecord, reference: RunRecord) -> Parity:
     if judged.verdict != "rounding":
         return judged
     distance = _distance(ours, theirs)
-    far = distance > _MOST_APART[run.config.precision]
+    most = _MOST_APART[run.config.precision]
     detail = f"its weights end {100 * distance:.2g} % of the way apart that training moved the reference's"
+    far = distance > most
+    # Metrics follow from the weights and the running statistics.
+    if not far and (metric := _differing_metric(run, reference, share=most)):
+        far, detail = True, f"metrics differ from the reference's: {metric}"
     return Parity(verdict="not comparable" if far else "rounding", detail=detail, first_step=step, parameter=name)
 
 
@@ -128,7 +143,7 @@ def _measured_parity(run: RunRecord, reference: RunRecord, yardstick: RunRecord)
     found = [parity for parity in strayed if parity is not None]
     if found:
         return min(found, key=lambda parity: parity.first_step or 0)
-    metric = _differing_metric(run, reference, yardstick) if together == len(run.steps) else None
+    metric = _differing_metric(run, reference, yardstick=yardstick) if together == len(run.steps) else None
     if metric:
         return Parity(verdict="not comparable", detail=f"metrics differ from the reference's: {metric}")
     nearness = max(float(excess.max()), *(float(curve.max()) for curve in curves.values())) * _FACTOR
@@ -152,9 +167,10 @@ def _dependence_on_the_split(reference: RunRecord, yardstick: RunRecord) -> str 
     first, other_first = yardstick.steps[0], reference.steps[0]
     if first.skipped or other_first.skipped:  # by an overflow, which depends on the split
         return None
+    tolerance = _split_tolerance(reference)
     for name in ("loss", "grad_norm"):
         mine, other = getattr(first, name), getattr(other_first, name)
-        if _relative_distance(mine, other, floor=_SMALL) > _TOLERANCE[reference.config.precision]:
+        if _relative_distance(mine, other, floor=_SMALL) > tolerance:
             sizes = yardstick.config.micro_batch_size, reference.config.micro_batch_size
             return (
                 f"the result depends on how a batch is split: in step 1, one process has a {_in_words(name)} of "
@@ -162,6 +178,12 @@ def _dependence_on_the_split(reference: RunRecord, yardstick: RunRecord) -> str 
                 "such as BatchNorm normalise each micro-batch by itself"
             )
     return None
+
+
+def _split_tolerance(reference: RunRecord) -> float:
+    if reference.config.precision != "fp32":
+        return _TOLERANCE[reference.config.precision]
+    return _SPLIT_TOLERANCE.get(_diagnosis(reference).inner_dtype, _SPLIT_TOLERANCE_OF_FLOAT32)
 
 
 def _in_words(name: str) -> str:
@@ -332,14 +354,21 @@ def _stray_of_curve(name: str, excess: _Numbers) -> Parity | None:
     return Parity(verdict="not comparable", detail=detail, first_step=step)
 
 
-def _differing_metric(run: RunRecord, reference: RunRecord, yardstick: RunRecord) -> str | None:
+def _differing_metric(
+    run: RunRecord, reference: RunRecord, *, yardstick: RunRecord | None = None, share: float = 0.0
+) -> str | None:
+    """Says which metric is not the reference's; without a yardstick, each may differ by a share of its size or of 1."""
     for name, theirs in reference.quality.items():
-        ours, third = run.quality.get(name), yardstick.quality.get(name)
+        ours = run.quality.get(name)
         if ours is None or theirs is None:
             if ours is not theirs:
                 return f"{name} is {_show(ours)}, not {_show(theirs)}"
             continue
-        allowed = max(_METRIC_SLACK, _FACTOR * abs(third - theirs) if third is not None else 0.0)
+        if yardstick is None:
+            allowed = share * max(1.0, abs(theirs))
+        else:
+            third = yardstick.quality.get(name)
+            allowed = max(_METRIC_SLACK, _FACTOR * abs(third - theirs) if third is not None else 0.0)
         if abs(ours - theirs) > allowed:
             return f"{name} is {_show(ours)}, not {_show(theirs)}"
     return None
