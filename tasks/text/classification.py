@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from tasks.text.batches import Texts
 
 
+# What a pretrained tokenizer is made of; config.json may name its class.
+_TOKENIZER_FILES = ("*token*", "vocab*", "merges*", "*.model", "config.json")
+
+
 class TextClassification(Classification):
     """Assigns to each text one of the labels that occur in training."""
 
@@ -65,7 +69,7 @@ class TextClassification(Classification):
         key["keep_labels"] = settings.keep_labels
         key["tokenizer"] = f"wordpiece of {self._vocab_size} entries trained on the texts"
         if self._pretrained:
-            files = sorted(file for pattern in ("*token*", "vocab*") for file in self._pretrained.glob(pattern))
+            files = sorted({file for pattern in _TOKENIZER_FILES for file in self._pretrained.glob(pattern)})
             key["tokenizer"] = [prepared_text.fingerprint(file) for file in files]
             key["labels"] = bert_models.own_labels(self._pretrained)
         self._data = prepared_text.find_or_prepare(key, self._build)

@@ -56,10 +56,16 @@ def hub_tables(name: str, *, text_column: str, label_column: str) -> dict[Split,
             f"--dataset {name}: it needs the splits train and validation (or test), but has only {', '.join(splits)}"
         )
     columns = (text_column, label_column)
-    return {
-        "train": _table(splits["train"], columns, f"--dataset {name} (train)"),
-        "validation": _table(splits[held_out], columns, f"--dataset {name} ({held_out})"),
-    }
+    try:
+        return {
+            "train": _table(splits["train"], columns, f"--dataset {name} (train)"),
+            "validation": _table(splits[held_out], columns, f"--dataset {name} ({held_out})"),
+        }
+    except TaskInputError:
+        raise
+    except (pa.ArrowException, ValueError) as error:  # text that is not UTF-8, numbers that stand for no label
+        reason = " ".join(str(error).split())[:300]
+        raise TaskInputError(f"--dataset {name}: cannot be read ({reason}); correct its rows") from error
 
 
 def _table(dataset: Any, columns: tuple[str, str], source: str) -> pa.Table:

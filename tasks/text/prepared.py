@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
-_FORMAT = 6
+_FORMAT = 7
 
 
 @dataclass(frozen=True)
@@ -182,25 +183,43 @@ def find_or_prepare(key: dict[str, Any], build: Callable[[Path], None]) -> Prepa
     parent = cache_directory() / "text"
     target = parent / digest
     if not target.exists():
-        try:
+        with _writing(parent):
             parent.mkdir(parents=True, exist_ok=True)
             lock = FileLock(parent / f"{digest}.lock")
             lock.acquire()
-        except OSError as error:
-            raise TaskInputError(
-                f"{parent}: cannot be written ({error.strerror}); set LOCKSTEP_CACHE to another directory"
-            ) from error
         try:
             if not target.exists():
-                unfinished = Path(mkdtemp(prefix=f"{digest}.", dir=parent))
-                try:
-                    build(unfinished)
-                    unfinished.rename(target)
-                finally:
-                    shutil.rmtree(unfinished, ignore_errors=True)
+                with _writing(parent):
+                    _build_once(target, build)
         finally:
             lock.release()
     return PreparedText(directory=target, **json.loads((target / "facts.json").read_text()))
+
+
+def _build_once(target: Path, build: Callable[[Path], None]) -> None:
+    """Fills a directory under another name, and renames it once it is complete."""
+    unfinished = Path(mkdtemp(prefix=f"{target.name}.", dir=target.parent))
+    try:
+        build(unfinished)
+        unfinished.rename(target)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+@contextmanager
+def _writing(parent: Path) -> Iterator[None]:
+    """Says that the cache cannot be written, for instance because the disk is full; an error of another file passes."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error.filename, str):
+            named = Path(error.filename)
+            if not (named.is_relative_to(parent) or parent.is_relative_to(named)):
+                raise
+        reason = error.strerror or " ".join(str(error).split())[:300]  # Arrow's errors may have no number
+        raise TaskInputError(
+            f"{parent}: cannot be written ({reason}); set LOCKSTEP_CACHE to another directory"
+        ) from error
 
 
 def write_prepared(

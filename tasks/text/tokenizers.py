@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.interface import TaskInputError
+from tasks.text.models import VOCAB_SIZE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -27,11 +28,15 @@ def train_wordpiece(texts: list[str], *, vocab_size: int, max_length: int) -> Pr
 
     Args:
         texts: The training texts.
-        vocab_size: The largest number of entries.
+        vocab_size: The largest number of entries. Every character of the texts is one, and another one if it occurs
+            inside a word.
         max_length: The largest number of tokens of a text, written into the tokenizer's configuration.
 
     Returns:
         A tokenizer whose vocabulary is the same for the same texts, whatever the processor and number of threads.
+
+    Raises:
+        TaskInputError: The characters alone are more entries than `vocab_size`.
     """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
@@ -53,6 +58,7 @@ def train_wordpiece(texts: list[str], *, vocab_size: int, max_length: int) -> Pr
     # docs/findings/tokenizers_wordpiece_order.py shows it.
     inner_characters = sorted(entry for entry in learn(special_tokens) if entry.startswith("##") and len(entry) == 3)
     vocabulary = learn([*special_tokens, *inner_characters])
+    _require_room(len(vocabulary), vocab_size)
     pipeline = tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder
     entries = {entry: number for number, entry in enumerate(vocabulary)}
     # In the tokenizer itself these characters must not be special tokens, so a new one takes the vocabulary.
@@ -65,6 +71,18 @@ def train_wordpiece(texts: list[str], *, vocab_size: int, max_length: int) -> Pr
         special_tokens=[(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")],
     )
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=max_length, **_SPECIAL_TOKENS)
+
+
+def _require_room(num_entries: int, vocab_size: int) -> None:
+    """Refuses a vocabulary with more entries than the embedding has rows: the trainer keeps every character."""
+    if num_entries > vocab_size:
+        remedy = f"choose {num_entries} or more"
+        if num_entries > VOCAB_SIZE:
+            remedy = "use pretrained weights (--model), which have a vocabulary of their own"
+        raise TaskInputError(
+            f"--vocab-size {vocab_size}: the characters of the training texts alone take {num_entries} entries; "
+            f"{remedy}"
+        )
 
 
 def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
