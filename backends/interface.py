@@ -333,7 +333,7 @@ class Backend(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of the loss scaler; it is empty if the adapter does not scale losses.
 
-        - The state consists of tensors, numbers, strings, lists and dictionaries, and is equal on all ranks.
+        - The state consists of numbers, strings, lists and dictionaries, as in JSON, and is equal on all ranks.
         - Under fp16, the state contains the loss scale in force.
         - A rank may call it alone.
         - The single-process backend loads the state, and its training continues as this one does.

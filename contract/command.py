@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def run(arguments: list[str]) -> int:
-    """Runs the command; returns 0 if nothing failed, 1 if something did, 2 if the adapter cannot run here at all.
+    """Runs the command; returns 0 if nothing failed, 1 if something did, 2 if nothing could be tried.
 
     Raises:
         UsageError, UnsupportedError: The request cannot be served.
@@ -190,7 +190,7 @@ def _task_prover(name: str, task_class: type[Task], given: dict[str, Any]) -> _P
 def _prove_clauses(
     adapter: str, own: OwnOptions, directory: Path, options: ContractOptions, target: Path | None
 ) -> int:
-    """Shows each check as soon as it is judged; returns the exit code, which is 1 if any failed or never ran."""
+    """Shows each check as soon as it is judged; returns the exit code, which is 2 if nothing was proven."""
     from contract.check import State
     from contract.report import Rows, write_json
     from contract.suite import Suite
@@ -221,6 +221,12 @@ def _prove_clauses(
     verdicts = rows.verdicts()
     if target is not None:
         write_json(suite, verdicts, seconds, target)
-    if any(verdict.state in (State.FAILED, State.NOT_RUN) for verdict in verdicts):
+    states = {verdict.state for verdict in verdicts}
+    if states & {State.FAILED, State.NOT_RUN}:
         return 1
-    return 0 if suite.unavailable_reason is None else _nothing_proven(adapter, suite.unavailable_reason)
+    if suite.unavailable_reason is not None:
+        return _nothing_proven(adapter, suite.unavailable_reason)
+    if not states & {State.PASSED, State.EXPECTED_FAILURE}:
+        missing = next((verdict.reason for verdict in verdicts if verdict.state is State.UNAVAILABLE), None)
+        return _nothing_proven(adapter, missing or "it supports none of what was asked for")
+    return 0

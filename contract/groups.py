@@ -166,7 +166,7 @@ def _run_once(
     group: Group, case_names: Sequence[str], directory: Path, on_phase: Callable[[str], None]
 ) -> tuple[str, Breakdown | None]:
     """Starts the group once; returns the phase in which it ended and, unless all went well, why."""
-    key, timeout = group.key, stretched(COLLECTIVE_SECONDS)
+    key, timeout = group.key, stretched(COLLECTIVE_SECONDS, group.key.world_size)
     (directory / LOGS_NAME).mkdir(parents=True)
     specification = Specification(
         adapter=group.adapter,
@@ -235,7 +235,7 @@ class _PhaseWatch:
             raise Hung(name, Breakdown(None, f"hung: {name} has not ended after {seconds} ({where})", True))
 
     def _limit(self, seconds: float) -> float:
-        return max(stretched(seconds), self._patience * seconds)
+        return max(stretched(seconds, self._world_size), self._patience * seconds)
 
     def phase(self, rank: int | None) -> str:
         """Returns the phase that a rank is in; for None, the phase of the slowest rank."""

@@ -138,7 +138,7 @@ def weights_of_rank_0(backend: Backend, case: Case, scenery: Scenery) -> dict[st
     if scenery.rank == 0:
         has_returned.unlink(missing_ok=True)  # an earlier case of this group may have left it
     backend.barrier()
-    end = time.monotonic() + stretched(_LONGEST_LOOK)
+    end = time.monotonic() + stretched(_LONGEST_LOOK, scenery.world_size)
     while scenery.rank != 0 and not has_returned.exists() and time.monotonic() < end:
         time.sleep(0.01)
     is_alone = scenery.rank == 0 or has_returned.exists()

@@ -182,6 +182,13 @@ def test_bad_requests_end_in_one_line(
     assert not printed.out
 
 
+def test_an_adapter_that_supports_nothing_of_what_was_asked_for_proves_nothing() -> None:
+    done = lockstep("contract", BY_HAND, "--num-processes", "2", "--check", "C37")  # it declares no unused parameters
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].startswith(f"{BY_HAND} on cpu: 1 unsupported in")
+    assert f"nothing was proven: {BY_HAND} cannot run here: it supports none of what was asked for" in done.stderr
+
+
 def test_an_adapter_that_cannot_run_here_proves_nothing() -> None:
     if find_backend("apex").unavailable_reason() is None:
         pytest.skip("apex runs here")

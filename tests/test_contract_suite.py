@@ -17,6 +17,7 @@ from contract.cases import ALL
 from contract.check import Evidence, State, Violation, all_checks
 from contract.groups import Breakdown, Group, GroupKey, Outcome, run_group
 from contract.options import ContractOptions, OwnOptions
+from contract.patience import stretched
 from contract.suite import Instance, Result, Suite
 from contract.verdicts import Verdict, summarise
 from launch.job import compose_job
@@ -67,6 +68,19 @@ def test_a_case_that_never_ran_is_not_blamed_with_the_failure_of_another(
     assert [outcome.has_run for outcome in outcomes.values() if isinstance(outcome, Breakdown)] == [True] * 7 + [
         False
     ] * 3
+
+
+@pytest.mark.parametrize(
+    ("load", "num_ranks", "seconds"),
+    [(0.5, 1, 10.0), (4.0, 1, 20.0), (0.5, 3, 15.0), (4.0, 3, 20.0), (90.0, 3, 100.0)],
+)
+def test_limits_grow_with_the_load_and_with_ranks_that_share_a_core(
+    monkeypatch: pytest.MonkeyPatch, load: float, num_ranks: int, seconds: float
+) -> None:
+    """The cores are those that the contract may use, of however many the machine has."""
+    monkeypatch.setattr("contract.patience.num_cpus", lambda: 2)
+    monkeypatch.setattr("contract.patience.os.getloadavg", lambda: (load, 0.0, 0.0))
+    assert stretched(10.0, num_ranks) == seconds
 
 
 @pytest.mark.parametrize(("seconds", "holds"), [(21.0, True), (49.0, True), (51.0, False)])

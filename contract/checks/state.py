@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import torch
@@ -115,14 +116,16 @@ def state_is_loaded_by_one_process(evidence: Evidence) -> None:
     promises=["Backend.state_dict: The state consists of", "Backend.state_dict: Under fp16, the state contains"],
 )
 def state_is_plain_data(evidence: Evidence) -> None:
-    """Saved state consists of tensors, numbers, strings, lists and dictionaries, and is equal on all ranks.
+    """Saved state consists of plain data and of the tensors of the model, and is equal on all ranks.
 
-    Loading it runs no code: torch.load reads it with weights_only, which refuses everything else. Under fp16, it
-    contains the loss scale in force.
+    Loading it runs no code: torch.load reads it with weights_only, which refuses everything else. What `state_dict` of
+    the adapter returns is the same after it was written as JSON and read again, since a checkpoint holds it so: it has
+    no tensors, no numbers as keys, and nothing that is not finite. Under fp16, it contains the loss scale in force.
     """
     for rank, (whole, *_) in enumerate(evidence.ranks):
         state = whole["state"]
         _require_plain(state, "state", rank)
+        _require_json(state["backend"], rank)
         first = evidence.ranks[0][0]["state"]
         require_same_bits(state["model"], first["model"], what="the saved weights of rank 0", rank=rank)
         require_equal(state["backend"], first["backend"], what="the saved loss scaler of rank 0:", rank=rank)
@@ -143,11 +146,18 @@ def _require_plain(value: Any, path: str, rank: int) -> None:
         raise Violation("plain data", f"{type(value).__name__} at {path}", rank)
 
 
+def _require_json(state: Any, rank: int) -> None:
+    """Demands of the adapter's state that a checkpoint can hold it."""
+    try:
+        read = json.loads(json.dumps(state, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise Violation("a loss scaler that JSON can hold", " ".join(str(error).split())[:200], rank) from error
+    require_equal(read, state, what="the saved loss scaler, written as JSON and read again:", rank=rank)
+
+
 def _numbers(value: Any) -> list[float]:
     if isinstance(value, dict):
         return [number for item in value.values() for number in _numbers(item)]
-    if isinstance(value, torch.Tensor):
-        return [float(value)] if value.numel() == 1 else []
     return [value] if isinstance(value, (int, float)) else []
 
 

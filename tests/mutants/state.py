@@ -77,6 +77,12 @@ def state_that_runs_code(backend: Any) -> Iterator[None]:
         yield
 
 
+@mutant("C42", cases.STATE, words="expected a loss scaler that JSON can hold, saw Object of type Tensor is not JSON")
+def state_that_no_checkpoint_can_hold(backend: Any) -> Iterator[None]:
+    with replaced(backend, "state_dict", lambda original: lambda: original() | {"steps": torch.tensor(3)}):
+        yield
+
+
 @mutant("C42", cases.STATE, words="rank 1: expected the saved loss scaler of rank 0: {'rank': 0}, saw {'rank': 1}")
 def state_of_the_rank(backend: Any) -> Iterator[None]:
     with replaced(backend, "state_dict", lambda original: lambda: original() | {"rank": backend.rank}):
