@@ -23,7 +23,7 @@ def load_task(name: str) -> type[Task]:
         The class, a subclass of `tasks.interface.Task`.
 
     Raises:
-        TaskInputError: There is no such task, or it cannot be imported.
+        TaskInputError: There is no such task, or it cannot be imported, or is not complete.
     """
     path = TASKS.get(name, name)
     module_name, _, class_name = path.partition(":")
@@ -37,4 +37,10 @@ def load_task(name: str) -> type[Task]:
         raise TaskInputError(f"task {name!r} cannot be imported ({error}); is it on PYTHONPATH?") from error
     if not (isinstance(task, type) and issubclass(task, Task)):
         raise TaskInputError(f"task {name!r} is not a subclass of tasks.interface.Task")
+    missing = [member for member in ("name", "Settings") if not hasattr(task, member)]
+    missing += sorted(task.__abstractmethods__)
+    if missing:
+        raise TaskInputError(
+            f"task {name!r} lacks {', '.join(missing)}; define them in the class, as tasks/interface.py describes"
+        )
     return task

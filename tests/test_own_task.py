@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from backends.single import SingleBackend
 from launch.starters.interface import PROJECT_DIRECTORY
 from records.checkpoint import checkpoint_path
-from tasks.interface import Batch, facts_of
+from tasks.interface import Batch, Task, TaskInputError, facts_of
+from tasks.registry import load_task
 from tasks.token_tagging import TokenTagging, TokenTaggingSettings
 from tests.launching import EXAMPLES, lockstep, run_config
 from training.loop import Trainer
@@ -111,3 +112,19 @@ def test_what_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(task, "describe", lambda: {"size": {1, 2}})
     with pytest.raises(TypeError, match=r"describe\(\) of the task returns what cannot be written as JSON"):
         facts_of(task)
+
+
+class UnfinishedTask(Task):
+    """What somebody has who has just begun."""
+
+    def prepare(self) -> None:
+        pass
+
+
+def test_an_unfinished_task_is_refused_with_what_it_lacks() -> None:
+    lacks = (
+        r"^task 'tests\.test_own_task:UnfinishedTask' lacks name, Settings, build_model, .*num_samples.*; define them"
+    )
+    with pytest.raises(TaskInputError, match=lacks) as refusal:
+        load_task("tests.test_own_task:UnfinishedTask")
+    assert "prepare" not in str(refusal.value)

@@ -172,6 +172,7 @@ def test_what_a_backend_does_not_support_is_said() -> None:
         ("verify ddp --num-nodes 2 --num-processes 2 --master-addr here", "--num-nodes 2: verify starts all ranks"),
         ("verify ddp --json /nowhere/at/all.json", "there is no directory /nowhere/at"),
         ("verify ddp --task tests.normed:Nothing", "tests.normed:Nothing"),
+        ("verify ddp --task tasks.classification:Classification", "'tasks.classification:Classification' lacks name, "),
         ("contract ddp --task nowhere:Task", "'nowhere:Task' cannot be imported"),
         ("contract ddp --task token-tagging --check C16", "--check C16 names clauses"),
         ("contract ddp --task token-tagging --num-points 3", "--num-points 3"),
