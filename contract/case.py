@@ -18,8 +18,8 @@ INIT_LOSS_SCALE = 1024.0
 GROWTH_INTERVAL = 2000
 # Numbers with more digits than a narrower dtype has; sums of a few of them are exact.
 LARGE_INT64, FINE_FLOAT64 = 2**55 + 1, 1 + 2.0**-40
-# The groups whose ranks are told to skip an update that is not finite. Under fp16 they must do so unasked, and under
-# bf16 they must not.
+# The groups whose ranks are told to skip an update that is not finite, unless a case is about what they do unasked.
+# Under fp16 they must skip it unasked, and under bf16 they must not.
 SKIPPING_PRECISIONS = ("fp32",)
 
 
@@ -147,6 +147,7 @@ class Case:
         find_unused_parameters: Whether the adapter is told to expect unused parameters.
         may_be_refused: Whether `setup` may refuse its model, with an UnsupportedError.
         grad_compression: In what the adapter is told to send gradients.
+        keeps_nonfinite: Whether the adapter is not told to skip an update that is not finite, in whatever precision.
         is_job: Whether it is a process tree of its own instead of a scene in a group.
     """
 
@@ -158,6 +159,7 @@ class Case:
     find_unused_parameters: bool = False
     may_be_refused: bool = False
     grad_compression: str = "none"
+    keeps_nonfinite: bool = False
     is_job: bool = False
 
     def sizes_among(self, asked: Sequence[int] | None) -> Sequence[int]:

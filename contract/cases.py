@@ -167,6 +167,10 @@ UNSKIPPED = Case(
     precision="bf16",
     world_sizes=_PAIR,
 )
+# An adapter may have no other precision. A group of its own takes seconds, so that there is one by default.
+UNSKIPPED_FLOAT32 = replace(
+    UNSKIPPED, name="infinite-loss-that-counts-fp32", precision="fp32", world_sizes=(2,), keeps_nonfinite=True
+)
 _FP16 = Training(settings=_FLOAT32, accumulation=2)
 CLIP_FP16 = Case(
     "clip-just-above-the-norm", (_FP16, replace(_FP16, clip_just_above=True)), precision="fp16", world_sizes=_PAIR
@@ -253,7 +257,7 @@ ALL = (
     WORLD, COLLECTIVES, BARRIER, PREPARED_OPTIMIZER, *WEIGHTS_OF_RANK_0, *PLAIN, *LAYOUTS, MOMENTUM, *CLIPPED,
     UNCLIPPED, ADAMW, ADAMW_CLIPPED, FLOAT32, WIDE, MANY, VARIED, MIXED, LAYERED, BITS, SMALL_EVALUATION,
     ONE_BY_ONE_EVALUATION, DROPOUT, STATE, STATE_VARIED, INFINITE_LOSS, INFINITE_GRADIENT, STATE_BF16, *HALF, UNSKIPPED,
-    *OVERFLOWS, INFINITE_GRADIENT_FP16, CLIP_FP16, STATE_FP16, GROWTH, BATCH_NORM, *COMPRESSED_HALF,
+    UNSKIPPED_FLOAT32, *OVERFLOWS, INFINITE_GRADIENT_FP16, CLIP_FP16, STATE_FP16, GROWTH, BATCH_NORM, *COMPRESSED_HALF,
     COMPRESSED_OVERFLOW, POWERSGD, UNUSED, RARE, *UNANNOUNCED, SHUTDOWN, REFUSALS, HOSTILE, *FAULTS,
 )  # fmt: skip
 BY_NAME = {case.name: case for case in ALL}

@@ -18,7 +18,7 @@ import torch
 
 from backends.capabilities import Signs
 from backends.registry import find_backend
-from contract.case import Case
+from contract.case import SKIPPING_PRECISIONS, Case
 from contract.cases import SHUTDOWN
 from contract.patience import stretched
 from contract.worker import SPECIFICATION_NAME, Specification, observation_path, phases_path
@@ -47,12 +47,14 @@ class GroupKey:
     precision: str
     find_unused_parameters: bool
     grad_compression: str = "none"
+    keeps_nonfinite: bool = False
 
     def __str__(self) -> str:
         ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
         unused = ", unused parameters" if self.find_unused_parameters else ""
         compressed = f", {self.grad_compression} gradients" if self.grad_compression != "none" else ""
-        return f"{ranks}, {self.precision}{unused}{compressed}"
+        kept = ", no update skipped" if self.keeps_nonfinite else ""
+        return f"{ranks}, {self.precision}{unused}{compressed}{kept}"
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,7 @@ def _run_once(
         world_size=key.world_size,
         precision=key.precision,
         device=group.device,
+        skip_nonfinite=key.precision in SKIPPING_PRECISIONS and not key.keeps_nonfinite,
         find_unused_parameters=key.find_unused_parameters,
         grad_compression=key.grad_compression,
         settings=dict(group.settings),

@@ -326,12 +326,14 @@ def _unjudged(breakdown: Breakdown, expected: str) -> Exception:
 
 
 def _key(case: Case, world_size: int) -> GroupKey:
-    return GroupKey(world_size, case.precision, case.find_unused_parameters, case.grad_compression)
+    return GroupKey(
+        world_size, case.precision, case.find_unused_parameters, case.grad_compression, case.keeps_nonfinite
+    )
 
 
 def _order(case: Case, world_size: int) -> tuple[Any, ...]:
-    group = (case.find_unused_parameters, case.grad_compression != "none", PRECISIONS.index(case.precision), world_size)
-    return case.is_job, *group, case.grad_compression, ALL.index(case)
+    group = (case.find_unused_parameters, case.grad_compression != "none", PRECISIONS.index(case.precision))
+    return case.is_job, *group, case.keeps_nonfinite, world_size, case.grad_compression, ALL.index(case)
 
 
 def _in_a_line(error: Exception) -> str:

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict
 from backends.interface import Backend, BackendOptions
 from backends.registry import find_backend, load_backend
 from contract import scenes
-from contract.case import INIT_LOSS_SCALE, SKIPPING_PRECISIONS, Case
+from contract.case import INIT_LOSS_SCALE, Case
 from contract.cases import BY_NAME
 from training.optimizer import import_compiler
 from watch.rank_files import reporting
@@ -35,6 +35,7 @@ class Specification(BaseModel):
         world_size: The number of ranks.
         precision: For the backend's options.
         device: For the backend's options.
+        skip_nonfinite: For the backend's options.
         find_unused_parameters: For the backend's options.
         grad_compression: For the backend's options.
         settings: The options of the adapter alone.
@@ -49,6 +50,7 @@ class Specification(BaseModel):
     world_size: int
     precision: str
     device: str
+    skip_nonfinite: bool
     find_unused_parameters: bool
     grad_compression: str
     settings: dict[str, Any]
@@ -126,7 +128,7 @@ def main(arguments: list[str], run: RunCases = run_cases) -> None:
             device=specification.device,
             timeout_seconds=specification.timeout_seconds,
             init_loss_scale=INIT_LOSS_SCALE,
-            skip_nonfinite=specification.precision in SKIPPING_PRECISIONS,
+            skip_nonfinite=specification.skip_nonfinite,
             find_unused_parameters=specification.find_unused_parameters,
             grad_compression=specification.grad_compression,
             settings=find_backend(specification.adapter).settings.model_validate(specification.settings),

@@ -55,7 +55,7 @@ def instances(check_ids: list[str], adapters: Sequence[str] = ADAPTERS, *marks: 
 def _marks(instance: Instance) -> list[pytest.MarkDecorator]:
     """The short tests hold each adapter to the core of the contract: one and two ranks in fp32."""
     case = instance.case
-    is_plain = not case.find_unused_parameters and case.grad_compression == "none"
+    is_plain = not case.find_unused_parameters and case.grad_compression == "none" and not case.keeps_nonfinite
     is_core = case.precision == "fp32" and instance.world_size <= 2 and is_plain
     return [] if is_core and not case.is_job else [pytest.mark.slow]
 

@@ -84,7 +84,8 @@ PARAMETERS = in_ci(_taking_turns(), PAIRS)
 
 def _key(mutant: Mutant) -> GroupKey:
     case = mutant.case
-    return GroupKey(mutant.world_size, case.precision, case.find_unused_parameters, case.grad_compression)
+    kinds = (case.precision, case.find_unused_parameters, case.grad_compression, case.keeps_nonfinite)
+    return GroupKey(mutant.world_size, *kinds)
 
 
 @pytest.fixture(scope="module")

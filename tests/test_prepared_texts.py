@@ -27,7 +27,7 @@ def _task(**settings: Any) -> TextClassification:
 
 def test_every_file_of_a_pretrained_tokenizer_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _task().save(_task().build_model(), tmp_path)
-    tokenizers = set()
+    tokenizers: set[str] = set()
 
     def note(key: dict[str, Any], build: Any) -> None:
         tokenizers.add(json.dumps(key["tokenizer"]))

@@ -15,6 +15,7 @@ from contract.cases import (
     INFINITE_LOSS,
     OVERFLOWS,
     UNSKIPPED,
+    UNSKIPPED_FLOAT32,
 )
 from contract.check import Evidence, Violation, check
 from contract.checks.judging import (
@@ -173,9 +174,9 @@ def clipping_just_above_the_norm_is_a_no_op(evidence: Evidence) -> None:
             require_equal(one["skipped"] or other["skipped"], False, what="a skipped step:", rank=rank)
 
 
-@check("C48", [UNSKIPPED], promises=["Backend.step: Without `options.skip_nonfinite`"])
+@check("C48", [UNSKIPPED, UNSKIPPED_FLOAT32], promises=["Backend.step: Without `options.skip_nonfinite`"])
 def an_update_is_not_skipped_unasked(evidence: Evidence) -> None:
-    """Without `skip_nonfinite`, every rank takes an update in bf16 although it is not finite.
+    """Without `skip_nonfinite`, every rank takes an update in fp32 and bf16 although it is not finite.
 
     The loss is infinite in one micro-batch, and the ranks of this group are not told to skip such a step. An adapter
     that skips it anyway hides from the loop, which may be told to end the run, that the training has gone wrong.
