@@ -24,6 +24,11 @@ def number(value: float | None, digits: int = 4) -> str:
     return f"{value:,.{max(0, digits - 1 - magnitude)}f}"
 
 
+def significant(value: float) -> float:
+    """Returns a measured number to six significant digits: more would only make files larger."""
+    return float(f"{value:.6g}")
+
+
 def rate(value: float) -> str:
     """Formats a rate, such as samples per second, with three significant digits or, if it is large, as an integer."""
     return f"{value:.0f}" if value >= 99.95 else number(value, 3)

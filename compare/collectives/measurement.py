@@ -16,6 +16,7 @@ from typing import Literal, get_args
 
 from pydantic import Field
 
+from compare.numbers import significant
 from compare.results import CollectiveFit, CollectivePoint, CollectiveSeries, Interval
 from compare.strict import OfBackend, Strict
 from records.record import Environment
@@ -90,6 +91,7 @@ def bus_factor(operation: str, num_processes: int) -> float:
 
 def collective_point(operation: str, num_processes: int, num_bytes: int, seconds: list[float]) -> CollectivePoint:
     """Makes the point of one operation at one size from the time of the slowest rank in every repetition."""
+    seconds = [significant(second) for second in seconds]
     median = statistics.median(seconds)
     algbw = num_bytes / median
     return CollectivePoint(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from compare.numbers import significant
 from compare.report.grouping import EntrantRuns
 from compare.report.words import describe_batch, machine_of, ranks
 from compare.results import Curve, GroupResult, SeedRow
@@ -47,8 +48,8 @@ def _curve(key: str, name: str, record: RunRecord, target: float) -> Curve:
         group=key,
         backend=name,
         steps=[step.step for step in record.steps],
-        losses=[step.loss for step in record.steps],
-        seconds=seconds,
+        losses=[None if step.loss is None else significant(step.loss) for step in record.steps],
+        seconds=[significant(second) for second in seconds],
         evaluation_steps=[one.step for one in evaluations],
         evaluation_seconds=at_evaluations,
         metrics=metrics,
