@@ -10,6 +10,7 @@ TASKS = {
     "text-classification": "tasks.text.classification:TextClassification",
     "token-tagging": "tasks.token_tagging:TokenTagging",
     "image-classification": "tasks.images.classification:ImageClassification",
+    "paced": "tasks.paced:Paced",
 }
 
 

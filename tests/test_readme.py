@@ -86,7 +86,7 @@ def _spans(page: Path) -> list[str]:
 OPTION = re.compile(r"--[a-z][a-z-]+")
 OF_TASKS = {
     *("--num-train-samples", "--num-validation-samples", "--hidden-size", "--turns", "--num-points"),
-    *("--data-dir", "--dtype"),
+    *("--data-dir", "--dtype", "--samples-per-second"),
 }
 OF_SCRIPTS = {"--docker", "--all", "--ci"}  # of launch/run.sh and of tests/run.sh
 OF_ENGINES = {"--engine", "--dry-run"}
