@@ -212,7 +212,7 @@ def next_turn(taken: int, warm: int, timed: int, *, steps_per_epoch: int, num_st
 
 
 def _one_turn(live: LiveEntrant, turn: Turn, number: int, position: int) -> TurnFacts:
-    taken = live.take(turn)
+    taken = live.take(turn, number)
     counted = [one.instructions for one in taken if one.instructions is not None]
     return TurnFacts(
         round=number,
@@ -223,6 +223,7 @@ def _one_turn(live: LiveEntrant, turn: Turn, number: int, position: int) -> Turn
         cpu_seconds=sum(one.cpu_seconds for one in taken),
         instructions=sum(counted) if len(counted) == len(taken) else None,
         foreign_share=round(live.foreign_share, 4),
+        cores=live.cores,
     )
 
 

@@ -47,6 +47,7 @@ class LiveEntrant:
         steps_per_epoch: The number of steps of an epoch; 0 before the entrant is ready.
         foreign_share: The share of the cores that other programs took in the last turn, on the machine where they took
             most.
+        cores: The cores that its ranks were moved to for the last turn; empty if they stay where they are.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class LiveEntrant:
             num_keepers: The number of its nodes on other machines.
         """
         self.steps_per_epoch, self.foreign_share = 0, 0.0
+        self.cores: list[int] = []
         self._num_processes, self._num_keepers = num_processes, num_keepers
         self._connections: dict[int, socket.socket] = {}
         # By their nodes: who stops and continues the processes there, and those that are ranks.
@@ -142,11 +144,15 @@ class LiveEntrant:
             else:
                 self._tree.rank_pids.add(hello.pid)
 
-    def take(self, turn: Turn) -> list[TurnTaken]:
+    def take(self, turn: Turn, number: int = 0) -> list[TurnTaken]:
         """Gives the entrant a turn, and lets it rest again.
 
         Only its ranks go on, and what they have started: launchers poll, which would disturb the ranks where these take
         all cores. If the ranks do not answer, the launcher goes on, too, and finds out which of them hangs.
+
+        Args:
+            turn: The steps to take.
+            number: The number of the round, which says on which cores ranks compute that need fewer than there are.
 
         Returns:
             What each rank has measured, in the order of the ranks; as if all machines had the same clock.
@@ -154,7 +160,7 @@ class LiveEntrant:
         Raises:
             EntrantEnded: It has ended before all ranks had taken the turn.
         """
-        self._tree.race()
+        self.cores = self._tree.race(number)
         self._order("race")
         for connection in self._connections.values():
             with contextlib.suppress(OSError):  # a rank that is gone is noticed below

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from compare.race.machine import BusyCores, own_seconds
 from compare.race.messages import Rested
+from compare.race.rotation import Rotation
 from launch.guardian import __file__ as guardian_file
 from records.environment import boot_id
 
@@ -41,6 +42,7 @@ class ProcessTree:
         self._left_out: dict[int, bool] = {}
         self._of_ranks: dict[int, bool] = {}
         self._cores, self._known_seconds = BusyCores(), 0.0
+        self._rotation = Rotation()
 
     def rest(self) -> Rested:
         """Stops all processes, the launcher first: it polls, and so do the threads of some libraries.
@@ -53,11 +55,21 @@ class ProcessTree:
         own = self.cpu_seconds() + own_seconds() - self._known_seconds
         return Rested(boot_id() or "", self._cores.share(), self._cores.share_of(own))
 
-    def race(self) -> None:
-        """Lets the ranks go on, and what they have started: launchers poll, which would disturb the ranks."""
+    def race(self, number: int = 0) -> list[int]:
+        """Lets the ranks go on, and what they have started: launchers poll, which would disturb the ranks.
+
+        Args:
+            number: The number of the round.
+
+        Returns:
+            The cores that the ranks were moved to for this round; nothing if they stay where they are.
+        """
+        ranks = [process for process in self._resting if self._belongs_to_a_rank(process)]
+        cores = self._rotation.move([process.pid for process in ranks], number)
         self._cores = BusyCores()
         self._known_seconds = own_seconds() + self.cpu_seconds()  # this process has been observed from here on
-        _send(signal.SIGCONT, [process for process in self._resting if self._belongs_to_a_rank(process)])
+        _send(signal.SIGCONT, ranks)
+        return cores
 
     def go_on(self) -> None:
         """Lets all processes go on, the launcher last, or its watchdog would see that the ranks are stopped."""

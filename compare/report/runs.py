@@ -39,6 +39,9 @@ class TurnFacts(BaseModel):
         description="share of the machine's cores that other programs or the hypervisor took during the turn; it may "
         "lie below 0, since the kernel counts in hundredths of a second"
     )
+    cores: list[int] = Field(
+        default=[], description="the cores that its ranks were moved to for this turn; empty where they stay"
+    )
 
 
 class RaceFacts(BaseModel):
