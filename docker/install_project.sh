@@ -11,4 +11,6 @@ found=$(launch/run.sh doctor)
 echo "$found"
 # Apex wants a GPU, which a build has not: its Dockerfile asserts what can be asserted.
 [[ $1 == apex ]] || grep -qE "^$1 +yes" <<<"$found"
+# What lies below /root on the host is mounted at the same path, also where the container runs as another user.
+chmod a+x /root
 rm -rf /tmp/*

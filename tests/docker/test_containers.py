@@ -139,11 +139,15 @@ def test_the_launcher_runs_an_image_with_the_same_options(
     assert "Traceback" not in again.stderr
 
 
-def test_files_that_options_name_are_reached(images: dict[str, float], tmp_path: Path) -> None:
+def _write_texts(place: Path) -> None:
     rows = [f"text number {number} is {word},{word}" for number, word in enumerate(["good", "bad"] * 16)]
     for name in ("train", "validation"):
-        (tmp_path / f"{name}.csv").write_text("\n".join(["text,label", *rows]))
-    (tmp_path / "options.yaml").write_text("max_steps: 2\nglobal_batch_size: 8\n")
+        (place / f"{name}.csv").write_text("\n".join(["text,label", *rows]))
+    (place / "options.yaml").write_text("max_steps: 2\nglobal_batch_size: 8\n")
+
+
+def test_files_that_options_name_are_reached(images: dict[str, float], tmp_path: Path) -> None:
+    _write_texts(tmp_path)
     done = subprocess.run(
         [RUN_SH, "ddp", "--docker", "--train-file=train.csv", "--validation-file", "validation.csv", "--config",
          "options.yaml"],
@@ -152,6 +156,22 @@ def test_files_that_options_name_are_reached(images: dict[str, float], tmp_path:
     assert done.returncode == 0, done.stdout + done.stderr
     (directory,) = (tmp_path / "runs").iterdir()
     assert len(_record(directory)["steps"]) == 2
+
+
+def test_the_owner_of_results_reaches_a_cache_in_the_home_of_root(images: dict[str, float], tmp_path: Path) -> None:
+    _write_texts(tmp_path)
+    (tmp_path / "runs").mkdir()
+    os.chown(tmp_path / "runs", CALLER, CALLER)
+    files = ("--train-file=train.csv", "--validation-file=validation.csv", "--config=options.yaml")
+    with tempfile.TemporaryDirectory(dir="/root") as cache:
+        done = subprocess.run(
+            [RUN_SH, "ddp", "--docker", *files],
+            capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "LOCKSTEP_CACHE": cache},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        kept = [*Path(cache, f"{CALLER}-{CALLER}", "text").rglob("*")]
+        assert {path.stat().st_uid for path in kept} == {CALLER}
+    assert {path.stat().st_uid for path in (tmp_path / "runs").rglob("*")} == {CALLER}
 
 
 @pytest.mark.parametrize("name", in_ci(["ddp", "horovod"], BACKENDS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -81,3 +82,34 @@ def test_the_launcher_mounts_every_file_that_an_option_names() -> None:
     }
     assert paths >= {"--output-dir", "--train-file", "--data-dir"}
     assert paths <= known
+
+
+# A Docker client whose every command succeeds, and which notes what it is to run.
+CLIENT = """#!/bin/sh
+[ "$1" != run ] || printf '%s\\n' "$@" >"$(dirname "$0")/asked"
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory to somebody else")
+def test_for_root_a_container_runs_as_the_owner_of_the_results_with_a_cache_of_its_own(tmp_path: Path) -> None:
+    client, runs, own = tmp_path / "docker", tmp_path / "runs", tmp_path / "cache" / "12345-12346"
+    client.write_text(CLIENT)
+    client.chmod(0o755)
+    runs.mkdir()
+    os.chown(runs, 12345, 12346)
+    command = [PROJECT_DIRECTORY / "launch" / "run.sh", "ddp", "--docker", "--output-dir", runs / "mine"]
+    variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "LOCKSTEP_CACHE": str(own.parent)}
+    done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert asked[asked.index("--user") + 1] == "12345:12346"
+    for path in (runs, own):
+        assert f"type=bind,source={path},target={path}" in asked
+        assert (path.stat().st_uid, path.stat().st_gid) == (12345, 12346)
+    assert f"LOCKSTEP_CACHE={own}" in asked
+
+
+def test_any_user_of_an_image_may_pass_the_home_of_root_below_which_files_are_mounted() -> None:
+    """Base images let nobody else in, and what root mounts often lies there (test_containers.py)."""
+    assert "chmod a+x /root" in (DOCKER / "install_project.sh").read_text().splitlines()
+    assert all("install_project.sh" in path.read_text() for path in DOCKERFILES)
