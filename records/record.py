@@ -176,8 +176,9 @@ class RankRecord(_Strict):
     )
     own_seconds: list[Seconds] = Field(
         default=[],
-        description="of that, spent where no other rank can delay this one: reading data and computing forward, "
-        "less the wait for a processor; on a GPU, starting to compute it",
+        description="of that, spent where no other rank can delay this one: reading data, and computing forward unless "
+        "ranks wait for each other in it, as with sharded weights or --sync-batchnorm; less the wait for a processor; "
+        "on a GPU, starting to compute it",
     )
     step_cpu_seconds: list[Seconds] = Field(
         default=[],
