@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from backends.registry import find_backend
 from forecast.result import Forecast, ForecastFile, Row
@@ -20,7 +21,14 @@ from records.record import read_record
 # They would take time that is not forecast.
 _NO_OTHER_WORK = ("--save-every=never", "--no-evaluate")
 _NO_LATENCY = ",latency=0us"
-_OPTIONS_NAME = "options.json"
+_SERIES_NAME = "options.json"
+
+
+class _Series(NamedTuple):
+    """What all runs of a directory have in common; an earlier version did not note the forecast."""
+
+    options: list[str]
+    forecast_created_at: str | None
 
 
 class RunFailed(Exception):
@@ -45,15 +53,15 @@ def train_what_was_forecast(
 
     Raises:
         RunFailed: A run did not complete.
-        UsageError: A file that is there already is no record, the runs that are there had other options, or the options
-            are among those that a forecast holds.
+        UsageError: A file that is there already is no record, the runs that are there had other options or are for
+            another forecast, or the options are among those that a forecast holds.
         UnsupportedError: A backend is not on this machine.
     """
     for backend in dict.fromkeys(one.backend for one in forecasts.forecasts):
         if given := settings_in(find_backend(backend).settings, options).model_fields_set:
             names = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(given))
             raise UsageError(f"{names}: the forecast holds the options of {backend} alone; leave it out")
-    _require_same_options(directory, options)
+    _require_same_series(directory, _Series(options, forecasts.created_at))
     found = []
     # Networks and backends take turns, so that a drift of the machine meets all of them.
     by_size = sorted(((row, one) for one in forecasts.forecasts for row in one.rows), key=lambda pair: pair[0].ranks)
@@ -67,20 +75,34 @@ def train_what_was_forecast(
     return found
 
 
-def _require_same_options(directory: Path, options: list[str]) -> None:
-    """Notes the options of a series of runs, or refuses others than those that it began with."""
-    path = directory / _OPTIONS_NAME
+def _require_same_series(directory: Path, asked: _Series) -> None:
+    """Notes what a series of runs is, or refuses another than the one that began there."""
+    path = directory / _SERIES_NAME
     try:
-        before = json.loads(path.read_bytes()) if path.exists() else options
+        before = _noted(json.loads(path.read_bytes())) if path.exists() else asked
         directory.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(before) + "\n")
+        write_atomically(path, json.dumps(before._asdict()) + "\n")
     except (OSError, ValueError) as error:
         raise UsageError(f"{path}: cannot be used ({error}); name another directory") from error
-    if before != options:
+    if before.options != asked.options:
         raise UsageError(
-            f"{directory}: its runs have the options {shlex.join(before)!r} instead of {shlex.join(options)!r}; give "
-            "the same, or name another directory"
+            f"{directory}: its runs have the options {shlex.join(before.options)!r} instead of "
+            f"{shlex.join(asked.options)!r}; give the same, or name another directory"
         )
+    # Its trainings may be others, and its runs began before a later forecast.
+    if before.forecast_created_at not in (None, asked.forecast_created_at):
+        raise UsageError(
+            f"{directory}: its runs are for the forecast of {before.forecast_created_at} instead of that of "
+            f"{asked.forecast_created_at}; give the same, or name another directory"
+        )
+
+
+def _noted(content: Any) -> _Series:
+    # Earlier versions noted the options alone.
+    match {"options": content, "forecast_created_at": None} if isinstance(content, list) else content:
+        case {"options": [*options], "forecast_created_at": (str() | None) as created_at}:
+            return _Series([str(option) for option in options], created_at)
+    raise ValueError("it does not tell the options of runs")
 
 
 def _is_complete(place: Path) -> bool:

@@ -14,7 +14,7 @@ from forecast import validation
 from forecast.measured_runs import train_what_was_forecast
 from forecast.network import parse_network, read_measured
 from forecast.profile import Computing
-from forecast.result import forecast, forecast_file
+from forecast.result import ForecastFile, forecast, forecast_file
 from forecast.scenario import Scenario, Variant
 from forecast.sending import Whole
 from forecast.validation import MeasuredFile
@@ -85,6 +85,29 @@ def test_runs_with_other_options_are_not_taken_for_those_that_are_asked_for(tmp_
     ):
         with pytest.raises(UsageError, match=why):
             validation.run([*words, *options])
+
+
+def test_runs_for_another_forecast_are_not_taken_for_those_of_this_one(tmp_path: Path) -> None:
+    path, runs = _write_forecast(tmp_path, "1gbit"), tmp_path / "runs"
+    words = ["run", str(path), str(runs), "--max-steps", "12"]
+    (runs / "ddp-2-1gbit").mkdir(parents=True)
+    (runs / "ddp-2-1gbit" / "record.json").write_text("{")  # it is looked at if the forecast is the same
+    with pytest.raises(UsageError, match="damaged record"):
+        validation.run(words)
+    made = ForecastFile.model_validate_json(path.read_bytes())
+    path.write_text(made.model_copy(update={"created_at": "2026-11-01T12:00:00+00:00"}).model_dump_json())
+    with pytest.raises(UsageError) as refusal:
+        validation.run(words)
+    assert str(refusal.value) == (
+        f"{runs}: its runs are for the forecast of {made.created_at} instead of that of 2026-11-01T12:00:00+00:00; "
+        "give the same, or name another directory"
+    )
+    (runs / "options.json").write_text('["--max-steps", "12"]\n')  # as an earlier version noted them
+    with pytest.raises(UsageError, match="damaged record"):
+        validation.run(words)
+    (runs / "options.json").write_text('{"options": "all"}\n')
+    with pytest.raises(UsageError, match=r"options\.json: cannot be used .* name another directory"):
+        validation.run(words)
 
 
 @pytest.mark.parametrize(
