@@ -46,7 +46,7 @@ class SlurmJob:
         Args:
             number: The number of the job.
             followed: The output of its nodes.
-            log: The output of its script, which leaves its exit code in the same directory.
+            log: The output of its script, which leaves its exit code and other files of its own in the same directory.
         """
         self._number = number
         self._followed = followed
@@ -81,7 +81,7 @@ class SlurmJob:
             self._cancel()
             raise
         finally:
-            self._code_file.unlink(missing_ok=True)
+            self._remove_files()
         return self._conclude()
 
     def _look(self) -> None:
@@ -137,6 +137,13 @@ class SlurmJob:
             self._look()
             time.sleep(_POLL_SECONDS)
         self._followed.show()
+
+    def _remove_files(self) -> None:
+        """Removes what its script keeps beside its output; the script does so itself, but may have been killed."""
+        self._code_file.unlink(missing_ok=True)
+        if self._state in _ENDS:  # else the script, which may go on, needs the others
+            for path in self._log.parent.glob(f"job{self._number}.*"):
+                path.unlink(missing_ok=True)
 
     def _conclude(self) -> int:
         """Says how the job has ended, where its nodes have not said it; returns its exit code."""

@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 
 from engines.command import planned
+from engines.following import Followed
 from engines.slurm import environment_for_sbatch
+from engines.slurm_job import SlurmJob
+from launch.signals import Interrupted
 from tests.launching import LOCKSTEP, lockstep, wait_until
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
@@ -117,15 +120,31 @@ def _with_programs(there: Path, **lines: str) -> dict[str, str]:
 
 @pytest.mark.parametrize(("left", "code"), [("0", 0), ("75", 75), ("3", 3), (None, 1)])
 def test_a_job_that_slurm_has_forgotten(tmp_path: Path, left: str | None, code: int) -> None:
-    """A command that could not ask for minutes finds what the script of the job has left."""
+    """A command that could not ask for minutes finds what the script of the job has left, and leaves none of it."""
     run = tmp_path / "run"
-    leave = "" if left is None else f"echo {left} >{run}/job7.code; "
+    # A script that was killed leaves more than its code; the file of job 70 is another's.
+    leave = f"touch {run}/job7.begun {run}/job7.node1.pid {run}/job70.node1.pid; "
+    leave += "" if left is None else f"echo {left} >{run}/job7.code; "
     env = _with_programs(tmp_path / "bin", sbatch=f"{leave}echo 7", scontrol=_FORGOTTEN)
     done = lockstep("ddp", "--engine", "slurm", "--num-nodes", "2", "--output-dir", run, env=env)
     assert done.returncode == code, done.stderr
     assert ("is no longer known to SLURM" in done.stderr) == (left is None)
     assert ("job 7 failed with exit code 3" in done.stderr) == (left == "3")
-    assert not (run / "job7.code").exists()
+    assert [path.name for path in run.glob("job[0-9]*")] == ["job70.node1.pid"]
+
+
+def test_a_job_that_may_go_on_keeps_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its script finds by them whom to tell to stop."""
+
+    def no_answer(*command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(command, 1, "", "no answer")
+
+    monkeypatch.setattr("engines.slurm_job._slurm", no_answer)
+    (tmp_path / "job7.node0.pid").touch()
+    job = SlurmJob("7", Followed([]), tmp_path / "job.log")
+    with pytest.raises(Interrupted):
+        job.to_the_end([signal.SIGTERM])
+    assert (tmp_path / "job7.node0.pid").exists()
 
 
 @pytest.mark.parametrize(
