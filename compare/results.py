@@ -6,7 +6,6 @@ Times are in seconds and sizes in bytes; shares and ratios are plain numbers (0.
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any, Literal
 
@@ -251,7 +250,9 @@ class AdapterCost(_Strict):
     num_starts: int = Field(description="how often both were started together")
     time: Interval | None = Field(description="of a step; null with fewer starts than a comparison needs")
     cpu_seconds: float | None = Field(description="of all threads of all ranks, in the same steps")
+    cpu_seconds_interval: Interval | None = Field(default=None, description="as a mean of starts; null if too few")
     instructions: float | None = Field(description="in user mode, in the same steps; null where none were counted")
+    instructions_interval: Interval | None = Field(default=None, description="likewise, of instructions")
 
 
 class Curve(_Strict):
@@ -396,5 +397,4 @@ def read_results(path: Path) -> Results:
 
 if __name__ == "__main__":
     # python -m compare.results > compare/results.schema.json
-    json.dump(Results.model_json_schema(), sys.stdout, indent=1)
-    sys.stdout.write("\n")
+    print(json.dumps(Results.model_json_schema(), indent=1))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
+from scipy import stats
 from torch.testing import assert_close
 
 from backends.registry import BACKENDS
@@ -19,7 +22,11 @@ from compare.race.bare import add_loops, why_no_loop
 from compare.race.live import LiveEntrant
 from compare.race.messages import Turn
 from compare.race.plan import Entrant
-from compare.results import Results
+from compare.report.bare import adapter_cost_blocks, adapter_cost_lines, adapter_costs_of
+from compare.report.grouping import EntrantRuns
+from compare.report.page import Table
+from compare.report.runs import RaceFacts, Run, TurnFacts
+from compare.results import AdapterCost, Interval, Results, Role
 from launch.starters.interface import PROJECT_DIRECTORY
 from records.record import RunRecord, read_record
 from tasks.interface import Batch
@@ -36,6 +43,8 @@ RACE = ["compare", "--bare", "--no-limits", "--task", "token-tagging", "--global
 RACE += ["--diagnosis-steps", "10", "--timed-steps", "30", "--repeats", "3", "--no-collectives", "--no-wait-for-idle"]
 
 PROGRAMS = ("compare.race.rank", "compare.race.bare_rank")
+# An adapter and its loop, and what they stand for.
+TWINS: dict[str, Role] = {"ddp": "backend", "ddp (by hand)": "bare"}
 
 
 def _both(backend: str, num_ranks: int, accumulation: int, place: Path) -> list[RunRecord]:
@@ -177,7 +186,89 @@ def test_a_race_says_what_an_adapter_costs(tmp_path: Path) -> None:
     assert cost.time is not None
     assert cost.time.low is not None
     assert cost.cpu_seconds is not None
+    assert cost.cpu_seconds_interval is not None
     assert any(f"no loop was written by hand for {own}" in line for line in results.problems)
     assert not any("by hand" in what for what in results.commands)  # it has no command of its own
     for page in ("report.md", "report.html"):
         assert "What the adapters cost" in (tmp_path / "race" / page).read_text()
+
+
+def _start(block: int, role: Role, cpu_seconds: Sequence[float], instructions: Sequence[int | None]) -> Run:
+    """A start of ddp or of its loop, with what each turn took; the first turn was the warm-up."""
+    turns = [
+        TurnFacts(
+            round=number,
+            position=0,
+            first_step=1 + 3 * number,
+            num_steps=2,
+            step_seconds=[0.1, 0.1],
+            cpu_seconds=seconds,
+            instructions=counted,
+            foreign_share=0.0,
+        )
+        for number, (seconds, counted) in enumerate(zip(cpu_seconds, instructions, strict=True))
+    ]
+    facts = RaceFacts(
+        race="made up",
+        purpose="timed",
+        entrant=next(name for name, one in TWINS.items() if one == role),
+        role=role,
+        block=block,
+        position=0,
+        busy_share=0.0,
+        gpu_processes=0,
+        foreign_share=0.0,
+        matmul_flops_per_second=None,
+        turns=turns,
+    )
+    return Run(f"{role}-{block}.json", RunRecord.model_construct(), facts)
+
+
+def _cost(ratios: Sequence[float], last_count: int | None = 1000) -> AdapterCost:
+    """What an adapter costs that takes so many times the CPU seconds and instructions of its loop in each start."""
+    entrants = [EntrantRuns(name, f'{{"name": "{name}"}}', "ddp", role) for name, role in TWINS.items()]
+    for block, ratio in enumerate(ratios):
+        counts = (1, round(1000 * ratio), round(1000 * ratio))
+        entrants[0].timed.append(_start(block, "backend", (1.0, 1.0, 4.0 * ratio - 1.0), counts))
+        entrants[1].timed.append(_start(block, "bare", (9.0, 1.0, 3.0), (1, 1000, last_count)))
+    (cost,) = adapter_costs_of(["here"], [entrants])
+    return cost
+
+
+def test_cpu_seconds_and_instructions_have_an_interval_over_starts() -> None:
+    ratios = (1.01, 1.02, 1.06)
+    cost = _cost(ratios)
+    assert cost.num_starts == 3
+    logs = np.log(ratios)
+    mean, (low, high) = logs.mean(), stats.ttest_1samp(logs, 0.0).confidence_interval(0.95)
+    for share, interval in (
+        (cost.cpu_seconds, cost.cpu_seconds_interval),
+        (cost.instructions, cost.instructions_interval),
+    ):
+        assert share == pytest.approx(0.03)
+        assert interval is not None
+        assert [interval.estimate, interval.low, interval.high] == pytest.approx(np.expm1([mean, low, high]).tolist())
+
+
+def test_too_few_starts_have_no_interval() -> None:
+    cost = _cost((1.02, 1.04))
+    assert cost.cpu_seconds == pytest.approx(0.03)
+    assert cost.cpu_seconds_interval is None
+    assert cost.instructions_interval is None
+
+
+def test_where_some_instructions_were_not_counted_there_is_nothing_to_compare() -> None:
+    cost = _cost((1.01, 1.02, 1.06), last_count=None)
+    assert (cost.instructions, cost.instructions_interval) == (None, None)
+    assert cost.cpu_seconds_interval is not None
+
+
+def test_a_report_shows_intervals_where_there_are_some() -> None:
+    time = Interval(estimate=0.01, low=0.002, high=0.019)
+    older = AdapterCost(group="here", name="ddp", num_starts=6, time=time, cpu_seconds=0.004, instructions=None)
+    newer = older.model_copy(update={"cpu_seconds_interval": Interval(estimate=0.005, low=-0.001, high=0.011)})
+    said = "ddp, here, beside a loop written by hand: time +1.0 % [+0.2, +1.9] and CPU seconds"
+    assert adapter_cost_lines([older, newer]) == [f"{said} +0.4 %", f"{said} +0.5 % [-0.1, +1.1]"]
+    _, table = adapter_cost_blocks([older, newer])
+    assert isinstance(table, Table)
+    assert [row.cells[3].text for row in table.rows] == ["+0.4", "+0.5 (-0.1 to +1.1)"]

@@ -11,8 +11,8 @@ from compare.report.grouping import EntrantRuns
 from compare.report.page import Block, Cell, Row, Table, Text, measured
 from compare.report.pairing import paired
 from compare.report.runs import Run, TurnFacts
-from compare.report.statistics import compare_group
-from compare.results import AdapterCost, Comparison, Interval
+from compare.report.statistics import compare_group, mean_interval
+from compare.results import MIN_PAIRS, AdapterCost, Comparison, Interval
 
 _ABOUT = (
     "A loop written by hand with the library alone takes the same steps, in turn with the adapter. What the adapter "
@@ -69,36 +69,47 @@ def _software(entrant: EntrantRuns) -> str:
 
 
 def _cost(key: str, twins: _Twins, comparison: Comparison) -> AdapterCost:
-    turns = [
-        (adapter, bare)
-        for one, other in _starts(twins)
-        for adapter in _timed(one)
-        for bare in _timed(other)
-        if (adapter.first_step, adapter.num_steps) == (bare.first_step, bare.num_steps)
+    starts = [_shared_turns(one, other) for one, other in _starts(twins)]
+    cpu_seconds = _sums([[(one.cpu_seconds, other.cpu_seconds) for one, other in turns] for turns in starts])
+    counted = [
+        [
+            (one.instructions, other.instructions)
+            for one, other in turns
+            if one.instructions is not None and other.instructions is not None
+        ]
+        for turns in starts
     ]
-    instructions = [
-        (adapter.instructions, bare.instructions)
-        for adapter, bare in turns
-        if adapter.instructions is not None and bare.instructions is not None
-    ]
+    # Part of the turns would be compared on other batches than the rest of the row.
+    instructions = _sums(counted) if [*map(len, counted)] == [*map(len, starts)] else []
     return AdapterCost(
         group=key,
         name=twins.adapter.name,
         num_starts=comparison.num_pairs,
         time=comparison.slowdown,
-        cpu_seconds=_more([(adapter.cpu_seconds, bare.cpu_seconds) for adapter, bare in turns]),
-        # Part of the turns would be compared on other batches than the rest of the row.
-        instructions=_more(instructions) if len(instructions) == len(turns) else None,
+        cpu_seconds=_more(cpu_seconds),
+        cpu_seconds_interval=_more_of_starts(cpu_seconds),
+        instructions=_more(instructions),
+        instructions_interval=_more_of_starts(instructions),
     )
 
 
 def _starts(twins: _Twins) -> list[tuple[Run, Run]]:
-    """Returns the runs of both that were started together."""
-    blocks = {(run.race.race, run.race.block): run for run in twins.bare.timed if run.race}
+    """Returns the runs of both that took turns with each other."""
+    heats = {(run.race.race, run.race.block, run.race.heat): run for run in twins.bare.timed if run.race}
     return [
-        (run, blocks[run.race.race, run.race.block])
+        (run, heats[run.race.race, run.race.block, run.race.heat])
         for run in twins.adapter.timed
-        if run.race and (run.race.race, run.race.block) in blocks
+        if run.race and (run.race.race, run.race.block, run.race.heat) in heats
+    ]
+
+
+def _shared_turns(adapter: Run, bare: Run) -> list[tuple[TurnFacts, TurnFacts]]:
+    """Returns the turns of a start in which both took the same steps."""
+    return [
+        (one, other)
+        for one in _timed(adapter)
+        for other in _timed(bare)
+        if (one.first_step, one.num_steps) == (other.first_step, other.num_steps)
     ]
 
 
@@ -106,10 +117,23 @@ def _timed(run: Run) -> list[TurnFacts]:
     return [turn for turn in run.race.turns if turn.round > 0] if run.race else []
 
 
-def _more(pairs: Sequence[tuple[float, float]]) -> float | None:
+def _sums(starts: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
+    """Returns the sums over the turns of each start, leaving out starts without turns."""
+    return [(sum(one for one, _ in turns), sum(other for _, other in turns)) for turns in starts if turns]
+
+
+def _more(sums: Sequence[tuple[float, float]]) -> float | None:
     """Returns by how much the sum of the first is above that of the second, relative to the second."""
-    first, second = (sum(values) for values in zip(*pairs, strict=True)) if pairs else (0.0, 0.0)
+    first, second = (sum(values) for values in zip(*sums, strict=True)) if sums else (0.0, 0.0)
     return first / second - 1 if second else None
+
+
+def _more_of_starts(sums: Sequence[tuple[float, float]]) -> Interval | None:
+    """Returns the mean of that over starts with its interval; None of too few starts, or where a clock stood still."""
+    if len(sums) < MIN_PAIRS or any(min(pair) <= 0 for pair in sums):
+        return None
+    ratio = mean_interval([first / second for first, second in sums])
+    return Interval.model_validate({name: value - 1 for name, value in ratio})
 
 
 def adapter_cost_blocks(costs: Sequence[AdapterCost]) -> list[Block]:
@@ -124,8 +148,8 @@ def adapter_cost_blocks(costs: Sequence[AdapterCost]) -> list[Block]:
                 Cell(cost.name),
                 Cell(cost.group),
                 Cell(_interval(cost.time), 100 * cost.time.estimate if cost.time else None),
-                measured(cost.cpu_seconds, 1, difference),
-                measured(cost.instructions, 1, difference),
+                _counted(cost.cpu_seconds, cost.cpu_seconds_interval),
+                _counted(cost.instructions, cost.instructions_interval),
                 measured(cost.num_starts),
             ]
         )
@@ -139,11 +163,23 @@ def adapter_cost_lines(costs: Sequence[AdapterCost]) -> list[str]:
     """Returns the same as a line for each adapter."""
     lines = []
     for cost in costs:
-        counted = {"CPU seconds": cost.cpu_seconds, "instructions": cost.instructions}
-        more = [f"{what} {difference(share)} %" for what, share in counted.items() if share is not None]
+        counted = {
+            "CPU seconds": (cost.cpu_seconds, cost.cpu_seconds_interval),
+            "instructions": (cost.instructions, cost.instructions_interval),
+        }
+        more = [
+            f"{what} {f'{difference(share)} %' if mean is None else longer(mean)}"
+            for what, (share, mean) in counted.items()
+            if share is not None
+        ]
         said = joined([f"time {longer(cost.time)}", *more])
         lines.append(f"{cost.name}, {cost.group}, beside a loop written by hand: {said}")
     return lines
+
+
+def _counted(share: float | None, mean: Interval | None) -> Cell:
+    """Returns a cell for what was summed, with its interval if there is one, as older results have none."""
+    return measured(share, 1, difference) if mean is None else Cell(_interval(mean), mean.estimate)
 
 
 def _interval(value: Interval | None) -> str:
