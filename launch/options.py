@@ -70,7 +70,10 @@ for _tag, _pattern in _NUMBERS.items():
 
 
 class Options(NamedTuple):
-    """The options of the run, of the backend and of the task, where a resumed run begins, and whether it is to run."""
+    """The options of the run, of the backend and of the task, where a resumed run begins, and whether it is to run.
+
+    `inherited` names those of them that a resumed run takes over.
+    """
 
     run: RunOptions
     backend_settings: BackendSettings
@@ -78,24 +81,35 @@ class Options(NamedTuple):
     task_settings: TaskSettings
     start: Start | None = None
     is_dry_run: bool = False
+    inherited: tuple[str, ...] = ()
 
 
-def read_options(backend: str, backend_settings: type[BackendSettings], arguments: list[str]) -> Options:
+def read_options(
+    backend: str,
+    backend_settings: type[BackendSettings],
+    arguments: list[str],
+    *,
+    start: Start | None = None,
+    most_threads: int | None = None,
+) -> Options:
     """Reads the options of a training run, those of the command line before those of --config FILE.
 
     A resumed run takes options that neither gives from the run that saved the checkpoint.
 
+    Args:
+        backend: The backend.
+        backend_settings: The type of its own options.
+        arguments: The words of the command line.
+        start: The checkpoint to resume from, if it has been found; None to find what --resume names.
+        most_threads: How many threads of a rank it may take over; None for as many as this machine has cores.
+
     Raises:
+        Finished: The run to resume has finished.
         UsageError, UnsupportedError, TaskInputError: Something in them cannot be used.
     """
-    first_look = Parser(backend, add_help=False)
-    first_look.add_argument("--task")
-    first_look.add_argument("--config", type=named_path, action=Once)
-    first_look.add_argument("--resume", nargs="?", const=LATEST)
-    first_look.add_argument("--output-dir", type=named_path)
-    known, _ = first_look.parse_known_args(arguments)
+    known = _first_look(backend, arguments)
     from_file = read_option_file(known.config) if known.config else {}
-    start = _start(known, from_file)
+    start = start or _start(known, from_file)
     told = _task_of(start, known, from_file) if start else {}
     told |= from_file if known.task is None else {"task": known.task}
     task_name = told.get("task", RunOptions.model_fields["task"].default)
@@ -108,18 +122,12 @@ def read_options(backend: str, backend_settings: type[BackendSettings], argument
     }
     namespace, unknown = _run_parser(backend, models).parse_known_args(arguments)
     fields = [name for model in models.values() for name in model.model_fields]
-    if unknown:
-        option = unknown[0].partition("=")[0]
-        options = [_option(name) for name in ("config", "dry_run", *fields)]
-        raise _unknown(f"unknown option {option}", option, options, backend)
+    _refuse_unknown(backend, fields, unknown, known.config, from_file)
     from_line = {name: value for name, value in vars(namespace).items() if name not in ("config", "dry_run")}
 
-    for name in from_file:
-        if name not in fields:
-            raise _unknown(f"--config {known.config}: there is no option {name!r}", name, fields, backend)
-    merged = {**from_file, **from_line}
-    if start is not None:
-        merged = {**inherited_options(start.config, backend, merged), **merged}
+    given = {**from_file, **from_line}
+    inherited = inherited_options(start.config, backend, given, most_threads) if start is not None else {}
+    merged = {**inherited, **given}
     chosen = validated(backend_settings, merged)
     implied = {"precision": chosen.implied_precision} if chosen.implied_precision else {}
     run = validated(RunOptions, {**implied, **merged})
@@ -131,14 +139,30 @@ def read_options(backend: str, backend_settings: type[BackendSettings], argument
     task_settings = validated(task_class.Settings, merged)
     if start is not None:
         check_same_trajectory(start, run, task_settings)
-        for name in task_settings.fetched():
-            if name not in from_line and name not in from_file:
-                value = getattr(task_settings, name)
-                raise UsageError(
-                    f"--resume: the checkpoint asks to download {_option(name)} {value}; if you trust it, add "
-                    f"{_option(name)} {value}"
-                )
-    return Options(run, chosen, task_class, task_settings, start, namespace.dry_run)
+        _check_fetched(task_settings, given)
+    names = tuple(name for name in inherited if name not in given)
+    return Options(run, chosen, task_class, task_settings, start, namespace.dry_run, names)
+
+
+def _first_look(backend: str, arguments: list[str]) -> argparse.Namespace:
+    """Reads what decides which other options there are."""
+    parser = Parser(backend, add_help=False)
+    parser.add_argument("--task")
+    parser.add_argument("--config", type=named_path, action=Once)
+    parser.add_argument("--resume", nargs="?", const=LATEST)
+    parser.add_argument("--output-dir", type=named_path)
+    return parser.parse_known_args(arguments)[0]
+
+
+def _check_fetched(task_settings: TaskSettings, given: Mapping[str, Any]) -> None:
+    """Refuses to download what a checkpoint names, and the user does not."""
+    for name in task_settings.fetched():
+        if name not in given:
+            value = getattr(task_settings, name)
+            raise UsageError(
+                f"--resume: the checkpoint asks to download {_option(name)} {value}; if you trust it, add "
+                f"{_option(name)} {value}"
+            )
 
 
 def _run_parser(backend: str, models: Mapping[str, type[BaseModel]]) -> argparse.ArgumentParser:
@@ -149,6 +173,19 @@ def _run_parser(backend: str, models: Mapping[str, type[BaseModel]]) -> argparse
     )
     add_options(parser, models)
     return parser
+
+
+def _refuse_unknown(
+    backend: str, fields: list[str], unknown: list[str], file: Path | None, from_file: Mapping[str, Any]
+) -> None:
+    """Refuses the first of the unknown words of the command line, and the first unknown option of the file."""
+    if unknown:
+        option = unknown[0].partition("=")[0]
+        options = [_option(name) for name in ("config", "dry_run", *fields)]
+        raise _unknown(f"unknown option {option}", option, options, backend)
+    for name in from_file:
+        if name not in fields:
+            raise _unknown(f"--config {file}: there is no option {name!r}", name, fields, backend)
 
 
 def _unknown(what: str, name: str, names: Sequence[str], backend: str) -> UsageError:

@@ -107,7 +107,7 @@ def settle(
     Raises:
         UsageError, UnsupportedError, TaskInputError: It cannot start on any machine, or not here.
     """
-    options, backend_settings, task_class, settings, start, _ = asked
+    options, backend_settings, task_class, settings, start, _, _ = asked
     world = _settle_world(backend, row, options, noted)
     options = _with_whole_batches(options, world.num_processes, noted)
     _check_early(backend, row, options, task_class)

@@ -126,8 +126,16 @@ def latest_start(run_directory: Path) -> Start | None:
     return None
 
 
-def inherited_options(config: RunConfig, backend: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def inherited_options(
+    config: RunConfig, backend: str, given: Mapping[str, Any], most_threads: int | None = None
+) -> dict[str, Any]:
     """Returns the options that a resumed run under `backend` takes over from its checkpoint, by name.
+
+    Args:
+        config: The configuration of the run that saved the checkpoint.
+        backend: The backend.
+        given: The options that the user gives, by name.
+        most_threads: How many threads a rank may have where it will run; None for as many as this machine has cores.
 
     Raises:
         UsageError: The checkpoint asks for so many ranks that the user must confirm it.
@@ -139,18 +147,29 @@ def inherited_options(config: RunConfig, backend: str, given: Mapping[str, Any])
         together = config.micro_batch_size * config.num_processes
         if config.sync_batchnorm and number.isdecimal() and int(number) and together % int(number) == 0:
             changed["micro_batch_size"] = together // int(number)  # for the same statistics of BatchNorm
-    elif "num_processes" not in given and config.num_processes > max(4, 2 * (os.cpu_count() or 1)):
-        raise UsageError(
-            f"--resume: the run had {config.num_processes} ranks, which is many for this machine; "
-            "choose their number with --num-processes"
-        )
-    elif config.threads_per_rank <= (os.cpu_count() or 1):
-        names.append("threads_per_rank")  # the order of sums depends on it
+    else:
+        if "num_processes" not in given:
+            check_many_ranks(config)
+        if config.threads_per_rank <= (most_threads or os.cpu_count() or 1):
+            names.append("threads_per_rank")  # the order of sums depends on it
     before = config.model_dump(mode="json")
     own = config.backend_settings if backend == config.backend else {}
     taken = {name: before[name] for name in names if before[name] is not None}
     own = {name: value for name, value in own.items() if value is not None}
     return {**config.task_settings, **own, **taken, **changed}
+
+
+def check_many_ranks(config: RunConfig) -> None:
+    """Refuses to start as many ranks on this machine as a checkpoint asks for, if the user must confirm that.
+
+    Raises:
+        UsageError: They are many.
+    """
+    if config.num_processes > max(4, 2 * (os.cpu_count() or 1)):
+        raise UsageError(
+            f"--resume: the run had {config.num_processes} ranks, which is many for this machine; "
+            "choose their number with --num-processes"
+        )
 
 
 def check_same_trajectory(start: Start, options: RunOptions, task_settings: TaskSettings) -> None:

@@ -79,8 +79,7 @@ def train(
         try:
             asked = read_options(backend, row.settings, arguments)
         except Finished as finished:
-            print(finished)
-            return DIVERGED if finished.has_diverged else 0
+            return say_finished(finished)
         if asked.is_dry_run:
             from launch.dry_run import dry_run
 
@@ -99,6 +98,12 @@ def train(
     remarks = [remark for remark in (*said, describe_fallback(asked.run.allocator, config.allocator)) if remark]
     with lock:
         return _run_to_the_end(config, resolved.job, asked.start, resolved.task, remarks)
+
+
+def say_finished(finished: Finished) -> int:
+    """Says that the run to resume has finished; returns the exit code of a command that has nothing left to do."""
+    print(finished)
+    return DIVERGED if finished.has_diverged else 0
 
 
 def _run_to_the_end(config: RunConfig, job: Job, start: Start | None, task: Task, remarks: list[str]) -> int:
