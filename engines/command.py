@@ -14,12 +14,15 @@ from pydantic import BaseModel, Field
 from backends.registry import BackendRow, find_backend
 from engines.interface import Engine, EngineSettings, NodeJob
 from engines.registry import find_engine
+from engines.resuming import check_divides, find_start_here, inherited_words, most_threads
 from launch.arguments import Once, Parser, named_path
 from launch.errors import UsageError, refused_path, say, tell
 from launch.nodes import Nodes
 from launch.options import add_options, read_option_file, read_options, validated
 from launch.resolve import settle_batch_sizes
+from launch.resume import Finished, Start, check_many_ranks
 from launch.run_directory import default_output_dir, locked
+from launch.train_command import say_finished
 from launch.world import check_world
 
 # What an engine gives to each node.
@@ -58,7 +61,10 @@ def run(arguments: list[str], *, program: tuple[str, ...] | None = None) -> int:
     Raises:
         UsageError, UnsupportedError, TaskInputError: Something in them cannot be used.
     """
-    engine, is_dry_run = planned(arguments)
+    try:
+        engine, is_dry_run = planned(arguments)
+    except Finished as finished:
+        return say_finished(finished)
     if program is not None:
         engine.job = replace(engine.job, program=program)
     engine.check()
@@ -72,6 +78,7 @@ def planned(arguments: list[str]) -> tuple[Engine[Any], bool]:
     """Returns the engine that such arguments ask for, with its job, and whether they ask only to show that.
 
     Raises:
+        Finished: The run that they are to resume has finished.
         UsageError, UnsupportedError, TaskInputError: Something in them cannot be used, wherever it is run.
     """
     backend, *options = arguments
@@ -92,7 +99,7 @@ def planned(arguments: list[str]) -> tuple[Engine[Any], bool]:
     namespace, of_training = parser.parse_known_args(options)
     asked = {key: value for key, value in vars(namespace).items() if value is not None}
     settings = validated(kind.Settings, asked)
-    return kind(_job(backend, row, of_training, asked, settings), settings), asked["dry_run"]
+    return kind(_job(kind, settings, backend, row, of_training, asked), settings), asked["dry_run"]
 
 
 def _engine_named(backend: str, options: list[str]) -> str:
@@ -103,27 +110,28 @@ def _engine_named(backend: str, options: list[str]) -> str:
 
 
 def _job(
-    backend: str, row: BackendRow, of_training: list[str], asked: dict[str, Any], settings: EngineSettings
+    kind: type[Engine[Any]],
+    settings: EngineSettings,
+    backend: str,
+    row: BackendRow,
+    of_training: list[str],
+    asked: dict[str, Any],
 ) -> NodeJob:
     """Checks the options of the training as far as they do not depend on a machine."""
     _check_config(of_training)
     for option in _OF_A_NODE:
         if any(word.partition("=")[0] == option for word in of_training):
             raise UsageError(f"{option}: the engine gives each node its own; leave the option out")
-    of_engine = settings.sizes()
-    size: _Size = validated(_Size, {**of_engine, **asked})
-    for name, value in of_engine.items():
-        if getattr(size, name) != value:
-            option = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{option} {asked[name]}: the engine's options make it {value}; leave {option} out")
-    num_nodes = size.num_nodes or _NUM_NODES
-    num_processes = size.num_processes or num_nodes * settings.ranks_per_node
+    start = find_start_here(of_training, asked.get("output_dir")) if kind.shares_files else None
+    num_nodes, num_processes = _sizes(kind, settings, asked, start)
     sizes = [f"--num-processes={num_processes}"]
     if num_nodes > 1:
         sizes += [f"--num-nodes={num_nodes}", f"--master-addr={_NO_ADDRESS}"]
-    # A checkpoint to resume from is known where the node runs, and so are the options that come from its run.
-    given = _without_resume(of_training)
-    run = read_options(backend, row.settings, [*given, *sizes]).run
+    # A checkpoint that cannot be read here is known where the node runs, and so are the options that come from its run.
+    given = of_training if start is not None else _without_resume(of_training)
+    threads = None if kind.is_here else most_threads(settings, num_processes // num_nodes)
+    options = read_options(backend, row.settings, [*given, *sizes], start=start, most_threads=threads)
+    run = options.run
     device = _device(run.device, row, settings)
     if run.min_nodes is not None:
         raise UsageError(
@@ -136,7 +144,7 @@ def _job(
     output_dir = asked.get("output_dir") or default_output_dir(backend)
     job = NodeJob(
         backend=backend,
-        options=tuple(of_training),
+        options=(*of_training, *inherited_words(options)),
         run=run,
         num_nodes=num_nodes,
         num_processes=num_processes,
@@ -146,6 +154,30 @@ def _job(
     )
     _check_gpus(job, row, settings)
     return job
+
+
+def _sizes(
+    kind: type[Engine[Any]], settings: EngineSettings, asked: dict[str, Any], start: Start | None
+) -> tuple[int, int]:
+    """Returns the numbers of nodes and of ranks: those that are asked for, else those of the run to resume.
+
+    Raises:
+        UsageError: They contradict each other.
+    """
+    of_engine = settings.sizes()
+    size: _Size = validated(_Size, {**of_engine, **asked})
+    for name, value in of_engine.items():
+        if getattr(size, name) != value:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} {asked[name]}: the engine's options make it {value}; leave {option} out")
+    before = start.config if start is not None else None
+    num_nodes = size.num_nodes or (before.num_nodes if before is not None else _NUM_NODES)
+    if size.num_processes is not None or before is None:
+        return num_nodes, size.num_processes or num_nodes * settings.ranks_per_node
+    if kind.is_here:
+        check_many_ranks(before)
+    check_divides(before, num_nodes)
+    return num_nodes, before.num_processes
 
 
 def _device(asked: str, row: BackendRow, settings: EngineSettings) -> str:

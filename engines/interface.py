@@ -30,9 +30,19 @@ class EngineSettings(BaseModel):
         return 0
 
     @property
+    def num_cpus(self) -> int | None:
+        """The number of cores of each node for which these options ask; None where they leave that open."""
+        return None
+
+    @property
     def ranks_per_node(self) -> int:
         """The number of ranks on a node for which these options ask, if --num-processes does not say it."""
         return self.num_gpus or 1
+
+
+def node_directory(output_dir: Path, node_rank: int) -> Path:
+    """Returns the output directory of a node's command in the directory of its job."""
+    return output_dir / f"node{node_rank}"
 
 
 @dataclass(frozen=True)
@@ -44,7 +54,8 @@ class NodeJob:
 
     Attributes:
         backend: The backend.
-        options: The options of the training, without those that differ between nodes.
+        options: The options of the training, with those that a resumed run takes over, and without those that differ
+            between nodes.
         run: The same options, validated.
         num_nodes: The number of nodes.
         num_processes: The number of ranks on all nodes together.
@@ -74,7 +85,7 @@ class NodeJob:
 
     def directory(self, node_rank: int) -> str:
         """Returns the output directory of a node's command."""
-        return f"{self.output_dir}/node{node_rank}"
+        return str(node_directory(self.output_dir, node_rank))
 
     def words(self, node_rank: int, master_addr: str) -> list[str]:
         """Returns the command line for a node.
@@ -150,11 +161,15 @@ class Engine(ABC, Generic[_Settings]):
         name: Its name for --engine.
         summary: What it is, in a few words.
         Settings: Its options.
+        is_here: Whether all nodes are on this machine.
+        shares_files: Whether a path of this machine is the same file for the nodes, as a rule.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     Settings: ClassVar[type[EngineSettings]] = EngineSettings
+    is_here: ClassVar[bool] = False
+    shares_files: ClassVar[bool] = True
 
     def __init__(self, job: NodeJob, settings: _Settings) -> None:
         """Keeps the job and the engine's options; nothing is started."""

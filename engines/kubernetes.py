@@ -38,6 +38,7 @@ class Kubernetes(Engine[KubernetesSettings]):
     name = "kubernetes"
     summary = "Pods of a Kubernetes cluster, through kubectl."
     Settings = KubernetesSettings
+    shares_files = False
 
     def __init__(self, job: NodeJob, settings: KubernetesSettings) -> None:
         super().__init__(job, settings)

@@ -80,3 +80,8 @@ class KubernetesSettings(EngineSettings):
     @override
     def num_gpus(self) -> int:
         return self.gpus or 0
+
+    @property
+    @override
+    def num_cpus(self) -> int | None:
+        return self.cpus

@@ -69,6 +69,7 @@ class Netns(Engine[NetnsSettings]):
         "Hosts on this machine: network namespaces, with a bandwidth limit (Linux, as root or with user namespaces)."
     )
     Settings = NetnsSettings
+    is_here = True
 
     @override
     def check(self) -> None:

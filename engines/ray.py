@@ -63,6 +63,11 @@ class RaySettings(EngineSettings):
     def num_gpus(self) -> int:
         return self.gpus_per_node
 
+    @property
+    @override
+    def num_cpus(self) -> int | None:
+        return self.cpus_per_node
+
     @field_validator("address")
     @classmethod
     def _is_address(cls, value: str | None) -> str | None:

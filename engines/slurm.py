@@ -151,6 +151,11 @@ class SlurmSettings(EngineSettings):
     def num_gpus(self) -> int:
         return self.gpus_per_node or 0
 
+    @property
+    @override
+    def num_cpus(self) -> int | None:
+        return self.cpus_per_task
+
 
 def environment_for_sbatch() -> dict[str, str]:
     """Returns the environment of this command without what would change the job.
