@@ -164,11 +164,11 @@ def _variance_from_turns(pair: PairedStarts) -> float:
 
 
 def _variance_of_trimmed_mean(turns: Sequence[float]) -> float:
-    """Returns Yuen's estimate: that of the mean of as many turns of which those left out have the next value."""
+    """Returns Yuen's estimate, as in scipy.stats.ttest_ind with `trim`: those left out have the next value."""
     trimmed, in_order = _num_trimmed(turns), np.sort(turns)
     winsorized = np.clip(in_order, in_order[trimmed], in_order[-1 - trimmed])
     left = len(turns) - 2 * trimmed
-    return float(np.var(winsorized, ddof=1)) * len(turns) / left**2
+    return float(np.var(winsorized, ddof=1)) * (len(turns) - 1) / (left * (left - 1))
 
 
 def _standard_error_of_means(pair: PairedStarts) -> float:
