@@ -13,8 +13,9 @@
 # LOCKSTEP_VENV names the virtual environment (default: .venv here; "active": the activated one),
 # PYTHON the interpreter to make it with, LOCKSTEP_CACHE where wheels and tokenised texts are kept.
 set -euo pipefail
-export LOCKSTEP_STARTED_AT=${EPOCHREALTIME/,/.}
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/setup.sh"
+export LOCKSTEP_STARTED_AT
+note_start
 
 case ${1:-} in
   '' | -h | --help | doctor | *:*) extras=(single) ;;

@@ -9,6 +9,12 @@ fail() {
   exit 2
 }
 
+# note_start: the time of a run begins now, in seconds since 1970. Before version 5.0, bash has no EPOCHREALTIME.
+note_start() {
+  LOCKSTEP_STARTED_AT=${EPOCHREALTIME:-$(date +%s.%N)}
+  LOCKSTEP_STARTED_AT=${LOCKSTEP_STARTED_AT/,/.} # some locales have a comma in it
+}
+
 # backend_names: the backends of this project, one a line: each has a file in backends/ and an extra in pyproject.toml.
 backend_names() {
   local name
@@ -93,7 +99,7 @@ set_up() {
     mark_installed "${missing[@]}"
   fi
   exec {lock}>&-
-  LOCKSTEP_STARTED_AT=${EPOCHREALTIME/,/.} # a run's time does not include its set-up
+  note_start # a run's time does not include its set-up
 }
 
 # find_missing EXTRA...: sets `missing` to those that are not installed as they should be.

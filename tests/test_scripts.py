@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,16 @@ def test_no_arguments_are_an_error_that_shows_the_overview(place: Path) -> None:
     done = run(place, RUN_SH)
     assert done.returncode == 2
     assert "launch/run.sh compare" in done.stdout
+
+
+def test_a_bash_that_does_not_tell_the_time_is_enough(place: Path) -> None:
+    """As before version 5.0: here without the variable that a later one has."""
+    old, begin = "unset EPOCHREALTIME; set -u", time.time()
+    done = run(place, "-c", f'{old}; source "{RUN_SH}" --help')
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "launch/run.sh compare" in done.stdout
+    done = run(place, "-c", f'{old}; source "{RUN_SH.parent}/setup.sh"; note_start; echo "$LOCKSTEP_STARTED_AT"')
+    assert begin - 1 <= float(done.stdout) <= time.time() + 1, done.stderr
 
 
 @pytest.mark.parametrize(
