@@ -104,12 +104,11 @@ set_up() {
 
 # find_missing EXTRA...: sets `missing` to those that are not installed as they should be.
 find_missing() {
-  local extra stamp wanted
-  wanted=$(setup_key)
+  local extra stamp
   missing=()
   for extra in "$@"; do
     stamp=$environment/.lockstep/$extra
-    [[ -f $stamp && $(<"$stamp") == "$wanted" && -x $environment/bin/lockstep && -x $environment/bin/python ]] ||
+    [[ -f $stamp && $(<"$stamp") == "$(setup_key "$extra")" && -x $environment/bin/lockstep && -x $environment/bin/python ]] ||
       missing+=("$extra")
   done
 }
@@ -144,7 +143,7 @@ mark_installed() {
   find_environment
   mkdir -p "$environment/.lockstep"
   for extra in "$@"; do
-    setup_key >"$environment/.lockstep/$extra"
+    setup_key "$extra" >"$environment/.lockstep/$extra"
   done
 }
 
@@ -172,13 +171,16 @@ cache_directory() {
   absolute "${LOCKSTEP_CACHE:-$shared/lockstep}"
 }
 
-# A checksum of everything that the set-up depends on, such as which Python the environment's own is a link to.
+# setup_key EXTRA: a checksum of everything that its set-up depends on, such as which Python the environment's own is a link to.
 setup_key() {
+  local script
+  script=$(build_script "$1")
   {
-    cat "$root"/pyproject.toml "$root"/launch/{constraints.txt,setup.sh} "$root"/backends/*_build.sh
+    cat "$root"/pyproject.toml "$root"/launch/{constraints.txt,setup.sh}
     echo "$root"
-    command -v mpicxx nvcc || true
     readlink -f "$environment/bin/python" || true
+    # Other packages do not depend on compilers, which come and go with `module load`.
+    [[ ! -x $script ]] || { cat "$script" && command -v mpicxx nvcc || true; }
   } | cksum
 }
 

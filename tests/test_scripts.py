@@ -156,6 +156,22 @@ def test_an_environment_whose_python_has_changed_is_set_up_again(place: Path) ->
     assert not link.is_symlink()
 
 
+@pytest.mark.parametrize("tool", ["mpicxx", "nvcc"])
+def test_a_compiler_that_comes_later_only_concerns_what_is_built(place: Path, tool: str) -> None:
+    """As by `module load`: where there is no network, the packages of all others could not be installed again."""
+    assert run(place, RUN_SH, "ddp").returncode == 0
+    (place / "module").mkdir()
+    (place / "module" / tool).write_text("#!/bin/sh\nexit 1\n")
+    (place / "module" / tool).chmod(0o755)
+    found = {"PATH": f"{place / 'module'}:{os.environ['PATH']}"}
+    assert run(place, RUN_SH, "ddp", **found).stderr == ""
+    script = f'source "{RUN_SH.parent}/setup.sh"; find_environment; setup_key'
+    for extra, differs in {"ddp": False, "horovod": True}.items():
+        before, after = (run(place, "-c", f"{script} {extra}", **path).stdout for path in ({}, found))
+        assert (before != after) == differs
+        assert before
+
+
 def test_the_files_of_help_are_what_the_commands_print() -> None:
     files = {path.name: path.read_text() for path in help_directory.iterdir()}
     assert files == help_texts(), "python -m tests.help_texts writes them"
