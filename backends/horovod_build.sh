@@ -1,27 +1,37 @@
 #!/usr/bin/env bash
 # Builds Horovod's wheel for the torch of one interpreter and prints the directory that holds it:
 #   backends/horovod_build.sh PYTHON
-#   backends/horovod_build.sh --check     only says whether the tools for it are here, by its exit code
+#   backends/horovod_build.sh --check PYTHON     only says what is missing for it, if anything is, and fails then
 # PyPI has Horovod's source only, and it does not compile against torch 2.1 or later as it is: torch's
 # headers need C++17. The wheel is kept in the cache, one for each Python, torch and set of transports.
 set -euo pipefail
 
+version=0.28.1
+cache=${LOCKSTEP_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/lockstep}
+
 # tools: fails, with one line, unless all that a build needs is installed.
 tools() {
-  local tool
-  for tool in g++ cmake; do
-    command -v $tool >/dev/null ||
-      { echo "building Horovod needs $tool; install it (Debian: apt-get install g++ cmake)" >&2; return 2; }
+  local tool missing=()
+  for tool in g++ cmake make; do
+    command -v "$tool" >/dev/null || missing+=("$tool")
   done
+  "$python" -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null ||
+    missing+=("Python.h")
+  ((${#missing[@]})) || return 0
+  printf -v tool '%s, ' "${missing[@]}"
+  echo "lockstep: building Horovod for $python needs ${tool%, }; install what is missing" \
+    "(Debian: apt-get install g++ cmake make python3-dev)" >&2
+  return 2
 }
 
 if [[ $1 == --check ]]; then
-  tools 2>/dev/null
+  python=$2
+  # A wheel for this Python will do, and needs no tools; it is almost always for the torch that is to be installed, too.
+  tag=$("$python" -c 'import sys; print(f"cp{sys.version_info[0]}{sys.version_info[1]}")')
+  compgen -G "$cache/wheels/horovod-$version-$tag-torch*/*.whl" >/dev/null || tools
   exit
 fi
 python=$1
-version=0.28.1
-cache=${LOCKSTEP_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/lockstep}
 
 transports=gloo
 mpi=(HOROVOD_WITHOUT_MPI=1)

@@ -40,7 +40,9 @@ def _nothing() -> str | None:
 
 
 def _horovod_missing() -> str | None:
-    build = "run launch/run.sh horovod, which builds 0.28.1 (about 2 minutes; needs g++ and CMake)"
+    build = (
+        "run launch/run.sh horovod, which builds 0.28.1 (about 2 minutes; needs g++, CMake, make and Python's headers)"
+    )
     package = _package_directory("horovod")
     if package is None:
         return f"horovod is not built; {build}"

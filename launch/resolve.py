@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import sysconfig
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -323,6 +324,12 @@ def check_compiler(device: str) -> None:
         raise UsageError(
             f"--torch-compile needs the compiler {compiler}, which is not installed; install it, or set {variable} to "
             "another"
+        )
+    headers = Path(sysconfig.get_path("include")) / "Python.h"  # which the code that they compile includes
+    if not headers.exists():
+        raise UsageError(
+            f"--torch-compile needs {headers}, which is not installed; install the headers of Python (Debian: "
+            "python3-dev), or leave the option out"
         )
     if device == "cuda" and find_spec("triton") is None:
         raise UsageError("--torch-compile needs triton on GPUs; pip install triton, or leave the option out")

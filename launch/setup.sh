@@ -34,7 +34,14 @@ build_script() {
 
 # can_be_set_up BACKEND: fails if its package must be built and the tools for that are missing.
 can_be_set_up() {
-  [[ ! -x $(build_script "$1") ]] || "$(build_script "$1")" --check
+  [[ ! -x $(build_script "$1") ]] || (find_environment && check_python && check_tools "$1") 2>/dev/null
+}
+
+# check_tools EXTRA: fails, with a line that says what to install, if its package must be built and cannot be.
+check_tools() {
+  local script
+  script=$(build_script "$1")
+  [[ ! -x $script ]] || LOCKSTEP_CACHE=$(cache_directory) "$script" --check "$python"
 }
 
 # named_backends OPTIONS...: the words in the values of --backends and --entrant, some of which are names of backends.
@@ -79,6 +86,10 @@ set_up() {
   ((${#missing[@]})) || return 0
 
   check_python
+  local extra
+  for extra in "${missing[@]}"; do
+    check_tools "$extra" || exit 2 # before packages are downloaded
+  done
   mkdir -p "$environment/.lockstep" 2>/dev/null && [[ -w $environment/.lockstep ]] ||
     fail "$environment: lacks ${missing[*]} and cannot be written; leave out what needs it, or set LOCKSTEP_VENV to another directory"
   # One set-up at a time; a second one then finds nothing left to do.

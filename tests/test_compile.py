@@ -10,7 +10,7 @@ import pytest
 
 from backends.registry import BACKENDS
 from launch.errors import UsageError
-from launch.resolve import check_compilable
+from launch.resolve import check_compilable, check_compiler
 from tests.launching import lockstep, require_backend, train
 from tests.sparing import in_ci
 
@@ -75,6 +75,15 @@ def test_without_a_compiler_it_is_refused(tmp_path: Path) -> None:
     assert "needs the compiler g++, which is not installed" in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_without_the_headers_of_python_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "sh")  # a compiler that is there
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
+    with pytest.raises(UsageError, match=f"{tmp_path}/Python.h, which is not installed"):
+        check_compiler("cpu")
+    (tmp_path / "Python.h").touch()
+    check_compiler("cpu")
 
 
 def test_apex_refuses_a_compiled_model() -> None:

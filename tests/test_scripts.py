@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -140,6 +141,52 @@ def test_what_a_command_needs_is_set_up_and_nothing_else(place: Path, command: s
     done = run(place, RUN_SH, *command.split())
     assert done.returncode == 0, done.stderr
     assert installed(place).strip().endswith(f"[{extras}]")
+
+
+def lacking(place: Path, what: str) -> dict[str, str]:
+    """Variables of a machine that has all that this one has, but not one of the things that a build needs."""
+    if what == "Python.h":
+        (place / "python3").write_text(STUB.replace('case "$*" in', 'case "$*" in\n  *Python.h*) exit 1 ;;', 1))
+    programs = place / "programs"
+    programs.mkdir()
+    for directory in filter(Path.is_dir, map(Path, os.environ["PATH"].split(":"))):
+        for program in directory.iterdir():
+            if program.name != what and not (programs / program.name).is_symlink():
+                (programs / program.name).symlink_to(program)
+    return {"PATH": str(programs), "LOCKSTEP_CACHE": str(place / "cache")}
+
+
+@pytest.mark.parametrize("what", ["g++", "cmake", "make", "Python.h"])
+def test_what_a_build_lacks_is_named_before_anything_is_made(place: Path, what: str) -> None:
+    done = run(place, RUN_SH, "horovod", **lacking(place, what))
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("lockstep: building Horovod for ")
+    needed, _, advice = line.partition(" needs ")[2].partition("; ")
+    assert what in needed.split(", ")
+    assert advice == "install what is missing (Debian: apt-get install g++ cmake make python3-dev)"
+    assert not (place / "venv").exists()
+
+
+@pytest.mark.parametrize("what", ["g++", "cmake", "make", "Python.h"])
+def test_a_race_leaves_out_what_cannot_be_built(place: Path, what: str) -> None:
+    done = run(place, RUN_SH, "compare", **lacking(place, what))
+    assert done.returncode == 0, done.stderr
+    extras = installed(place).strip().rpartition("[")[2].rstrip("]").split(",")
+    assert {"compare", "ddp", "accelerate"} <= {*extras}
+    assert "horovod" not in extras
+    assert "Horovod" not in done.stderr
+
+
+def test_a_package_that_is_built_already_needs_no_tools(place: Path) -> None:
+    command = (PROJECT_DIRECTORY / "backends" / "horovod_build.sh", "--check", sys.executable)
+    variables = lacking(place, "make")
+    assert run(place, *command, **variables).returncode == 2
+    wheels = place / "cache" / "wheels" / f"horovod-0.28.1-cp3{sys.version_info[1]}-torch2.13.0-gloo"
+    wheels.mkdir(parents=True)
+    (wheels / "horovod.whl").touch()
+    done = run(place, *command, **variables)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_an_environment_whose_python_has_changed_is_set_up_again(place: Path) -> None:
