@@ -59,7 +59,7 @@ run_in_docker() {
   done
   if [[ $variant == gpu ]]; then
     grep -qx gpu <<<"$(variants "$backend")" ||
-      fail "--device cuda: the image of $backend computes on the CPU; drop --docker, or build one for GPUs (docker/$backend)"
+      fail "--device cuda: the image of $backend computes on the CPU; drop one of the two; docker/$backend/Dockerfile says whether one for GPUs can be built"
     check_gpu_runtime "$backend"
     settings+=(--gpus all)
   fi

@@ -12,6 +12,7 @@ from typing import Any, get_args
 import pytest
 import yaml
 
+from backends.registry import find_backend
 from launch.starters.interface import PROJECT_DIRECTORY
 from records.config import RunOptions
 from tasks.registry import TASKS, load_task
@@ -39,6 +40,16 @@ def test_the_image_runs_as_nobody_in_particular_on_a_pinned_base(path: Path) -> 
     assert not [line for line in lines if ":latest" in line]
     (base,) = [line for line in lines if line.startswith("ARG BASE_IMAGE=")]
     assert any(character.isdigit() for character in base.rpartition(":")[2])
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=BACKENDS)
+def test_an_image_is_for_the_devices_that_its_backend_can_use(path: Path) -> None:
+    text, capabilities = path.read_text(), find_backend(path.parent.name).capabilities
+    (variants,) = re.findall(r"^# Variants: (.+)$", text, flags=re.MULTILINE)
+    devices = {"cpu": "cpu", "gpu": "cuda"}
+    assert {devices[variant] for variant in variants.split()} <= {*capabilities.precisions}
+    if "cuda" not in capabilities.precisions and not capabilities.gpus_depend_on_build:
+        assert "gpu" not in text.lower()
 
 
 def test_the_first_layers_are_the_same_so_that_torch_is_stored_once() -> None:
