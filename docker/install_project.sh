@@ -11,6 +11,8 @@ found=$(launch/run.sh doctor)
 echo "$found"
 # Apex wants a GPU, which a build has not: its Dockerfile asserts what can be asserted.
 [[ $1 == apex ]] || grep -qE "^$1 +yes" <<<"$found"
+# A umask of the checkout may have let nobody else read the sources, which any user is to run.
+chmod -R a+rX .
 # What lies below /root on the host is mounted at the same path, also where the container runs as another user.
 chmod a+x /root
 rm -rf /tmp/*

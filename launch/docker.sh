@@ -59,7 +59,7 @@ run_in_docker() {
   done
   if [[ $variant == gpu ]]; then
     grep -qx gpu <<<"$(variants "$backend")" ||
-      fail "--device cuda: the image of $backend computes on the CPU; drop one of the two; docker/$backend/Dockerfile says whether one for GPUs can be built"
+      fail "--device cuda: the image of $backend computes on the CPU; drop this option or --docker (docker/$backend/Dockerfile says if it can have GPUs)"
     check_gpu_runtime "$backend"
     settings+=(--gpus all)
   fi

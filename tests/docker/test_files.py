@@ -124,3 +124,13 @@ def test_any_user_of_an_image_may_pass_the_home_of_root_below_which_files_are_mo
     """Base images let nobody else in, and what root mounts often lies there (test_containers.py)."""
     assert "chmod a+x /root" in (DOCKER / "install_project.sh").read_text().splitlines()
     assert all("install_project.sh" in path.read_text() for path in DOCKERFILES)
+
+
+def test_any_user_of_an_image_may_read_the_sources_whatever_the_umask_of_the_checkout() -> None:
+    """Layers keep the modes of files; the last step of each image opens all of them, once nothing more is added."""
+    lines = (DOCKER / "install_project.sh").read_text().splitlines()
+    (place,) = [number for number, line in enumerate(lines) if line == "chmod -R a+rX ."]
+    assert max(number for number, line in enumerate(lines) if "install" in line or "launch/run.sh" in line) < place
+    for path in DOCKERFILES:
+        text = path.read_text()
+        assert text.index("COPY . /opt/lockstep\n") < text.index("install_project.sh") < text.index("USER 1000:1000")
