@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2154
 # Sourced by run.sh: runs a backend in its image instead of in this machine's Python, with the same options.
 # Files that options name on the command line are mounted at the same paths; what the run writes belongs to the
-# caller. Paths inside a --config file are not known here.
+# caller, or for root to the owner of its directory. Paths inside a --config file are not known here.
 
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' "$root/pyproject.toml")
 # Variables of the user's environment that a run may need: those of the hub and of proxies.
