@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -88,6 +89,13 @@ def forked_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 def forked_jobs(monkeypatch: pytest.MonkeyPatch, forked_programs: None) -> None:
     """What a suite in this process starts for clauses about whole jobs is forked, where it may be."""
     monkeypatch.setattr("contract.jobs._run", run_job_of_the_contract)
+
+
+@pytest.fixture
+def namespaces() -> None:
+    """Skips where no network namespaces can be made, unless LOCKSTEP_REQUIRE lists them."""
+    lacks = os.geteuid() != 0 or shutil.which("ip") is None
+    launching.require("namespaces", "network namespaces need root and iproute2" if lacks else None)
 
 
 @pytest.fixture(scope="module")

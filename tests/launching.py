@@ -57,13 +57,17 @@ _Found = TypeVar("_Found")
 _Job = TypeVar("_Job", subprocess.Popen[str], subprocess.Popen[bytes], ForkedJob)
 
 
-def require_backend(name: str) -> None:
-    """Skips where a backend cannot run, unless LOCKSTEP_REQUIRE lists it."""
-    reason = find_backend(name).unavailable_reason()
+def require(name: str, reason: str | None) -> None:
+    """Skips if there is a reason to; if LOCKSTEP_REQUIRE lists this name, the test fails instead."""
     if reason is not None:
         if name in os.environ.get("LOCKSTEP_REQUIRE", "").split(","):
             pytest.fail(f"{name} is required here: {reason}")
         pytest.skip(f"{name}: {reason}")
+
+
+def require_backend(name: str) -> None:
+    """Skips where a backend cannot run, unless LOCKSTEP_REQUIRE lists it."""
+    require(name, find_backend(name).unavailable_reason())
 
 
 def skip_or_fail(reason: str | None, variable: str) -> None:
@@ -76,12 +80,9 @@ def skip_or_fail(reason: str | None, variable: str) -> None:
 
 def require_start_method(name: str) -> None:
     """Skips where mpirun cannot start Horovod's ranks, unless LOCKSTEP_REQUIRE lists it."""
-    if name != "mpirun":
-        return
-    if shutil.which(name) is None or not _horovod_has_mpi():
-        if name in os.environ.get("LOCKSTEP_REQUIRE", "").split(","):
-            pytest.fail("mpirun and a Horovod built with MPI are required here")
-        pytest.skip("no mpirun, or a Horovod built without MPI")
+    if name == "mpirun":
+        lacks = shutil.which(name) is None or not _horovod_has_mpi()
+        require(name, "there is no mpirun, or Horovod was built without MPI" if lacks else None)
 
 
 @functools.cache
@@ -91,9 +92,8 @@ def _horovod_has_mpi() -> bool:
     return subprocess.run(built, check=False).returncode == 0
 
 
-needs_namespaces = pytest.mark.skipif(
-    os.geteuid() != 0 or shutil.which("ip") is None, reason="network namespaces need root and iproute2"
-)
+# Tests that make network namespaces; the fixture is in conftest.py.
+needs_namespaces = pytest.mark.usefixtures("namespaces")
 
 # How the present test has things started: see `starting`.
 _WAYS = ["forked"]
@@ -246,10 +246,7 @@ def small_disk(place: Path, size: str) -> Iterator[Path]:
     place.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", place]
     mounted = subprocess.run(command, capture_output=True, text=True)
-    if mounted.returncode:
-        if "mount" in os.environ.get("LOCKSTEP_REQUIRE", "").split(","):
-            pytest.fail(f"a small disk is required here: {mounted.stderr.strip()}")
-        pytest.skip(f"a small disk cannot be had here: {mounted.stderr.strip()}")
+    require("mount", f"a small disk cannot be had: {mounted.stderr.strip()}" if mounted.returncode else None)
     try:
         yield place
     finally:

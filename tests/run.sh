@@ -2,7 +2,7 @@
 # Runs the project's tests, setting up everything they need the first time:
 #   tests/run.sh [pytest options]         the short tests: what shows that this installation can be trusted
 #   tests/run.sh --ci [pytest options]    those of continuous integration: all but what the same test shows of another backend
-#   tests/run.sh --all [pytest options]   all of them; those that need a Docker engine, SLURM, Kubernetes or a GPU are skipped where there is none
+#   tests/run.sh --all [pytest options]   all of them; those that need what this machine lacks are skipped (CONTRIBUTING.md says what)
 set -euo pipefail
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../launch/setup.sh"
 tests='not campaign and not exhaustive and not slow and not browser and not docker and not slurm and not kubernetes and not gpu'

@@ -24,6 +24,7 @@ from tests.launching import (
     lockstep,
     processes_of,
     processes_with,
+    require,
     require_backend,
     train,
     wait_until,
@@ -46,11 +47,8 @@ _OF_NODE_0 = '[ "$NODE_RANK" = 0 ] || exec sleep 300; exec "$@"'
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    missing = [name for name in ("mpirun", "ip") if shutil.which(name) is None]
-    if os.geteuid() or missing:
-        if "mpirun" in os.environ.get("LOCKSTEP_REQUIRE", "").split(","):
-            pytest.fail(f"hosts that mpirun reaches are required here: {missing or 'root'}")
-        pytest.skip("hosts that mpirun reaches need root, iproute2 and Open MPI")
+    lacks = os.geteuid() != 0 or shutil.which("mpirun") is None or shutil.which("ip") is None
+    require("mpirun", "hosts that mpirun reaches need root, iproute2 and Open MPI" if lacks else None)
     (tmp_path / "rsh").write_text(f"#!/bin/sh\n{_SSH}\n")
     (tmp_path / "rsh").chmod(0o755)
     (tmp_path / "node").write_text(_OF_NODE_0)

@@ -31,7 +31,7 @@ from launch.errors import UsageError
 from launch.starters.interface import PROJECT_DIRECTORY
 from records.record import RunRecord, read_record
 from tests.forked.client import interpreter
-from tests.launching import lockstep, train, wait_until
+from tests.launching import lockstep, require, train, wait_until
 from tests.sample_results import sample_results
 from tests.sparing import in_ci
 from tests.test_turns import _processes, _rests
@@ -43,11 +43,7 @@ GROUPED = "trainer --train-sampling-strategy=group_by_length"
 
 def require_peer(name: str) -> None:
     """Skips where its library is not installed, unless LOCKSTEP_REQUIRE lists it."""
-    reason = PEERS[name].row.unavailable_reason()
-    if reason is not None:
-        if name in os.environ.get("LOCKSTEP_REQUIRE", "").split(","):
-            pytest.fail(f"{name} is required here: {reason}")
-        pytest.skip(f"{name}: {reason}")
+    require(name, PEERS[name].row.unavailable_reason())
 
 
 @pytest.fixture(scope="module")

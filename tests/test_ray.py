@@ -15,18 +15,22 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.launching import ending, free_port, lockstep, processes_of, start_lockstep, train, wait_until
+from tests.launching import ending, free_port, lockstep, processes_of, require, start_lockstep, train, wait_until
 
 OPTIONS = ("--task", "token-tagging", "--max-steps", "10", "--threads-per-rank", "1")
 TWO_NODES = ("--engine", "ray", "--num-nodes", "2")
-needs_ray = pytest.mark.skipif(
-    shutil.which("ray", path=str(Path(sys.executable).parent)) is None,
-    reason="Ray is not installed (pip install '.[ray]')",
-)
+needs_ray = pytest.mark.usefixtures("installed_ray")
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[str]:
+def installed_ray() -> None:
+    """Skips where Ray is not installed, unless LOCKSTEP_REQUIRE lists it."""
+    lacks = shutil.which("ray", path=str(Path(sys.executable).parent)) is None
+    require("ray", "Ray is not installed (pip install '.[ray]')" if lacks else None)
+
+
+@pytest.fixture(scope="module")
+def cluster(installed_ray: None) -> Iterator[str]:
     """The address of a cluster with one machine and two processors."""
     port = free_port()
     # The names of its sockets must be short.
