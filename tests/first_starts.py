@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import resource
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -31,7 +32,8 @@ def main(arguments: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         environment = {**os.environ, "LOCKSTEP_VENV": str(place / "venv"), "LOCKSTEP_CACHE": str(place / "cache")}
-        set_up = f"source {PROJECT_DIRECTORY}/launch/setup.sh && set_up {backend}"
+        script = shlex.quote(str(PROJECT_DIRECTORY / "launch" / "setup.sh"))
+        set_up = f"source {script} && set_up {backend}"
         begin, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
         subprocess.run(["bash", "-c", set_up], env=environment, check=True)
         cpu = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before

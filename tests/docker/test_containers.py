@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -284,7 +285,7 @@ def test_a_backend_without_an_image() -> None:
 def test_an_image_for_another_architecture(images: dict[str, float], tmp_path: Path) -> None:
     """The launcher's check, on an image made of nothing but its architecture and our label."""
     tag = f"lockstep/ddp:{uuid.uuid4().hex[:8]}"
-    sourced = f"source {RUN_SH.parent}/setup.sh; source {RUN_SH.parent}/docker.sh"
+    sourced = "; ".join(f"source {shlex.quote(str(RUN_SH.with_name(name)))}" for name in ("setup.sh", "docker.sh"))
     key = run("bash", "-c", f"{sourced}; sources_key").stdout.strip()
     (tmp_path / "content").mkdir()
     run("tar", "-C", tmp_path / "content", "-cf", tmp_path / "content.tar", ".")
