@@ -170,6 +170,15 @@ def test_who_left_lockstep_failed_or_is_missing_does_not_pass() -> None:
     assert [row.status for row in _judged(now, then).rows] == ["passed", "missing", "missing"]
 
 
+def test_who_could_not_be_judged_does_not_pass() -> None:
+    then, now = (_results({"single": 600, "ddp": 590}) for _ in range(2))
+    ddp = now.groups[0].entrants[1]
+    ddp.ranked, ddp.parity.verdict, ddp.parity.detail = False, "unknown", "no diagnosis run of the reference completed"
+    gate = _judged(now, then)
+    assert not gate.passed
+    assert _row(gate, "ddp").text.endswith(" could not be judged: no diagnosis run of the reference completed")
+
+
 def test_too_few_starts_do_not_pass_and_a_new_entrant_does() -> None:
     gate = _judged(_results({"single": 600, "ddp": 590}, STEADY[:2]), _results({"single": 600}))
     assert [row.status for row in gate.rows] == ["too few", "new"]

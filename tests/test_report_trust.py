@@ -5,7 +5,8 @@ from __future__ import annotations
 from compare.machine_facts import Idleness
 from compare.report.html import render_html
 from compare.report.markdown import render_markdown
-from compare.report.trust import grounds_of, warnings_of
+from compare.report.trust import Ground, grounds_of, warnings_of
+from parity.verdict import Parity
 from tests.sample_results import disturbed_results, sample_results
 
 
@@ -62,3 +63,19 @@ def test_an_entrant_with_too_few_starts_hides_nothing_under_other_conditions() -
     first.rivals[1].detectable, first.rivals[1].claim = None, "too few"
     second.rivals[1].detectable, second.rivals[1].claim = 0.07, "none"
     assert any(f"misses a difference of 7.0 % ({second.conditions})" in warning for warning in warnings_of(results))
+
+
+def test_who_could_not_be_judged_leaves_it_open_whether_all_compute_the_same() -> None:
+    results = sample_results()
+    entrants = [entrant for group in results.groups for entrant in group.entrants]
+    for entrant in entrants:
+        if entrant.name == "accelerate":
+            entrant.parity = Parity(verdict="bitwise", detail="the same bits")
+    assert grounds_of(results)[0] == Ground(
+        "Same computation", "all 8 entrants train the same model, up to rounding", "good"
+    )
+    for entrant in entrants:
+        if entrant.name == "horovod":
+            entrant.parity = Parity(verdict="unknown", detail="no diagnosis run of the reference completed")
+    said = "all 6 judged entrants train the same model, up to rounding; of horovod, it could not be told"
+    assert grounds_of(results)[0] == Ground("Same computation", said, "open")

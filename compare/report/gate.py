@@ -108,7 +108,9 @@ def _absent(cell: Cell, group: Group, old: Entrant, results: Results) -> GateRow
         for entrant in result.entrants:
             if cell_of(entrant, result.group) == cell:
                 if entrant.num_runs and entrant.samples_per_second is not None:
-                    text = f"{name} is no longer in lockstep: {entrant.parity.detail}"
+                    unknown = entrant.parity.verdict == "unknown"
+                    why = "could not be judged" if unknown else "is no longer in lockstep"
+                    text = f"{name} {why}: {entrant.parity.detail}"
                     return _without_change(name, "not in lockstep", text, old, entrant)
                 why = entrant.failures[0] if entrant.failures else "it has no timed run"
                 return _without_change(name, "missing", f"{name} is missing: {why}", old)

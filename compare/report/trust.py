@@ -91,10 +91,14 @@ def grounds_of(results: Results) -> list[Ground]:
 
 def _same_computation(groups: Sequence[GroupResult]) -> Ground:
     held = [one for group in groups for one in group.entrants if one.num_runs and one.role in RANKED]
-    verdicts = [one.parity.verdict for one in held]
-    judged = [verdict for verdict in verdicts if verdict not in ("unknown", "approximate")]
-    asked = dict.fromkeys(one.name for one in held if one.parity.verdict == "approximate")
+    named = {
+        verdict: dict.fromkeys(one.name for one in held if one.parity.verdict == verdict)
+        for verdict in ("unknown", "approximate")
+    }
+    judged = [one.parity.verdict for one in held if one.parity.verdict not in named]
+    asked, unknown = named["approximate"], named["unknown"]
     besides = f"; on purpose, {joined(list(asked))} only approximately" if asked else ""
+    besides += f"; of {joined(list(unknown))}, it could not be told" if unknown else ""
     good = [verdict for verdict in judged if verdict in SAME]
     question = "Same computation"
     if len(judged) < 2:
@@ -102,8 +106,9 @@ def _same_computation(groups: Sequence[GroupResult]) -> Ground:
     same = "to the last bit" if "rounding" not in judged else "up to rounding"
     if len(good) == len(judged):
         everyone = "both" if len(good) == 2 else f"all {len(good)}"
-        whose = f"{everyone} exact" if asked else everyone
-        return Ground(question, f"{whose} entrants train the same model, {same}{besides}", "good")
+        which = " exact" if asked else " judged" if unknown else ""
+        answer = f"{everyone}{which} entrants train the same model, {same}{besides}"
+        return Ground(question, answer, "open" if unknown else "good")
     wrong = f"{len(judged) - len(good)} of {len(judged)} entrants compute something else"
     return Ground(question, f"{wrong}{besides}", "bad")
 

@@ -270,13 +270,16 @@ def _long_steps(groups: Sequence[GroupResult]) -> list[str]:
 
 
 def _left_out(groups: Sequence[GroupResult]) -> list[str]:
-    """Names who is not ranked although it took part: it computes something else, or it failed."""
+    """Names who is not ranked although it took part: it computes something else, cannot be judged, or failed."""
     entrants = [entrant for group in groups for entrant in group.entrants if entrant.role in RANKED]
     wrong = [one for one in entrants if one.parity.verdict == "not comparable"]
     named = {
         "Not ranked, because of a computation that differs": [one.name for one in wrong if one.parity.cause is None],
         "Not ranked, because BatchNorm takes its statistics from other samples than one process does "
         "(--sync-batchnorm takes those of all ranks)": [one.name for one in wrong if one.parity.cause is not None],
+        "Not ranked, because it could not be told whether the same is computed": [
+            one.name for one in entrants if one.parity.verdict == "unknown" and one.num_runs
+        ],
         "Failed, and left out": [one.name for one in entrants if not one.num_runs and one.failures],
     }
     return [f"{why}: {joined(list(dict.fromkeys(names)))}." for why, names in named.items() if names]
