@@ -271,15 +271,33 @@ def _long_steps(groups: Sequence[GroupResult]) -> list[str]:
 
 def _left_out(groups: Sequence[GroupResult]) -> list[str]:
     """Names who is not ranked although it took part: it computes something else, cannot be judged, or failed."""
-    entrants = [entrant for group in groups for entrant in group.entrants if entrant.role in RANKED]
-    wrong = [one for one in entrants if one.parity.verdict == "not comparable"]
-    named = {
-        "Not ranked, because of a computation that differs": [one.name for one in wrong if one.parity.cause is None],
-        "Not ranked, because BatchNorm takes its statistics from other samples than one process does "
-        "(--sync-batchnorm takes those of all ranks)": [one.name for one in wrong if one.parity.cause is not None],
-        "Not ranked, because it could not be told whether the same is computed": [
-            one.name for one in entrants if one.parity.verdict == "unknown" and one.num_runs
+    everyone = [(group.group.key, one) for group in groups for one in group.entrants if one.role in RANKED]
+    wrong = [(key, one) for key, one in everyone if one.parity.verdict == "not comparable"]
+    found = {
+        "Not ranked, because of a computation that differs": [
+            (key, one) for key, one in wrong if one.parity.cause is None
         ],
-        "Failed, and left out": [one.name for one in entrants if not one.num_runs and one.failures],
+        "Not ranked, because BatchNorm takes its statistics from other samples than one process does "
+        "(--sync-batchnorm takes those of all ranks)": [
+            (key, one) for key, one in wrong if one.parity.cause is not None
+        ],
+        "Not ranked, because it could not be told whether the same is computed": [
+            (key, one) for key, one in everyone if one.parity.verdict == "unknown" and one.num_runs
+        ],
+        "Failed, and left out": [(key, one) for key, one in everyone if not one.num_runs and one.failures],
     }
-    return [f"{why}: {joined(list(dict.fromkeys(names)))}." for why, names in named.items() if names]
+    return [f"{why}: {joined(_named(those, everyone))}." for why, those in found.items() if those]
+
+
+def _named(found: Sequence[tuple[str, Entrant]], everyone: Sequence[tuple[str, Entrant]]) -> list[str]:
+    """Names entrants, each with the groups in which it was found, unless it was in all in which it takes part.
+
+    Args:
+        found: The entrants, each with the key of its group.
+        everyone: The same of all.
+    """
+    named = []
+    for name in dict.fromkeys(one.name for _, one in found):
+        keys, all_keys = ([key for key, one in members if one.name == name] for members in (found, everyone))
+        named.append(name if keys == all_keys else f"{name} ({'; '.join(keys)})")
+    return named
