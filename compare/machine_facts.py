@@ -6,6 +6,9 @@ from pydantic import Field
 
 from compare.strict import Strict
 
+# What several machines are called; an engine that makes several nodes on one machine has words of its own.
+_NODES = "nodes"
+
 
 class Machine(Strict):
     """One machine."""
@@ -45,9 +48,14 @@ def network_between(num_nodes: int, made: str | None) -> str | None:
         num_nodes: How many nodes there are.
         made: What the engine says of the network, if it has made it.
     """
-    return (made or f"{num_nodes} nodes") if num_nodes > 1 else None
+    return (made or f"{num_nodes} {_NODES}") if num_nodes > 1 else None
 
 
 def kind_of(network: str | None) -> str | None:
     """Returns the words on a network without the number of its nodes: networks of one kind differ in nothing else."""
     return network if network is None else network.lstrip("0123456789").lstrip()
+
+
+def is_between_machines(network: str | None) -> bool:
+    """Tells whether a network connects machines, and is none that an engine has made on one."""
+    return kind_of(network) == _NODES

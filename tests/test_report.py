@@ -242,7 +242,7 @@ def test_what_is_no_backend_is_never_ranked(records: dict[str, Path]) -> None:
     assert standing.core_slowdown == pytest.approx(1.1)  # relative to those with the fewest ranks
     assert [one.label for one in standing.placings] == ["ddp, 2 ranks", "single, 1 rank"]
     assert {one.label for one in standing.limits} == {"2 independent processes", "one process with all cores"}
-    assert results.verdict[0].startswith("On 2 ranks of this machine, only ddp was timed: ")
+    assert results.verdict[0].startswith("On 2 ranks of this machine, only ddp is ranked: ")
     assert "no loss to communication was shown" in results.verdict[1]  # they have the records of ddp
     assert results.idleness == Idleness(mean=0.25, largest=0.25)
     assert not any("hand" in sentence or "trainer" in sentence for sentence in results.verdict[:2])
@@ -361,7 +361,7 @@ def test_networks_are_conditions_and_one_process_is_compared_with_each(records: 
         assert standing.conditions.endswith(f"samples a step{network}")
         assert [one.label for one in standing.placings] == ["ddp, 2 ranks", "single, 1 rank"]
     where = f" ({networks[0]})" if networks[0] else ""
-    assert results.verdict[0].startswith(f"On 2 ranks of this machine{where}, only ddp was timed")
+    assert results.verdict[0].startswith(f"On 2 ranks of this machine{where}, only ddp is ranked")
     assert results_table(results).count("differs by network") == 1
 
 

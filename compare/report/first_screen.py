@@ -13,7 +13,7 @@ from compare.report.lost_speed import times, where_speed_is_lost
 from compare.report.page import Cell, Figure, Plot, Row, Table, measured
 from compare.report.plots import Item, Line
 from compare.report.trust import Ground, grounds_of, warnings_of
-from compare.report.verdict import breakdown_of, speed_of
+from compare.report.verdict import breakdown_of, speed_of, takes_the_least_time
 from compare.results import Placing, Results, Standing
 
 _EDGE = " What takes more than twice as long is at the right edge, outside of the scale."
@@ -68,8 +68,7 @@ def forest_figure(standing: Standing, styles: Styles) -> Figure | None:
     if len(rivals) < 2:
         return None
     # A reader may have named another opponent than the fastest.
-    is_first = all(one.longer is None or one.longer.estimate >= 0 for one in rivals)
-    opponent = "the least time" if is_first else "compared with"
+    opponent = "the least time" if takes_the_least_time(standing) else "compared with"
     items = [
         Item(
             one.name,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import mean
 
+from compare.machine_facts import is_between_machines
 from compare.numbers import joined, number, points
 from compare.report.long_steps import who_loses_to_long_steps
 from compare.report.memory import savings
@@ -57,11 +58,12 @@ def _speed(standing: Standing, results: Results) -> str:
     if num_machines > 1:
         where += f" ({standing.conditions})"  # which name the machine, and the network
     else:
-        where += " of this machine" * num_machines
+        is_here = num_machines == 1 and not is_between_machines(standing.network)
+        where += " of this machine" * is_here
         where += f" ({standing.network})" if standing.network is not None else ""
     if not others:
         rate = number(opponent.samples_per_second.estimate, 3)
-        return f"{where}, only {name} was timed: {rate} samples/s."
+        return f"{where}, only {name} is ranked: {rate} samples/s."
     equal, within = _equals(others, results)
     unknown = [one.name for one in others if one.claim == "too few"]
     rest = [one for one in others if one not in equal and one.claim != "too few"]
@@ -69,13 +71,24 @@ def _speed(standing: Standing, results: Results) -> str:
         start = f"{joined([name, *(one.name for one in equal)])} are equally fast (within {points(within)} %)"
     elif all(one.claim == "slower" for one in others):
         start = f"{name} is the fastest"
-    elif all(one.longer is None or one.longer.estimate >= 0 for one in others):
+    elif takes_the_least_time(standing):
         start = f"{name} took the least time"
     else:
         start = f"the others are compared with {name}"
     parts = [f"{where}, {start}", *(_relation(one, standing, results) for one in rest)]
     parts += [f"{joined(unknown)} cannot be compared after so few starts"] if unknown else []
     return "; ".join(parts) + "."
+
+
+def takes_the_least_time(standing: Standing) -> bool:
+    """Tells whether no rival was faster than the opponent, by turns or, after too few starts, by samples a second."""
+    opponent, *others = standing.rivals
+    return all(
+        one.samples_per_second.estimate <= opponent.samples_per_second.estimate
+        if one.longer is None
+        else one.longer.estimate >= 0
+        for one in others
+    )
 
 
 def _equals(rivals: Sequence[Placing], results: Results) -> tuple[list[Placing], float]:
@@ -205,6 +218,8 @@ def _possible(limit: Placing, standing: Standing) -> str:
     if limit.claim == "none":
         return f"no loss to communication was shown{_possible_loss(limit.longer)}"
     if base is None:
+        if limit.claim == "slower":
+            return "no more is possible"
         return f"{points(speed_of(opponent, limit))} % of what is possible here is reached"
     most = speed_of(limit, base)
     return f"at most {_times(most)} is possible here" if most > speed_of(opponent, base) else "no more is possible"
