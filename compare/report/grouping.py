@@ -70,8 +70,13 @@ def asked(config: RunConfig) -> dict[str, Any]:
 
 
 def unsplit(run: Run) -> str:
-    """Returns `condition` as a key, without how a global batch is split over ranks and micro-batches."""
-    return _key({name: value for name, value in condition(run).items() if name not in _OF_A_SPLIT})
+    """Returns `unsplit_condition` as a key."""
+    return _key(unsplit_condition(run))
+
+
+def unsplit_condition(run: Run) -> dict[str, Any]:
+    """Returns `condition` without how a global batch is split over ranks and micro-batches."""
+    return {name: value for name, value in condition(run).items() if name not in _OF_A_SPLIT}
 
 
 def version(record: RunRecord) -> dict[str, Any]:

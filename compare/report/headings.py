@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 from compare.report.grouping import EntrantRuns, condition, group_runs
@@ -27,22 +27,43 @@ def ordered_groups(runs: Sequence[Run]) -> list[list[EntrantRuns]]:
 
 
 def keys_of(grouped: Sequence[list[EntrantRuns]]) -> list[str]:
-    """Names groups, if there are several machines with that of their own; no two groups have the same name.
-
-    Those that would have the same name also say in what they differ.
-    """
+    """Names groups, if there are several machines with that of their own; no two groups have the same name."""
     samples = [sample_of(entrants) for entrants in grouped]
     several = several_machines(samples)
     keys = [_key(sample, with_machine=several) for sample in samples]
-    number_of = Counter(keys)
-    for key in [key for key, number in number_of.items() if number > 1]:
-        places = [index for index, other in enumerate(keys) if other == key]
-        conditions = [dict(leaves(condition(samples[index]))) for index in places]
-        names = dict.fromkeys(name for one in conditions for name in one)
-        differing = [name for name in names if len({one.get(name) for one in conditions}) > 1]
-        for index, one in zip(places, conditions, strict=True):
-            keys[index] = f"{key}; " + ", ".join(f"{name} {one.get(name, 'not set')}" for name in differing)
-    return keys
+    return told_apart(keys, [dict(leaves(condition(sample))) for sample in samples])
+
+
+def told_apart(names: Sequence[str], facts: Sequence[Mapping[str, str]]) -> list[str]:
+    """Returns names, of which those that would be equal also say in what they differ.
+
+    Args:
+        names: The names.
+        facts: What is known of each, by the names of facts.
+    """
+    return [
+        f"{name}; {difference}" if difference else name
+        for name, difference in zip(names, differences(names, facts), strict=True)
+    ]
+
+
+def differences(names: Sequence[Hashable], facts: Sequence[Mapping[str, str]]) -> list[str]:
+    """Returns, for each of several things, the facts in which it differs from others of the same name; often none.
+
+    Args:
+        names: What they are called.
+        facts: What is known of each, by the names of facts.
+    """
+    places: dict[Hashable, list[int]] = defaultdict(list)
+    for index, name in enumerate(names):
+        places[name].append(index)
+    found = [""] * len(names)
+    for together in places.values():
+        known = dict.fromkeys(fact for index in together for fact in facts[index])
+        differing = [fact for fact in known if len({facts[index].get(fact) for index in together}) > 1]
+        for index in together:
+            found[index] = ", ".join(f"{fact} {facts[index].get(fact, 'not set')}" for fact in differing)
+    return found
 
 
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from backends.registry import REFERENCE
 from compare.numbers import longer, one_line, part_of_step, rate
 from compare.report.first_screen import first_screen
+from compare.report.headings import differences, leaves
 from compare.report.lost_speed import where_speed_is_lost_elsewhere
 from compare.report.memory import memory_table
 from compare.report.page import Block, Lines, Section, Table, Text
@@ -123,7 +124,12 @@ def results_table(results: Results) -> str:
     each = [(group, entrant) for group in results.groups for entrant in group.entrants]
     headings: tuple[str, ...] = _HEADINGS
     rows = [_row(*one, against.get((one[0].group.key, one[1].name), "not ranked")) for one in each]
-    places = {
+    seen_as = [
+        (group.group.conditions.get("network"), group.group.machine, *row[:4])
+        for (group, _), row in zip(each, rows, strict=True)
+    ]
+    places: dict[str, list[str | None]] = {
+        "told apart by": [*differences(seen_as, [dict(leaves(group.group.conditions)) for group, _ in each])],
         "network": [group.group.conditions.get("network") for group, _ in each],
         "machine": [group.group.machine for group, _ in each],
     }

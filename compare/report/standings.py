@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from compare.machine_facts import kind_of
-from compare.report.grouping import EntrantRuns, unsplit
+from compare.report.grouping import EntrantRuns, unsplit, unsplit_condition
+from compare.report.headings import leaves, told_apart
 from compare.report.info import UnknownOpponent
 from compare.report.pairing import paired
 from compare.report.statistics import compare_group
@@ -88,7 +89,8 @@ def standings_of(
     for field in complete:
         standings.append(_standing(field, opponent))
         opponent = opponent or standings[0].placings[0].name
-    return standings
+    conditions = told_apart([one.conditions for one in standings], [_facts(field) for field in complete])
+    return [one.model_copy(update={"conditions": own}) for one, own in zip(standings, conditions, strict=True)]
 
 
 def _by_network(field: Sequence[_Candidate]) -> list[list[_Candidate]]:
@@ -98,6 +100,12 @@ def _by_network(field: Sequence[_Candidate]) -> list[list[_Candidate]]:
         [one for one in field if not one.communicates or kind_of(_network(one.group)) == network]
         for network in networks
     ]
+
+
+def _facts(field: Sequence[_Candidate]) -> dict[str, str]:
+    """Returns what all of a field have in common, and what connects their ranks, of which one rank says nothing."""
+    network = next((kind_of(_network(one.group)) for one in field if one.communicates), None)
+    return dict(leaves({**unsplit_condition(field[0].runs.timed[0]), "ranks on": network or "one node"}))
 
 
 def _network(group: Group) -> str | None:
