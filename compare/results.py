@@ -171,13 +171,13 @@ class Placing(_Strict):
 class Standing(_Strict):
     """All backends that did the same work, whatever their number of ranks, compared with one of them.
 
-    The opponent is the fastest of those with the most ranks.
+    The opponent is the one that a user named, or else the fastest with the most ranks under the first conditions.
     """
 
     conditions: str = Field(description="precision, batch and accumulation in words")
     network: str | None = Field(default=None, description="what connects nodes, in words; null: all ranks are on one")
     opponent: str = Field(description="the label of the entrant that all others are compared with")
-    num_starts: int = Field(description="how often each was started")
+    num_starts: int = Field(description="how often the opponent was started")
     num_disturbed: int = Field(default=0, description="further starts, which do not count, as they were disturbed")
     num_turns: int = Field(description="how many turns each pair took, over all starts; 0 if they took none")
     core_slowdown: float | None = Field(
@@ -200,7 +200,7 @@ class Standing(_Strict):
 
     @property
     def base(self) -> Placing | None:
-        """The fastest entrant with the fewest ranks; None if all have equally many."""
+        """The fastest entrant with the fewest ranks; None if the opponent has as few."""
         fewest = min(one.num_processes for one in self.placings)
         if fewest == self.placings[0].num_processes:
             return None

@@ -117,6 +117,8 @@ def disturbed_results() -> Results:
     results = sample_results()
     first = results.standings[0]
     first.num_starts = 2
+    for entrant in (one for group in results.groups for one in group.entrants):
+        entrant.num_runs = min(entrant.num_runs, first.num_starts)
     for placing in [*first.placings[1:], *first.limits]:
         placing.longer, placing.claim, placing.detectable = None, "too few", None
     return results.model_copy(

@@ -46,11 +46,13 @@ def warnings_of(results: Results) -> list[str]:
     compared = [one for one in results.standings if len(one.placings) > 1]
     if not compared:
         return sentences
-    fewest = min(one.num_starts for one in compared)
-    if fewest < MIN_PAIRS:
+    shortest = min(compared, key=lambda one: one.num_starts)
+    if (fewest := shortest.num_starts) < MIN_PAIRS:
         times = "once" if fewest == 1 else f"{fewest} times"
+        is_same = len(set(_starts_of(shortest, results))) == 1
+        who = "each entrant" if is_same else f"{shortest.opponent}, with which all others are compared,"
         sentences.append(
-            f"The race was too short: each entrant was started {times}, and nothing is claimed of fewer than "
+            f"The race was too short: {who} was started {times}, and nothing is claimed of fewer than "
             f"{MIN_PAIRS} starts. Give it more time."
         )
     # One whose entrants have too few starts has no such difference.
@@ -63,9 +65,23 @@ def warnings_of(results: Results) -> list[str]:
     return sentences
 
 
+def _starts_of(standing: Standing, results: Results) -> list[int]:
+    """Returns how often each entrant of a standing was started, the opponent first."""
+    known = {(group.group.key, one.name): one.num_runs for group in results.groups for one in group.entrants}
+    others = [known.get((one.group, one.name), standing.num_starts) for one in standing.placings[1:]]
+    return [standing.num_starts, *others]
+
+
 def _overlooks(standing: Standing) -> float:
     """Returns the largest difference that may have been overlooked under these conditions."""
-    return math.inf if standing.undecided and standing.detectable is None else standing.detectable or 0.0
+    if _too_few(standing) or (standing.undecided and standing.detectable is None):
+        return math.inf
+    return standing.detectable or 0.0
+
+
+def _too_few(standing: Standing) -> list[str]:
+    """Returns the labels of those who were started together with the opponent too seldom to be compared with it."""
+    return [one.label for one in standing.undecided if one.claim == "too few"]
 
 
 def _of(standing: Standing, results: Results) -> str:
@@ -76,17 +92,25 @@ def grounds_of(results: Results) -> list[Ground]:
     """Returns why the report may be trusted, in a few words each."""
     grounds = [_same_computation(results.groups), *_what_is_sent(results.groups), _idle_machine(results)]
     if results.standings:
-        first = results.standings[0]
-        starts = "1 start" if first.num_starts == 1 else f"{first.num_starts} starts"
-        turns = f", {first.num_turns} turns in all" if first.num_turns else ""
-        answer = f"{starts} of each entrant{turns}"
-        if first.num_disturbed:
-            answer += f"; left out, since other programs disturbed: {first.num_disturbed} more"
-        grounds.append(Ground("Repeated", answer, "good" if first.num_starts >= MIN_PAIRS else "bad"))
+        grounds.append(_repeated(results.standings[0], results))
         compared = [one for one in results.standings if len(one.placings) > 1]
         if compared:
-            grounds.append(_overlooked(max(compared, key=_overlooks), results))
+            grounds.append(_overlooked(compared, results))
     return grounds
+
+
+def _repeated(standing: Standing, results: Results) -> Ground:
+    """Says how often entrants were started: some may have failed in starts in which others did not."""
+    number, *others = _starts_of(standing, results)
+    is_same = not others or {*others} == {number}
+    starts = "1 start" if number == 1 else f"{number} starts"
+    turns = f", {standing.num_turns} turns in all" if standing.num_turns else ""
+    answer = f"{starts} of {'each entrant' if is_same else standing.opponent}{turns}"
+    if not is_same:
+        answer += f"; of the others, at least {min(others)}"
+    if standing.num_disturbed:
+        answer += f"; left out, since other programs disturbed: {standing.num_disturbed} more"
+    return Ground("Repeated", answer, "good" if min([number, *others]) >= MIN_PAIRS else "bad")
 
 
 def _same_computation(groups: Sequence[GroupResult]) -> Ground:
@@ -99,18 +123,21 @@ def _same_computation(groups: Sequence[GroupResult]) -> Ground:
     asked, unknown = named["approximate"], named["unknown"]
     besides = f"; on purpose, {joined(list(asked))} only approximately" if asked else ""
     besides += f"; of {joined(list(unknown))}, it could not be told" if unknown else ""
-    good = [verdict for verdict in judged if verdict in SAME]
     question = "Same computation"
-    if len(judged) < 2:
+    if {*judged} <= {"reference"}:  # with which nobody was compared
         return Ground(question, f"was not checked{besides}", "open")
+    wrong = len([verdict for verdict in judged if verdict not in SAME])
     same = "to the last bit" if "rounding" not in judged else "up to rounding"
-    if len(good) == len(judged):
-        everyone = "both" if len(good) == 2 else f"all {len(good)}"
+    if len(judged) == 1:
+        found = "computes something else" if wrong else f"trains the same model as the reference, {same}"
+        answer = f"the only entrant that was judged {found}"
+    elif wrong:
+        answer = f"{wrong} of {len(judged)} entrants compute something else"
+    else:
+        everyone = "both" if len(judged) == 2 else f"all {len(judged)}"
         which = " exact" if asked else " judged" if unknown else ""
-        answer = f"{everyone}{which} entrants train the same model, {same}{besides}"
-        return Ground(question, answer, "open" if unknown else "good")
-    wrong = f"{len(judged) - len(good)} of {len(judged)} entrants compute something else"
-    return Ground(question, f"{wrong}{besides}", "bad")
+        answer = f"{everyone}{which} entrants train the same model, {same}"
+    return Ground(question, f"{answer}{besides}", "bad" if wrong else "open" if unknown else "good")
 
 
 def _what_is_sent(groups: Sequence[GroupResult]) -> list[Ground]:
@@ -128,17 +155,31 @@ def _what_is_sent(groups: Sequence[GroupResult]) -> list[Ground]:
     return [Ground("Bytes sent", f"{joined(senders)} times what {whose} gradients need", "bad")]
 
 
-def _overlooked(standing: Standing, results: Results) -> Ground:
-    question, smallest = "Overlooked", standing.detectable
+def _overlooked(compared: Sequence[Standing], results: Results) -> Ground:
+    """Says which difference from the opponent may have been overlooked, of those that the report is to find."""
+    question, standing = "Overlooked", max(compared, key=_overlooks)
+    smallest, few = standing.detectable, _too_few(standing)
     if not standing.undecided:
-        return Ground(question, f"nothing: every difference from {standing.opponent} was shown", "good")
+        return _nothing_overlooked(question, compared)
     if smallest is None:
         return Ground(question, f"perhaps much: too few starts{_of(standing, results)}", "bad")
     least_known = max(standing.undecided, key=lambda one: one.detectable or 0.0)
     later = points(detectable_later(smallest, _LONGER, spread=least_known.spread, num_starts=standing.num_starts))
     missed = f"one race of five misses a difference of {points(smallest)} %{_of(standing, results)}"
     answer = f"{missed}; if it is {_LONGER} times as long, one of {later} %"
-    return Ground(question, answer, "good" if smallest <= TARGET else "bad")
+    if few:
+        answer += f"; and perhaps much: too few starts of {joined(few)}"
+    return Ground(question, answer, "good" if smallest <= TARGET and not few else "bad")
+
+
+def _nothing_overlooked(question: str, compared: Sequence[Standing]) -> Ground:
+    """Says whose difference from the opponent was shown: limits, approximations and all others are not meant."""
+    opponent = compared[0].opponent
+    meant = ["of those with as many ranks"] if any(len(one.rivals) > 1 for one in compared) else []
+    meant += ["of the fastest with the fewest ranks"] if any(one.base for one in compared) else []
+    if not meant:
+        return Ground(question, f"not told, since all others have more ranks than {opponent}", "open")
+    return Ground(question, f"nothing: {joined(meant)}, every difference from {opponent} was shown", "good")
 
 
 def _idle_machine(results: Results) -> Ground:
