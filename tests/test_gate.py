@@ -310,6 +310,16 @@ def test_what_cannot_be_a_baseline(tmp_path: Path) -> None:
     assert "ddp is there twice" in refusal(written(twice))
 
 
+def test_results_of_an_older_version_are_not_judged() -> None:
+    """In what the baseline differs from them would not be found, so nothing can allow it."""
+    then, without_conditions, without_versions = (_results({"ddp": 590}) for _ in range(3))
+    without_conditions.groups[0].group.conditions = {}
+    without_versions.places[0].versions = {}
+    for now in (without_conditions, without_versions):
+        with pytest.raises(UsageError, match="race that is compared with it was made by an older version"):
+            judge(now, _baseline(then, allowed=True))
+
+
 def test_entrants_out_of_lockstep_are_no_baseline() -> None:
     results = _results({"single": 600, "ddp": 590})
     results.groups[0].entrants[1].ranked = False

@@ -131,11 +131,7 @@ def read_baseline(options: GateOptions) -> Baseline | None:
     entrants = entrants_of(results)
     if not entrants:
         raise UsageError(f"{named}: holds no entrant that was measured and in lockstep; give another race")
-    if not all(group.conditions for group, _ in entrants.values()) or not all(one.versions for one in results.places):
-        raise UsageError(
-            f"{named}: was made by an older version, which did not note machine, data and versions as facts; make it "
-            "again from its records, with launch/run.sh report"
-        )
+    refuse_without_facts(results, f"{named}:")
     if len(machines_of(results.places)) > 1:
         raise UsageError(f"{named}: is about several machines; give the results of one")
     for _, entrant in entrants.values():
@@ -146,6 +142,24 @@ def read_baseline(options: GateOptions) -> Baseline | None:
             )
     share = options.fail_above if options.fail_above is not None else _DEFAULT_SHARE
     return Baseline(results, share, options.allow_other_baseline)
+
+
+def refuse_without_facts(results: Results, named: str) -> None:
+    """Refuses results of an older version: in what they differ from others would not be found.
+
+    Args:
+        results: The results.
+        named: How the message calls them.
+
+    Raises:
+        UsageError: They are of an older version.
+    """
+    groups = [group for group, _ in entrants_of(results).values()]
+    if not all(group.conditions for group in groups) or not all(one.versions for one in results.places):
+        raise UsageError(
+            f"{named} was made by an older version, which did not note machine, data and versions as facts; make it "
+            "again from its records, with launch/run.sh report"
+        )
 
 
 def entrants_of(results: Results) -> dict[Cell, tuple[Group, Entrant]]:

@@ -22,7 +22,7 @@ import numpy as np
 from scipy import stats
 
 from backends.registry import REFERENCE
-from compare.report.baseline import Baseline, Cell, cell_of, differences_between, entrants_of
+from compare.report.baseline import Baseline, Cell, cell_of, differences_between, entrants_of, refuse_without_facts
 from compare.report.statistics import CONFIDENCE, detectable_difference
 from compare.results import MIN_PAIRS, Entrant, Gate, GateRow, GateStatus, Group, Interval, Results
 
@@ -35,6 +35,7 @@ def judge(results: Results, baseline: Baseline) -> Results:
     Raises:
         UsageError: They cannot be compared; the text says why.
     """
+    refuse_without_facts(results, "--baseline: the race that is compared with it")
     differences = differences_between(baseline, results)
     baseline.refuse(differences)
     then, now = entrants_of(baseline.results), entrants_of(results)
