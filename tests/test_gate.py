@@ -27,7 +27,9 @@ from compare.report.gate_table import verdict_of
 from compare.report.html import render_html
 from compare.report.machines import describe_machine
 from compare.report.markdown import render_markdown
+from compare.report.page import Table
 from compare.report.places import versions_of
+from compare.report.sections import beside_the_ranking
 from compare.report.statistics import mean_interval
 from compare.results import Gate, GateRow, Results
 from launch.errors import UsageError
@@ -318,6 +320,28 @@ def test_results_of_an_older_version_are_not_judged() -> None:
     for now in (without_conditions, without_versions):
         with pytest.raises(UsageError, match="race that is compared with it was made by an older version"):
             judge(now, _baseline(then, allowed=True))
+
+
+def test_the_table_of_a_gate_is_sorted_by_its_numbers() -> None:
+    then, now = _results({"single": 600, "ddp": 1000}), _results({"single": 610, "ddp": 900, "horovod": 95})
+    results = judge(now, _baseline(then))
+    (section,) = (section for section in beside_the_ranking(results) if section.id == "gate")
+    table = section.blocks[-1]
+    assert isinstance(table, Table)
+    assert table.numeric == [False, True, True, True, True, True, False]
+    _, ddp, horovod = ([cell.value for cell in row.cells] for row in table.rows)
+    gate = _judged(now, then)
+    row = _row(gate, "ddp")
+    assert row.baseline is not None
+    assert row.now is not None
+    assert row.change is not None
+    assert row.relative_change is not None
+    assert row.detectable is not None
+    percents = [100 * one for one in (row.change.estimate, row.relative_change.estimate, row.detectable)]
+    assert ddp == [None, row.baseline.estimate, row.now.estimate, *percents, None]
+    assert horovod[:2] == [None, None]  # it is new
+    assert horovod[2] == pytest.approx(95, rel=0.01)
+    assert horovod[3:] == [None] * 4
 
 
 def test_entrants_out_of_lockstep_are_no_baseline() -> None:

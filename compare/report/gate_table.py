@@ -28,6 +28,16 @@ def gate_cells(row: GateRow) -> list[str]:
     ]
 
 
+def gate_values(row: GateRow) -> list[float | None]:
+    """Returns the numbers in these cells, to sort by; None for texts."""
+    percents = [
+        None if change is None or change.low is None or change.high is None else 100 * change.estimate
+        for change in (row.change, row.relative_change)
+    ]
+    rates = [None if rate is None else rate.estimate for rate in (row.baseline, row.now)]
+    return [None, *rates, *percents, None if row.detectable is None else 100 * row.detectable, None]
+
+
 def verdict_of(gate: Gate) -> list[str]:
     """Returns the sentences about a gate: what was compared, who does not pass, and what could not have been seen."""
     failed = [row.text for row in gate.rows if row.status not in ("passed", "new")]

@@ -10,7 +10,7 @@ from compare.report import figures as report_figures
 from compare.report import tables as report_tables
 from compare.report.bare import adapter_cost_blocks
 from compare.report.figures import Styles
-from compare.report.gate_table import GATE_HEADINGS, gate_cells, verdict_of
+from compare.report.gate_table import GATE_HEADINGS, gate_cells, gate_values, verdict_of
 from compare.report.lost_speed import where_speed_is_lost_elsewhere
 from compare.report.memory import memory_table
 from compare.report.page import Block, Cell, Commands, Figure, Lines, Row, Section, Table, Text
@@ -53,7 +53,10 @@ def beside_the_ranking(results: Results) -> list[Section]:
 def _gate(results: Results) -> list[Block]:
     if results.gate is None:
         return []
-    rows = [Row([Cell(cell) for cell in gate_cells(row)]) for row in results.gate.rows]
+    rows = [
+        Row([Cell(text, value) for text, value in zip(gate_cells(row), gate_values(row), strict=True)])
+        for row in results.gate.rows
+    ]
     return [Lines(verdict_of(results.gate)), Table("Each entrant then and now", list(GATE_HEADINGS), rows)]
 
 
