@@ -7,18 +7,17 @@ from datetime import datetime, timezone
 from itertools import combinations
 
 from compare.report.bare import adapter_costs_of, without_bare
-from compare.report.disturbed import leave_out_disturbed
+from compare.report.counted import counted, without_peers
 from compare.report.energy import describe_energy
 from compare.report.entrants import measure_entrant
 from compare.report.grouping import EntrantRuns, condition
-from compare.report.headings import keys_of, ordered_groups
+from compare.report.headings import keys_of
 from compare.report.info import NothingToReport, ReportInfo
 from compare.report.long_steps import shares_of_long_steps
-from compare.report.machines import located, placed, several_machines
+from compare.report.machines import placed, several_machines
 from compare.report.pairing import paired
-from compare.report.parts import as_one_part
 from compare.report.peer_tables import describe_peers
-from compare.report.peers import peers_of, without_peers
+from compare.report.peers import peers_of
 from compare.report.places import idleness_of, mixtures_of, places_of
 from compare.report.references import entrant_parity, sample_of
 from compare.report.runs import Run
@@ -49,9 +48,8 @@ def analyse(runs: Sequence[Run], collectives: Sequence[CollectiveSeries], info: 
         NothingToReport: No timed run completed.
         UnknownOpponent: The opponent was not ranked.
     """
-    runs = located(as_one_part(runs))
-    everyone = ordered_groups(without_peers(runs))
-    disturbed = leave_out_disturbed(everyone)
+    counting = counted(runs)
+    runs, everyone = counting.runs, counting.groups
     grouped = [kept for entrants in everyone if (kept := without_bare(entrants))]
     if not grouped:
         raise NothingToReport("no timed run completed, so there is nothing to report")
@@ -67,9 +65,9 @@ def analyse(runs: Sequence[Run], collectives: Sequence[CollectiveSeries], info: 
         for run in runs
         if not run.is_usable
     ]
-    problems = [*info.problems, *failures, *disturbed, *mixtures_of(completed)]
+    problems = [*info.problems, *failures, *counting.disturbed, *mixtures_of(completed)]
     standings = standings_of(groups, grouped, info.conditions, info.opponent)
-    peers = peers_of(runs, groups, grouped, standings)
+    peers = peers_of(counting.peers, groups, grouped, standings)
     results = Results(
         title=info.title,
         created_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),

@@ -24,7 +24,7 @@ def leave_out_disturbed(groups: Sequence[Sequence[EntrantRuns]]) -> list[str]:
     No entrant is left with fewer starts than a comparison needs.
 
     Args:
-        groups: The entrants of all groups, since those with other numbers of ranks take turns in the same starts.
+        groups: The entrants of all groups: those with other numbers of ranks, and peers, take turns in the same starts.
 
     Returns:
         A sentence about each start that is left out.

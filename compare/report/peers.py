@@ -15,13 +15,11 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from compare.report.grouping import EntrantRuns, condition, group_runs
+from compare.report.grouping import EntrantRuns, condition
 from compare.report.references import sample_of
 from compare.report.runs import Run, TimedSteps
 from compare.report.statistics import PairedStarts, compare_group, mean_interval
 from compare.results import Comparison, GroupResult, PeerComparison, PeerRow, Standing
-
-_PEER = "peer"
 
 
 class _Work(NamedTuple):
@@ -35,13 +33,8 @@ class _Work(NamedTuple):
         return self.tokens / self.seconds
 
 
-def without_peers(runs: Sequence[Run]) -> list[Run]:
-    """Returns the runs of all entrants that are not peers."""
-    return [run for run in runs if run.role != _PEER]
-
-
 def peers_of(
-    runs: Sequence[Run],
+    peers: Sequence[list[EntrantRuns]],
     groups: Sequence[GroupResult],
     grouped: Sequence[list[EntrantRuns]],
     standings: Sequence[Standing],
@@ -49,7 +42,7 @@ def peers_of(
     """Compares peers with the opponent of the others under the same conditions, or else with the fastest backend.
 
     Args:
-        runs: All runs, of which those of peers are used.
+        peers: The runs of the peers of each group.
         groups: What was found of the others.
         grouped: Their runs.
         standings: With whom the others are compared.
@@ -64,8 +57,8 @@ def peers_of(
         if one.name == standing.placings[0].name
     }
     found = []
-    for peers in group_runs([run for run in runs if run.role == _PEER]):
-        wanted = condition(sample_of(peers))
+    for own in peers:
+        wanted = condition(sample_of(own))
         same = [
             (result, entrants)
             for result, entrants in zip(groups, grouped, strict=True)
@@ -73,7 +66,7 @@ def peers_of(
         ]
         if same:
             (result, entrants), *_ = same
-            found.append(_comparison(peers, result, entrants, opponents.get(result.group.key)))
+            found.append(_comparison(own, result, entrants, opponents.get(result.group.key)))
     places = {one.group: place for place, standing in enumerate(standings) for one in standing.placings}
     return sorted(found, key=lambda one: places.get(one.group, len(standings)))
 

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from compare.report.disturbed import leave_out_disturbed
+from compare.report.counted import counted
 from compare.report.grouping import EntrantRuns
 from compare.report.headings import keys_of, ordered_groups
 from compare.report.machines import located
@@ -61,25 +61,34 @@ def steps_csv(runs: Sequence[Run]) -> str:
 
 
 def _rows(runs: Sequence[Run]) -> Iterator[StepRow]:
-    grouped = ordered_groups(located(runs))
-    leave_out_disturbed([[one for one in entrants if one.role != "peer"] for entrants in grouped])  # as in analysis.py
+    counting = counted(runs)
+    timed = {
+        _same(run): {step for span in run.timed_steps for step in range(span.first, span.first + span.number)}
+        for entrants in [*counting.groups, *counting.peers]
+        for entrant in entrants
+        for run in entrant.timed
+    }
+    grouped = ordered_groups(located(runs))  # with peers, and with the times that were measured in each part
     for key, entrants in zip(keys_of(grouped), grouped, strict=True):
         for entrant in entrants:
             for run in _runs_of(entrant):
                 for rank in run.record.ranks:
-                    yield from _rows_of(key, entrant, run, rank)
+                    yield from _rows_of(key, entrant, run, rank, timed.get(_same(run), set()))
+
+
+def _same(run: Run) -> tuple[str, int]:
+    """Returns what a run has in common with itself as it is counted, where its times may be others."""
+    return run.name, id(run.record)
 
 
 def _runs_of(entrant: EntrantRuns) -> list[Run]:
     """Returns each run once: one that trained to the end stands for timed ones where there are none."""
     others = [run for run in (entrant.diagnosis, entrant.whole) if run is not None]
-    return list({id(run): run for run in [*entrant.timed, *entrant.left_out, *others]}.values())
+    return list({id(run): run for run in [*entrant.timed, *others]}.values())
 
 
-def _rows_of(key: str, entrant: EntrantRuns, run: Run, rank: RankRecord) -> Iterator[StepRow]:
+def _rows_of(key: str, entrant: EntrantRuns, run: Run, rank: RankRecord, timed: set[int]) -> Iterator[StepRow]:
     record, race = run.record, run.race
-    spans = run.timed_steps if any(run is one for one in entrant.timed) else []
-    timed = {step for span in spans for step in range(span.first, span.first + span.number)}
     turns = race.turns if race is not None else []
     last_steps = [turn.first_step + turn.num_steps - 1 for turn in turns]
     for index, seconds in enumerate(rank.step_seconds):
