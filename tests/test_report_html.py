@@ -12,6 +12,8 @@ import pytest
 from compare.numbers import NOTHING, format_size, interval, joined, longer, number, points
 from compare.report.drawing import Axis, Scale
 from compare.report.html import render_html
+from compare.report.markdown import results_table
+from compare.report.tables import measurement_table
 from compare.results import Interval, Results
 from tests.sample_results import HOSTILE_TEXTS, empty_results, sample_results
 from tests.sample_standings import HOSTILE
@@ -272,3 +274,14 @@ def test_many_steps_make_no_large_page(page: str) -> None:
     )
     assert averaged([1.0, 3.0, None, 5.0, 7.0], 2) == [2.0, None, 7.0]
     assert (bin_size(100), bin_size(101)) == (1, 2)
+
+
+def test_the_first_step_of_two_starts_is_their_middle_in_every_form() -> None:
+    results = sample_results()
+    group = results.groups[1]
+    group.entrants[0].seconds_to_first_step = [2.0, 4.0]
+    table = measurement_table(group)
+    assert table.rows[0].cells[table.columns.index("first step after (s)")].value == 3.0
+    lines = [[cell.strip() for cell in line.split("|")] for line in results_table(results).splitlines()]
+    (row,) = [line for line in lines if line[1] == "2" and line[4] == "ddp"]
+    assert row[lines[0].index("first step (s)")] == "3.0"

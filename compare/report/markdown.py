@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import statistics
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -107,7 +108,7 @@ def headline_table(results: Results) -> str:
         ]
         for standing in results.standings
         if standing.placings[0].group in plain
-        for one in [*standing.placings, *standing.approximations]
+        for one in standing.placings
         if one in standing.rivals or one.name == REFERENCE
     ]
     return _table(("conditions", "entrant", "samples/s [95 %]", "a step takes longer by [95 %]"), rows) if rows else ""
@@ -195,7 +196,7 @@ def _row(group: GroupResult, entrant: Entrant, against: str) -> list[str]:
         why = entrant.failures[0] if entrant.failures else "it has no run"
         return [*cells, entrant.name, f"failed: {why}", *[""] * (len(_HEADINGS) - 5)]
     steps = f"{_milliseconds(entrant.median_step_seconds)} / {_milliseconds(entrant.p95_step_seconds)}"
-    starts = sorted(entrant.seconds_to_first_step)
+    starts = entrant.seconds_to_first_step
     memory = entrant.peak_cuda_memory_bytes or entrant.peak_memory_bytes
     return [
         *cells,
@@ -203,7 +204,7 @@ def _row(group: GroupResult, entrant: Entrant, against: str) -> list[str]:
         NO_COMMUNICATION if entrant.role == "limit" else entrant.parity.verdict,
         _interval(entrant.samples_per_second),
         steps,
-        f"{starts[len(starts) // 2]:.1f}" if starts else "-",
+        f"{statistics.median(starts):.1f}" if starts else "-",
         f"{memory / _MIB:.0f}" if memory else "-",
         against,
     ]
