@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import io
+from pathlib import Path
+
 import pytest
+from rich.console import Console
 
 from compare.report.first_screen import first_screen
+from compare.report.pages import write_pages
 from compare.report.sections import look_of
 from compare.report.verdict import describe_verdict
 from compare.results import Claim, Entrant, Interval, Results
@@ -89,3 +94,12 @@ def test_ranks_on_several_machines_are_not_on_this_one(network: str, where: str)
     results = sample_results()
     results.standings[0].network = network
     assert describe_verdict(results)[0].startswith(where)
+
+
+def test_the_list_that_the_verdict_speaks_of_is_below_it_in_a_terminal(tmp_path: Path) -> None:
+    results = sample_results()
+    screen = io.StringIO()
+    write_pages({}, results, tmp_path, Console(file=screen, width=200))
+    _, said, below = screen.getvalue().partition(f"{len(results.problems)} things could not be used or compared;")
+    assert said
+    assert all(f"- {problem}" in below for problem in results.problems)

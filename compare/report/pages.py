@@ -79,6 +79,7 @@ def write_pages(pages: Mapping[str, str], results: Results, directory: Path, ter
     except OSError as error:
         raise UsageError(f"--output-dir {directory}: {error.strerror}; choose another directory") from error
     _show(results, terminal)
+    _list(results.problems, terminal)
     others = ", ".join(name for name in (_MARKDOWN_NAME, RESULTS_NAME, STEPS_NAME) if name in pages)
     terminal.print(f"report: {directory / _HTML_NAME} (also {others})")
 
@@ -120,3 +121,11 @@ def _show(results: Results, terminal: Console) -> None:
         terminal.print(line, markup=False)
     for ground in screen.grounds:
         terminal.print(f"{ground.question}: {ground.answer}", markup=False)
+
+
+def _list(problems: Sequence[str], terminal: Console) -> None:
+    """Prints what could not be used or compared, which the verdict says to be below."""
+    if problems:
+        terminal.print("\nWhat could not be used or compared:")
+    for problem in problems:
+        terminal.print(Text(f"- {problem}"))
