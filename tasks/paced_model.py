@@ -92,7 +92,7 @@ class PacedBert(nn.Module):
         self.seconds_of_layer = seconds_per_sample / num_layers
 
     @override
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Adds the means of all parameters to each input.
 
@@ -108,5 +108,5 @@ class PacedBert(nn.Module):
             values = _Waiting.apply(layer(values), pace, seconds)  # type: ignore[no-untyped-call]
         values = self.head(values)
         if values.requires_grad:
-            values.register_hook(lambda _: pace.begin())
+            values.register_hook(lambda _: pace.begin())  # type: ignore[no-untyped-call]
         return values

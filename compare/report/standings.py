@@ -82,15 +82,15 @@ def standings_of(
         field for together in fields.values() for field in _by_network(together) if any(one.is_rival for one in field)
     ]
     complete.sort(key=lambda field: _place(field[0].group, order))
-    names = {one.entrant.name for field in complete for one in field if one.is_rival}
-    if opponent is not None and opponent not in names:
-        raise UnknownOpponent(f"{opponent!r} was not ranked; choose one of {', '.join(sorted(names))}")
+    rivals = {one.entrant.name for field in complete for one in field if one.is_rival}
+    if opponent is not None and opponent not in rivals:
+        raise UnknownOpponent(f"{opponent!r} was not ranked; choose one of {', '.join(sorted(rivals))}")
     standings: list[Standing] = []
     for field in complete:
         standings.append(_standing(field, opponent))
         opponent = opponent or standings[0].placings[0].name
-    conditions = told_apart([one.conditions for one in standings], [_facts(field) for field in complete])
-    return [one.model_copy(update={"conditions": own}) for one, own in zip(standings, conditions, strict=True)]
+    names = told_apart([one.conditions for one in standings], [_facts(field) for field in complete])
+    return [one.model_copy(update={"conditions": own}) for one, own in zip(standings, names, strict=True)]
 
 
 def _by_network(field: Sequence[_Candidate]) -> list[list[_Candidate]]:
