@@ -108,21 +108,26 @@ class RaceNetwork:
         return [] if self.engine is None else [f"--engine={self.engine}", *limit, *hosts]
 
     def options(self, num_processes: int) -> list[str]:
-        """Returns the options of a run of so many ranks; none if all are on this node.
+        """Returns the options of a run of so many ranks, whichever machine asks; none if all are on one node."""
+        if num_processes == 1 or self.engine is None:
+            return []
+        return [*self.words(), *(() if self.machines else (f"--num-nodes={num_processes}",))]
+
+    def place_of_meeting(self, num_processes: int) -> list[str]:
+        """Returns the options that only a run of so many ranks has that is started now, on this machine.
 
         Nodes on other machines have no network of their own, so each run gets a port that is free now.
         """
-        if num_processes == 1 or self.engine is None:
+        if num_processes == 1 or not self.machines:
             return []
-        of_nodes = f"--master-port={self._free_port()}" if self.machines else f"--num-nodes={num_processes}"
-        return [*self.words(), of_nodes]
+        return [f"--master-port={self._free_port()}"]
 
     def options_here(self, num_processes: int) -> list[str]:
         """Returns the options of the part of such a run that is on this machine, for checking them."""
         if num_processes == 1 or not self.machines:
             return []
-        port = f"--master-port={self._free_port()}"
-        return [f"--num-nodes={len(self.machines)}", f"--master-addr={self.address(num_processes)}", port]
+        here = [f"--num-nodes={len(self.machines)}", f"--master-addr={self.address(num_processes)}"]
+        return [*here, *self.place_of_meeting(num_processes)]
 
     def _free_port(self) -> int:
         with socket.socket(socket.AF_INET) as probe:

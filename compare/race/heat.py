@@ -101,7 +101,7 @@ def _started(plan: RacePlan, runs: list[PlannedRun], directory: RaceDirectory) -
                 num_processes = run.entrant.num_processes
                 elsewhere = plan.options.network.address(num_processes)
                 live = LiveEntrant(
-                    [*plan.arguments(run), f"--output-dir={output_dir}"],
+                    plan.starting(run, output_dir),
                     num_processes=num_processes,
                     address=elsewhere or sockets / str(number),
                     num_keepers=plan.options.network.num_nodes(num_processes) if elsewhere else 0,

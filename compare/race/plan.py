@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 import re
+from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -225,7 +226,7 @@ class RacePlan(BaseModel):
         return draw_plan([*self.entrants, *self.tuned], self.options, repeats=repeats, costs=self.costs)
 
     def arguments(self, run: PlannedRun, *, here: bool = False) -> list[str]:
-        """Returns the command line of one run, without its output directory.
+        """Returns the command line of one run, without its output directory and its port.
 
         Args:
             run: The run.
@@ -243,3 +244,8 @@ class RacePlan(BaseModel):
         elif run.purpose == "diagnosis":
             arguments += [f"--max-steps={self.options.diagnosis_steps}", "--diagnose", *self.diagnosis_options]
         return arguments
+
+    def starting(self, run: PlannedRun, output_dir: Path) -> list[str]:
+        """Returns the command line of one run that is started now, on this machine."""
+        meeting = self.options.network.place_of_meeting(run.entrant.num_processes)
+        return [*self.arguments(run), *meeting, f"--output-dir={output_dir}"]

@@ -159,8 +159,7 @@ def _run_undisturbed(
 def _run(plan: RacePlan, run: PlannedRun, output_dir: Path) -> str | None:
     """Makes one run and returns None, or why it failed."""
     module = _PEER_PROGRAM if run.entrant.role == "peer" else own_command.PROGRAM
-    arguments = [*plan.arguments(run), f"--output-dir={output_dir}"]
-    done = own_command.run_command(arguments, variables_of(plan, run), module=module)
+    done = own_command.run_command(plan.starting(run, output_dir), variables_of(plan, run), module=module)
     why, place = own_command.why_it_failed(done, output_dir), own_command.directory_of_record(output_dir)
     if why is None and read_record(place / RECORD_NAME).config.output_dir != place:
         return "the record in its directory is that of another run"  # no other start of a run has this directory
