@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from compare.race.own_entrants import read_own_entrant
+from launch.errors import UsageError
 from tests.launching import lockstep
 
 
@@ -33,6 +34,9 @@ from tests.launching import lockstep
         ),
         (["--entrant", "ddp:HOROVOD_CYCLE_TIME=5"], "HOROVOD_CYCLE_TIME is not a variable of ddp"),
         (["--entrant", "ddp:OMPI_MCA_mpi_yield_when_idle=1"], "OMPI_MCA_mpi_yield_when_idle is not a variable of ddp"),
+        (["--entrant", "one=ddp:OMP_NUM_THREADS=1"], "OMP_NUM_THREADS would have no effect, since every job has its"),
+        (["--entrant", "accelerate:ACCELERATE_CPU_AFFINITY=1"], "ACCELERATE_CPU_AFFINITY would have no effect"),
+        (["--entrant", "x=ddp:CUDA_VISIBLE_DEVICES=0"], "CUDA_VISIBLE_DEVICES has no effect on ddp (x), which"),
         (
             ["--entrant", "ddp:--start-method mpirun"],
             "--start-method mpirun: ddp is started by fork, torchrun or spawn",
@@ -85,6 +89,13 @@ def test_an_entrant_may_have_a_start_method_and_variables_with_small_letters() -
     own = read_own_entrant("MPI=horovod:--start-method mpirun OMPI_MCA_mpi_yield_when_idle=1")
     assert own.options == ("--start-method=mpirun",)
     assert own.variables == (("OMPI_MCA_mpi_yield_when_idle", "1"),)
+
+
+def test_a_refusal_names_no_variables_that_would_be_refused() -> None:
+    with pytest.raises(UsageError, match="NO_VARIABLE is not a variable of accelerate; those begin with ") as refused:
+        read_own_entrant("accelerate:NO_VARIABLE=1")
+    assert "NCCL_" in str(refused.value)
+    assert not {"ACCELERATE_", "TOKENIZERS_PARALLELISM"} & set(str(refused.value).split(", "))
 
 
 def test_a_configuration_file_leaves_to_the_race_what_it_decides(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from compare.race import core_clock
 from compare.race.bare import add_loops
 from compare.race.costs import measure_costs
 from compare.race.options import RaceOptions
-from compare.race.own_entrants import OwnEntrant, read_own_entrant
+from compare.race.own_entrants import OwnEntrant, check_effect, read_own_entrant
 from compare.race.peers.table import PEERS, check_peer, find_peer
 from compare.race.plan import Entrant, PlannedRun, RacePlan, Schedule
 from compare.race.schedule import make_schedule
@@ -210,6 +210,8 @@ def _able(plan: RacePlan, backends: Sequence[str]) -> dict[Entrant, RunConfig]:
             refused[entrant] = error
             plan.left_out.append(f"{entrant.label}: left out, {' '.join(str(error).split())}")
     able = {entrant.backend for entrant in configs}
+    for entrant, config in configs.items():
+        check_effect(entrant.name, dict(entrant.variables), config.device)
     peers = [error for entrant, error in refused.items() if entrant.role == "peer" and entrant.backend not in able]
     if peers or not any(entrant.role == "backend" for entrant in configs):
         raise [*peers, *refused.values()][0]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from backends.registry import BACKENDS, BackendRow, find_backend
 from launch.errors import UsageError
+from launch.starters.environment import is_settled
 from records.environment import VARIABLES
 
 # A backend is a name of the table, or "package.module:Class".
@@ -73,6 +75,17 @@ def read_own_entrant(text: str) -> OwnEntrant:
     return OwnEntrant(found["backend"], variant, tuple(options), tuple(variables))
 
 
+def check_effect(entrant: str, variables: Mapping[str, str], device: str) -> None:
+    """Refuses variables of an entrant that have no effect on its device.
+
+    Raises:
+        UsageError: One has none.
+    """
+    for name in variables:
+        if is_settled(name, device):
+            raise UsageError(f"--entrant: {name} has no effect on {entrant}, which computes on {device}; leave it out")
+
+
 def _checked_option(text: str, backend: str, row: BackendRow, word: str) -> str:
     """Returns an option, which must be one of the backend alone or of `_COMMON`: others change what is computed.
 
@@ -90,13 +103,20 @@ def _checked_option(text: str, backend: str, row: BackendRow, word: str) -> str:
 
 
 def _checked_variable(text: str, backend: str, row: BackendRow, name: str) -> str:
-    """Returns the name of a variable, which must be one that a run's record notes for this backend.
+    """Returns the name of a variable: one that a run's record notes for this backend, and that reaches its ranks.
 
     Raises:
         UsageError: It is not.
     """
+    if is_settled(name, "cuda"):  # on GPUs, the user may say which of them
+        raise UsageError(
+            f"--entrant {text!r}: {name} would have no effect, since every job has its own value of it, or none; "
+            "leave it out"
+        )
     of_others = {prefix for other in BACKENDS.values() for prefix in other.variables} - {*row.variables}
-    own = tuple(prefix for prefix in (*VARIABLES, *row.variables) if prefix not in of_others)
+    own = tuple(
+        prefix for prefix in (*VARIABLES, *row.variables) if prefix not in of_others and not is_settled(prefix, "cuda")
+    )
     if not name.startswith(own):
         raise UsageError(
             f"--entrant {text!r}: {name} is not a variable of {backend}; those begin with {', '.join(own)}"

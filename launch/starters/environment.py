@@ -20,12 +20,20 @@ _PYTHON_VARIABLES = ("PYTHONWARNINGS", "PYTHONSTARTUP", "PYTHONINSPECT")
 # What DeepSpeed computes on, whatever the run says; Accelerate imports it where it is installed.
 _DEEPSPEED_VARIABLES = ("DS_ACCELERATOR",)
 
+# Variables that have a value of their own in every job, and where ranks are to find no GPU.
+_OF_EVERY_JOB = (
+    *EXACT_FLOAT32,
+    *("OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM", "PYTHONSAFEPATH", "PYTHONUNBUFFERED", "GLOO_SOCKET_IFNAME"),
+    *("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "HF_HUB_DISABLE_TELEMETRY"),
+)
+_OF_GPUS = "CUDA_VISIBLE_DEVICES"
+
 
 def starter_environment(starter: Starter, ranks: Ranks) -> dict[str, str]:
     """Returns the environment for a starter's command."""
-    left_out = (*_PYTHON_VARIABLES, *_DEEPSPEED_VARIABLES)
-    environment = {name: value for name, value in os.environ.items() if not (describes_ranks(name) or name in left_out)}
+    environment = {name: value for name, value in os.environ.items() if not is_settled(name, ranks.device)}
     environment["PYTHONPATH"] = _python_path()
+    # Those of _OF_EVERY_JOB, and no others.
     environment |= {
         **EXACT_FLOAT32,
         "OMP_NUM_THREADS": str(ranks.num_threads),
@@ -41,11 +49,27 @@ def starter_environment(starter: Starter, ranks: Ranks) -> dict[str, str]:
         "HF_HUB_DISABLE_TELEMETRY": "1",
     }
     if ranks.device == "cpu":
-        environment["CUDA_VISIBLE_DEVICES"] = ""
+        environment[_OF_GPUS] = ""
     if ranks.preload is not None:
         # Before what the user's own names: ld.so(8).
         environment["LD_PRELOAD"] = " ".join([ranks.preload, *environment.get("LD_PRELOAD", "").split()])
     return environment | starter.environment(ranks)
+
+
+def is_settled(name: str, device: str) -> bool:
+    """Whether the ranks of a job do not get an environment variable as the user has set it.
+
+    Args:
+        name: The variable.
+        device: "cpu" or "cuda", which the ranks compute on.
+    """
+    return (
+        describes_ranks(name)
+        or name in _PYTHON_VARIABLES
+        or name in _DEEPSPEED_VARIABLES
+        or name in _OF_EVERY_JOB
+        or (name == _OF_GPUS and device == "cpu")
+    )
 
 
 def describes_ranks(name: str) -> bool:

@@ -15,7 +15,7 @@ class Horovodrun(Starter):
     name = "horovodrun"
     launcher = "horovodrun"
     rank_variable = "HOROVOD_RANK"
-    variables = ("HOROVOD_RANK", "HOROVOD_SIZE")
+    variables = ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_GLOO_TIMEOUT_SECONDS")
     takes_port = False
 
     @override
