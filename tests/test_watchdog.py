@@ -247,6 +247,21 @@ def test_long_phases_have_a_longer_limit(tmp_path: Path, ranks, phase: str) -> N
     assert _look(tmp_path, long_seconds=1.0) is not None
 
 
+def test_ranks_that_wait_for_their_turn_in_a_race_do_not_hang(tmp_path: Path, ranks) -> None:  # type: ignore[no-untyped-def]
+    """However long another entrant takes to start; but a rank that does not come to rest does, and a stopped one."""
+    processes = ranks((0, "rest", 7, "sleeps"), (1, "rest", 7, "sleeps"))
+    assert _look(tmp_path, for_seconds=3, long_seconds=1.0) is None
+    processes[1].send_signal(signal.SIGSTOP)
+    hang = _look(tmp_path, long_seconds=1.0)
+    assert hang is not None
+    assert hang.rank == 1
+    processes[1].send_signal(signal.SIGCONT)
+    ranks((2, "update", 7, "sleeps"))
+    hang = _look(tmp_path, long_seconds=1.0)
+    assert hang is not None
+    assert hang.rank == 2
+
+
 @pytest.mark.parametrize("phase", ["forward", "backward", "update", "evaluation"])
 def test_a_large_model_may_take_its_time(tmp_path: Path, ranks, phase: str) -> None:  # type: ignore[no-untyped-def]
     """As long as it keeps the processor busy, up to the longer limit; what is idle may not, unless it compiles."""

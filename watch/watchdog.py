@@ -27,7 +27,9 @@ _SECONDS_ASLEEP = 5.0
 # Starters load torch before they start ranks; from a cold network disk that takes minutes.
 _SECONDS_TO_START = 300.0
 # Phases that may take long without a heartbeat: imports, the rendezvous, a slow disk.
-_LONG_PHASES = ("start", "saving", "end", "rest")
+_LONG_PHASES = ("start", "saving", "end")
+# The phase that has no limit: a rank waits for its turn in a race, and fails by itself if the race has gone.
+_RESTING = "rest"
 # Phases that may take long while the main thread mostly computes, as with a large model; waiting in gloo, it sleeps.
 _COMPUTING_PHASES = ("forward", "backward", "update", "evaluation")
 _BUSY_SHARE = 0.5
@@ -113,10 +115,12 @@ class Watchdog:
         elif not self._queued:
             self._queued, self._counted_since = {rank.rank: rank.queued_seconds() for rank in ranks}, now
         self._states.append({rank.rank: rank.state() for rank in ranks})
-        is_patient = silence < self.long_seconds and "T" not in self._states[-1].values()
+        is_stopped = "T" in self._states[-1].values()
+        is_patient = silence < self.long_seconds and not is_stopped
         last = positions[_least_advanced(positions)]
+        is_resting = last.phase == _RESTING and not is_stopped
         has_just_judged = now - self._judged_at < self._seconds / 4  # it interrupts all ranks for their stacks
-        if silence < self._seconds or has_just_judged or (last.phase in self._long_phases and is_patient):
+        if silence < self._seconds or has_just_judged or is_resting or (last.phase in self._long_phases and is_patient):
             return None
         self._judged_at = now
         if is_patient and silence * (1 - self._queued_share(ranks, now)) < self._seconds:
