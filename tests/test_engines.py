@@ -316,6 +316,7 @@ RACES = {
     "no-engine": ("--bandwidth 1gbit", "--bandwidth 1gbit", "--engine netns"),
     "tune": ("--engine netns --tune", "--tune", "--engine netns"),
     "peers": ("--engine netns --peers trainer", "--peers trainer", "--engine netns"),
+    "bare": ("--engine netns --bare", "--bare: cannot race", "--engine netns"),
     "engine": ("--engine slurm", "--engine slurm", "'netns' or 'mpi'"),
     "hosts-of-no-engine": ("--hosts a,b", "--hosts a,b", "add --engine mpi"),
     "no-hosts": ("--engine mpi", "--hosts is missing", "this one first"),

@@ -197,7 +197,8 @@ class BareWork:
         start = self._start
         device = next(model.parameters()).device
         num_updates = sum(not one.outcome.skipped for one in self._taken)
-        # A race takes place on one node. What is in force is in the loop's text, and not read back from its library.
+        # Loops by hand race on one node, whose ranks share a directory. What is in force is in the loop's text, and not
+        # read back from its library.
         place = Place(start.rank, start.rank, device, {})
         record = rank_record(place, self._measurements, weights_sha256=weights_digest(model), num_updates=num_updates)
         losses = [float(sum(loss.double() for loss in one.outcome.losses)) for one in self._taken]

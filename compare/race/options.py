@@ -113,9 +113,10 @@ class RaceOptions(BaseModel):
     @model_validator(mode="after")
     def _has_a_network(self) -> RaceOptions:
         _ = self.network
-        if self.engine is not None and (self.peers is not None or self.tune):
-            option = "--tune" if self.tune else f"--peers {','.join(self.peers or ())}"
-            raise ValueError(f"{option}: cannot race on --engine {self.engine}; leave one of the two out")
+        peers = f"--peers {','.join(self.peers or ())}"
+        for option, is_given in (("--tune", self.tune), (peers, self.peers is not None), ("--bare", self.bare)):
+            if self.engine is not None and is_given:
+                raise ValueError(f"{option}: cannot race on --engine {self.engine}; leave one of the two out")
         return self
 
     @model_validator(mode="after")
