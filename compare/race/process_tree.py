@@ -76,14 +76,18 @@ class ProcessTree:
         _send(signal.SIGCONT, self._processes()[::-1])
 
     def cpu_seconds(self) -> float:
-        """Returns the processor time that the processes have taken, while they rest."""
+        """Returns the processor time that the processes have taken, while they rest.
+
+        What has ended counts as well, such as workers that load the data of an epoch: its time goes over to the process
+        that has waited for its end, and until then it is a process of its own (proc_pid_stat(5)).
+        """
         import psutil
 
         total = 0.0
         for process in self._resting:
             with contextlib.suppress(psutil.Error):
                 times = process.cpu_times()
-                total += times.user + times.system
+                total += times.user + times.system + times.children_user + times.children_system
         return total
 
     def _processes(self) -> list[psutil.Process]:
