@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +22,20 @@ def test_another_process_sees_what_this_one_does(tmp_path: Path) -> None:
     assert apart.rank_bytes > 100 * 2**20
 
 
-def test_a_process_that_fails_is_named_in_a_line(tmp_path: Path) -> None:
-    config = run_config("single", 1, tmp_path, micro_batch_size=8).model_copy(update={"task": "no-such-task"})
-    with pytest.raises(UsageError, match=r"^a few steps of one process, by which the race is planned, failed: [^\n]+$"):
-        take_steps_apart([ReferenceSteps(config=config, accumulation=1)])
+@pytest.mark.parametrize("take", [take_steps, take_steps_apart])
+@pytest.mark.parametrize(
+    ("task", "why"),
+    [("no-such-task", "there is no task"), ("tests.faulty:UnreadyTask", "the disk of this node is gone")],
+)
+def test_steps_that_fail_are_refused_in_a_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    take: Callable[[Sequence[ReferenceSteps]], Any],
+    task: str,
+    why: str,
+) -> None:
+    """On a GPU, another process takes them."""
+    monkeypatch.setenv("RANK", "1")  # on which the second task fails
+    config = run_config("single", 1, tmp_path, micro_batch_size=8).model_copy(update={"task": task})
+    with pytest.raises(UsageError, match=rf"^a few steps of one process, .* failed: {why}[^\n]*$"):
+        take([ReferenceSteps(config=config, accumulation=1)])

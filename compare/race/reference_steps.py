@@ -71,18 +71,21 @@ def take_steps(asked: Sequence[ReferenceSteps]) -> list[StepsSeen]:
     """Takes steps, one kind after the other; on a GPU in another process.
 
     Raises:
-        UsageError: That process failed.
+        UsageError: They failed.
     """
     if any(one.config.device == "cuda" for one in asked):
         return take_steps_apart(asked)
-    return [_take(one) for one in asked]
+    try:
+        return [_take(one) for one in asked]
+    except Exception as error:
+        raise _refused(_why(error)) from error
 
 
 def take_steps_apart(asked: Sequence[ReferenceSteps]) -> list[StepsSeen]:
     """Takes steps in another process.
 
     Raises:
-        UsageError: That process failed.
+        UsageError: They failed.
     """
     with scratch_directory("lockstep-race-") as directory:
         files = directory / "asked.json", directory / "seen.json"
@@ -90,8 +93,17 @@ def take_steps_apart(asked: Sequence[ReferenceSteps]) -> list[StepsSeen]:
         done = run_command(list(map(str, files)), module=("compare.race.reference_steps",))
         if done.returncode:
             why = (done.stderr.strip().splitlines() or [f"it ended with exit code {done.returncode}"])[-1]
-            raise UsageError(f"a few steps of one process, by which the race is planned, failed: {why}")
+            raise _refused(why)
         return _SEEN.validate_json(files[1].read_bytes())
+
+
+def _refused(why: str) -> UsageError:
+    return UsageError(f"a few steps of one process, by which the race is planned, failed: {why}")
+
+
+def _why(error: Exception) -> str:
+    """Returns the first line of what an error says: it may come from a task of the user's, or from any library."""
+    return one_line(str(error).strip().partition("\n")[0] or repr(error))
 
 
 def _take(asked: ReferenceSteps) -> StepsSeen:
@@ -148,8 +160,8 @@ def main(asked: str, seen: str) -> int:
     """Takes the steps that a file asks for, and writes what they show; returns the exit code."""
     try:
         found = [_take(one) for one in _ASKED.validate_json(Path(asked).read_bytes())]
-    except Exception as error:  # the race says it in a line, and a library may say more below
-        print(one_line(str(error).strip().partition("\n")[0] or repr(error)), file=sys.stderr)
+    except Exception as error:  # the race says it in a line
+        print(_why(error), file=sys.stderr)
         return 1
     Path(seen).write_bytes(_SEEN.dump_json(found))
     return 0
