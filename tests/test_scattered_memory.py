@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from compare.race import heat, scattered_memory
+from compare.race import heat, memory_limit, scattered_memory
 from compare.race.directory import RaceDirectory
 from compare.race.entrants import make_plan, read_run_options
 from compare.race.options import RaceOptions
@@ -38,7 +38,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return SimpleNamespace(close=sizes.pop)
 
     monkeypatch.setattr(scattered_memory, "allocated", allocate)
-    monkeypatch.setattr(scattered_memory, "_LIMITS", ())
+    monkeypatch.setattr(memory_limit, "GROUPS", ())
     _has(monkeypatch, available=2**34)
     return sizes
 
@@ -109,7 +109,8 @@ def test_a_container_with_limited_memory_holds_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, taken: list[int], limit: str, expected: int
 ) -> None:
     (tmp_path / "memory.max").write_text(limit)
-    monkeypatch.setattr(scattered_memory, "_LIMITS", (tmp_path / "absent", tmp_path / "memory.max"))
+    files = [(tmp_path / name, tmp_path / "usage", tmp_path / "stat", "") for name in ("absent", "memory.max")]
+    monkeypatch.setattr(memory_limit, "GROUPS", [memory_limit.ControlGroup(*group) for group in files])
     _sees(monkeypatch, iter([PART, 0]))
     with scattered_memory_held() as held:
         assert held == expected

@@ -308,6 +308,13 @@ def test_what_does_not_fit_into_memory_takes_turns_in_parts_that_share_an_entran
     assert [[who.backend for who in part] for part in parts] == [["a", "b"], ["a", "c"], ["a", "d"]]
     on_gpu = _costs().model_copy(update={"gpu_rank_bytes": 30 * 2**30, "gpu_available_bytes": 80 * 2**30})
     assert on_gpu.parts(entrants) == parts
+    shared = {"gpu_rank_bytes": 10 * 2**30, "gpu_available_bytes": 80 * 2**30}
+    sharing = [_costs().model_copy(update={**shared, "num_gpus": number}) for number in (None, 2, 1)]
+    assert [one.parts(entrants) for one in sharing] == [
+        [entrants],
+        [entrants],
+        [entrants[:3], [entrants[0], entrants[3]]],
+    ]
     plan = draw_plan(entrants, RaceOptions(), repeats=2, costs=_costs(available=2**32))
     heats = [heat for heat in heats_of(plan) if heat[0].purpose == "timed"]
     assert [len(heat) for heat in heats] == [2] * 6

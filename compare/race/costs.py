@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
 
+from backends.devices import count_gpus
 from backends.registry import REFERENCE, find_backend
 from compare.networks import RaceNetwork
+from compare.race.memory_limit import available_bytes
 from compare.race.reference_steps import ReferenceSteps, take_steps
 from launch.options import settings_in
 from launch.starters.interface import PROJECT_DIRECTORY
@@ -67,6 +69,7 @@ class Costs(BaseModel):
         available_bytes: The memory that was free.
         gpu_rank_bytes: The memory of a rank on its GPU; None on CPUs.
         gpu_available_bytes: The memory of a GPU that was free; None on CPUs.
+        num_gpus: The number of GPUs that the ranks of a machine share; None on CPUs, and if each has one of its own.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -84,6 +87,7 @@ class Costs(BaseModel):
     available_bytes: int
     gpu_rank_bytes: int | None = None
     gpu_available_bytes: int | None = None
+    num_gpus: int | None = None
 
     def step(self, who: Entrant) -> float:
         """Returns the expected time of a step of an entrant, in seconds."""
@@ -159,13 +163,21 @@ class Costs(BaseModel):
 
     def _fit(self, entrants: list[Entrant]) -> bool:
         """Whether entrants fit into memory together, and into that of the first GPU, which each of them uses."""
-        here, on_gpu = sum(map(self._bytes, entrants)), len(entrants) * (self.gpu_rank_bytes or 0)
+        here, on_gpu = sum(map(self._bytes, entrants)), sum(map(self._bytes_on_gpu, entrants))
         if here > _SHARE_OF_MEMORY * self.available_bytes:
             return False
         return on_gpu <= _SHARE_OF_MEMORY * (self.gpu_available_bytes or 0)
 
     def _bytes(self, who: Entrant) -> int:
-        return math.ceil(who.num_processes / self.num_machines) * self.rank_bytes + _BYTES_OF_A_STARTER
+        return self._ranks_here(who) * self.rank_bytes + _BYTES_OF_A_STARTER
+
+    def _bytes_on_gpu(self, who: Entrant) -> int:
+        """Returns the memory of those of its ranks that compute on the first GPU."""
+        num_gpus = self.num_gpus or self._ranks_here(who)
+        return math.ceil(self._ranks_here(who) / num_gpus) * (self.gpu_rank_bytes or 0)
+
+    def _ranks_here(self, who: Entrant) -> int:
+        return math.ceil(who.num_processes / self.num_machines)
 
     def _imports(self, who: Entrant) -> float:
         starter = 0.0 if who.backend == REFERENCE else _IMPORTS_OF_A_STARTER
@@ -192,8 +204,6 @@ def measure_costs(configs: dict[Entrant, RunConfig], network: RaceNetwork) -> Co
     Raises:
         UsageError: A process that takes these steps on a GPU failed.
     """
-    import psutil
-
     asked: dict[str, ReferenceSteps] = {}
     for who, config in configs.items():
         for accumulation in dict.fromkeys((1, who.accumulation)):
@@ -212,9 +222,10 @@ def measure_costs(configs: dict[Entrant, RunConfig], network: RaceNetwork) -> Co
         num_cpus=num_cpus(),
         num_machines=network.num_machines,
         rank_bytes=seen.rank_bytes,
-        available_bytes=psutil.virtual_memory().available,
+        available_bytes=available_bytes(),
         gpu_rank_bytes=seen.gpu_bytes,
         gpu_available_bytes=seen.gpu_available_bytes,
+        num_gpus=None if seen.gpu_bytes is None else count_gpus() or None,
     )
 
 

@@ -13,9 +13,9 @@ import mmap
 from collections.abc import Iterator
 from pathlib import Path
 
+from compare.race.memory_limit import is_limited
+
 _FREE_BLOCKS = Path("/proc/buddyinfo")
-# Where a control group limits the memory of this process: version 2 in a container, and version 1.
-_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 # As long as the usual huge page; runs of several megabytes were not faster still.
 _BYTES_OF_A_LONG_RUN = 2**21
 _BYTES_OF_A_PART = 2**26
@@ -42,7 +42,7 @@ def _take(stack: contextlib.ExitStack) -> int:
 
     available = psutil.virtual_memory().available
     scattered, number, in_vain = scattered_bytes(), 0, 0
-    most = 0 if _is_limited() else min(_SHARE_OF_MEMORY * available, _MOST_BYTES)
+    most = 0 if is_limited() else min(_SHARE_OF_MEMORY * available, _MOST_BYTES)
     while scattered >= _BYTES_OF_A_PART and (number + 1) * _BYTES_OF_A_PART <= most:
         try:
             part = allocated(_BYTES_OF_A_PART)
@@ -87,14 +87,3 @@ def scattered_bytes() -> int:
         for number, size in zip(line[4:], sizes, strict=False)
         if size < _BYTES_OF_A_LONG_RUN
     )
-
-
-def _is_limited() -> bool:
-    """Whether a control group gives this process less memory than the machine has."""
-    import psutil
-
-    for path in _LIMITS:
-        with contextlib.suppress(OSError, ValueError):  # "max" is no number
-            if int(path.read_text()) < psutil.virtual_memory().total:
-                return True
-    return False
