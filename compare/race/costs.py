@@ -55,8 +55,8 @@ class Costs(BaseModel):
     """What was measured on this machine before a race.
 
     Attributes:
-        step_seconds: The time of a step of one process, with the threads of one rank, by precision, accumulation and
-            global batch.
+        step_seconds: The time of a step of one process, with the threads of one rank and the largest micro-batches that
+            an entrant computes, by precision, accumulation and global batch.
         evaluation_seconds: The time of an evaluation.
         import_seconds: The time in which a rank imports its modules.
         steps_of_whole: The number of steps of a run that trains to the end.
@@ -91,8 +91,7 @@ class Costs(BaseModel):
 
     def step(self, who: Entrant) -> float:
         """Returns the expected time of a step of an entrant, in seconds."""
-        whole = self.step_seconds[_key(who.precision, 1, who.global_batch_size)]
-        alone = self.step_seconds.get(_key(who.precision, who.accumulation, who.global_batch_size), whole)
+        alone = self._alone(who)
         # All cores work in either case: on several ranks, or on several threads of one process.
         num_cores = self.num_cpus * self.num_machines
         cores = self.num_cpus if who.role == "alternative" else min(who.num_processes, num_cores)
@@ -106,6 +105,17 @@ class Costs(BaseModel):
         if who.num_processes > 1 and self.bandwidth is not None:  # a ring, as in compare/report/traffic.py
             seconds += 2 * (1 - 1 / who.num_processes) * 8 * self.gradient_bytes / self.bandwidth
         return seconds * (_PEER_FACTOR if who.role == "peer" else 1.0)
+
+    def _alone(self, who: Entrant) -> float:
+        """Returns the time in which one process does the work of a step of an entrant, in seconds.
+
+        What entrants are judged by, such as the reference on the whole batch, may have an accumulation of its own.
+        """
+        found = self.step_seconds.get(_key(who))
+        if found is not None:
+            return found
+        batch = [who.precision, str(who.global_batch_size)]
+        return min(seconds for key, seconds in self.step_seconds.items() if key.split(", ")[::2] == batch)
 
     def start(self, entrants: Iterable[Entrant]) -> float:
         """Returns the expected time until entrants that are started together are ready, in seconds."""
@@ -197,18 +207,22 @@ def _keeps_core_busy(who: Entrant) -> bool:
 def measure_costs(configs: dict[Entrant, RunConfig], network: RaceNetwork) -> Costs:
     """Takes a few steps of the reference under the conditions of each entrant, and starts one process.
 
+    The reference computes micro-batches that some entrant computes, too: a larger one may not fit into memory.
+
     Args:
         configs: The configuration of a timed run of each entrant.
         network: Where the ranks are started.
 
     Raises:
-        UsageError: A process that takes these steps on a GPU failed.
+        UsageError: These steps failed.
     """
+    fewest: dict[str, int] = {}
+    for who in configs:
+        number = who.num_processes * who.accumulation
+        fewest[_key(who)] = min(number, fewest.get(_key(who), number))
     asked: dict[str, ReferenceSteps] = {}
     for who, config in configs.items():
-        for accumulation in dict.fromkeys((1, who.accumulation)):
-            key = _key(who.precision, accumulation, who.global_batch_size)
-            asked.setdefault(key, ReferenceSteps(config=config, accumulation=accumulation))
+        asked.setdefault(_key(who), ReferenceSteps(config=config, accumulation=fewest[_key(who)]))
     found = dict(zip(asked, take_steps(list(asked.values())), strict=True))
     seen = list(found.values())[-1]
     return Costs(
@@ -229,8 +243,8 @@ def measure_costs(configs: dict[Entrant, RunConfig], network: RaceNetwork) -> Co
     )
 
 
-def _key(precision: str, accumulation: int, global_batch_size: int) -> str:
-    return f"{precision}, {accumulation}, {global_batch_size}"
+def _key(who: Entrant) -> str:
+    return f"{who.precision}, {who.accumulation}, {who.global_batch_size}"
 
 
 def _import_seconds() -> float:
