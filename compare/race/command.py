@@ -6,7 +6,6 @@ import contextlib
 import math
 import os
 import shlex
-import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -24,12 +23,12 @@ from compare.race.report import write_report
 from compare.race.run import run_race
 from compare.race.schedule import libraries_of, seconds_of_collectives
 from compare.race.tuning import tuned_entrants
-from compare.report.baseline import GateOptions, read_baseline
+from compare.report.baseline import Baseline, GateOptions, read_baseline
 from compare.report.pages import require_packages
 from launch import own_command
 from launch.arguments import named_path
 from launch.display import console
-from launch.errors import UsageError, refused_path
+from launch.errors import UsageError, one_line, refused_path, tell
 from launch.options import option_parser, validated
 from launch.quantities import format_duration
 from launch.signals import Interrupted, signals_raised
@@ -73,20 +72,58 @@ def run(arguments: list[str]) -> int:
         if asked["dry_run"]:
             _show_plan(plan, terminal)
             return 0
-        with contextlib.ExitStack() as stack:
-            try:
-                with signals_raised():
-                    plan_in_force = _race(plan, configs, directory, terminal, stack, began)
-            except Interrupted as interruption:
-                if directory.is_open:  # else another command may race in it
-                    directory.clear()
-                again = f"{plan.command} --output-dir {shlex.quote(str(directory.path))}"
-                kept = "finished runs are kept, resume" if directory.holds_race else "nothing was kept, begin again"
-                print(f"lockstep: interrupted; {kept} with: {again}", file=sys.stderr)
-                return 128 + interruption.signal_number
-            return write_report(directory, plan_in_force, baseline, terminal)
+        return _race_to_its_report(plan, configs, directory, baseline, terminal, began)
     except OSError as error:  # any path among the options may be one that the system refuses
         raise refused_path(error) from error
+
+
+def _race_to_its_report(
+    plan: RacePlan,
+    configs: dict[Entrant, RunConfig],
+    directory: RaceDirectory,
+    baseline: Baseline | None,
+    terminal: Console,
+    began: float,
+) -> int:
+    """Races and writes the report; a race that cannot come to its end says how it goes on.
+
+    Args:
+        plan: What was asked for.
+        configs: The configuration of each entrant.
+        directory: The directory of the race.
+        baseline: What the race is compared with, if with anything.
+        terminal: Shows how far it is.
+        began: When the command began, on the clock of time.monotonic.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        OSError: The race could not begin.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            with signals_raised():
+                plan_in_force = _race(plan, configs, directory, terminal, stack, began)
+            return write_report(directory, plan_in_force, baseline, terminal)
+        except Interrupted as interruption:
+            _tell_how_it_goes_on("interrupted", plan, directory)
+            return 128 + interruption.signal_number
+        except OSError as error:  # as on a full disk
+            if not directory.is_open:
+                raise
+            why = error.strerror or str(error)
+            _tell_how_it_goes_on(f"{error.filename}: {why}" if error.filename else why, plan, directory)
+            return 1
+
+
+def _tell_how_it_goes_on(why: str, plan: RacePlan, directory: RaceDirectory) -> None:
+    """Removes what a run has left that did not come to its end, and says what is kept."""
+    if directory.is_open:  # else another command may race in it
+        directory.clear()
+    again = f"{plan.command} --output-dir {shlex.quote(str(directory.path))}"
+    kept = "finished runs are kept, resume" if directory.holds_race else "nothing was kept, begin again"
+    tell(f"{one_line(why)}; {kept} with: {again}")
 
 
 def _race(
