@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,9 @@ import pytest
 from compare.race import command
 from compare.race.command import run
 from compare.race.directory import RaceDirectory
+from compare.race.heat import require_place_for_sockets
 from launch.errors import UsageError
+from launch.guardian import scratch_directory
 
 OPTIONS = ["--backends", "single", "--num-processes", "1", "--task", "token-tagging", "--no-collectives"]
 
@@ -50,3 +54,36 @@ def test_a_race_that_cannot_begin_is_refused(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(UsageError, match=r"^/full/file: No space left on device; choose another path$"):
         run([*OPTIONS, "--output-dir", str(tmp_path / "race")])
     assert not (tmp_path / "race").exists()
+
+
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+def test_temporary_files_whose_paths_are_too_long_for_sockets_are_refused_before_anything_is_measured(
+    dry: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", f"/tmp/{'x' * 90}")
+    monkeypatch.setattr(command, "schedule_race", lambda *_: pytest.fail("steps are taken"))
+    with pytest.raises(UsageError, match=r"^TMPDIR /tmp/x+: is \d+ bytes too long for a race, .* shorter path$"):
+        run([*OPTIONS, *dry, "--output-dir", str(tmp_path / "race")])
+    assert not (tmp_path / "race").exists()
+
+
+def test_the_longest_path_that_is_not_refused_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        longest, *_ = [
+            place for number in range(90, 0, -1) if _will_do(place := f"{short}/{number * 'x'}", monkeypatch)
+        ]
+        assert len(longest) > 70
+        Path(longest).mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", longest)
+        with scratch_directory("lockstep-race-") as sockets, socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(sockets / "9999"))
+
+
+def _will_do(place: str, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether a race may have its temporary files there."""
+    monkeypatch.setattr(tempfile, "tempdir", place)
+    try:
+        require_place_for_sockets()
+    except UsageError:
+        return False
+    return True

@@ -17,6 +17,7 @@ from rich.table import Table
 from compare.race.baseline import check_baseline, like_baseline
 from compare.race.directory import RaceDirectory
 from compare.race.entrants import core_slowdowns, make_plan, read_run_options, schedule_race
+from compare.race.heat import require_place_for_sockets
 from compare.race.options import RaceOptions
 from compare.race.plan import Entrant, RacePlan
 from compare.race.report import write_report
@@ -64,6 +65,7 @@ def run(arguments: list[str]) -> int:
         directory = RaceDirectory(output_dir)
         if not asked["dry_run"]:
             directory.require_place()
+        require_place_for_sockets()
         if asked["dry_run"] or not directory.holds_race:
             terminal.print("taking a few steps to see how long the race will take")
             schedule_race(plan, configs)

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import random
 import secrets
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,6 +29,7 @@ from compare.race.progress import ProgressOfRace
 from compare.race.scattered_memory import scattered_memory_held
 from compare.report.reading import read_run
 from compare.report.runs import RaceFacts, TurnFacts
+from launch.errors import UsageError
 from launch.guardian import scratch_directory
 from launch.starters.environment import command_environment
 from records.environment import boot_id
@@ -40,6 +43,10 @@ SECONDS_OF_A_TURN = 0.07
 # takes 3 % longer than the others, of all entrants alike, and the second one 0.4 % (docs/results/README.md).
 _SECONDS_TO_WARM_UP = 0.01
 _FEWEST_TIMED_STEPS = 3
+# Where the sockets of entrants are, in the directory for temporary files: tempfile adds so many characters to the name.
+_NAME_OF_SOCKETS, _CHARACTERS_ADDED = "lockstep-race-", 8
+# Of the path of a socket, without the null byte behind it: unix(7).
+_MOST_BYTES_OF_A_SOCKET = 107
 
 
 @dataclass
@@ -85,6 +92,21 @@ def run_heat(
     return {starter.run: starter.why for starter in starters}
 
 
+def require_place_for_sockets() -> None:
+    """Makes sure that entrants can listen where `run_heat` has them do so.
+
+    Raises:
+        UsageError: The path of the directory for temporary files is too long.
+    """
+    place = tempfile.gettempdir()
+    longest = os.path.join(place, _NAME_OF_SOCKETS + _CHARACTERS_ADDED * "x", "9999")  # noqa: PTH118 (only its length)
+    if (excess := len(os.fsencode(longest)) - _MOST_BYTES_OF_A_SOCKET) > 0:
+        raise UsageError(
+            f"TMPDIR {place}: is {excess} bytes too long for a race, whose sockets are there; set it to a directory "
+            "with a shorter path"
+        )
+
+
 def _say_nothing(*_: object) -> None:
     pass
 
@@ -93,7 +115,7 @@ def _say_nothing(*_: object) -> None:
 def _started(plan: RacePlan, runs: list[PlannedRun], directory: RaceDirectory) -> Iterator[list[_Starter]]:
     """Starts all entrants at once and waits until each rests before its first turn."""
     with contextlib.ExitStack() as stack:
-        sockets = stack.enter_context(scratch_directory("lockstep-race-"))
+        sockets = stack.enter_context(scratch_directory(_NAME_OF_SOCKETS))
         starters: list[_Starter] = []
         try:
             for number, run in enumerate(runs):
