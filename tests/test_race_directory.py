@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from compare.race.directory import RaceDirectory
-from compare.race.plan import Entrant, PlannedRun
+from compare.race.options import RaceOptions
+from compare.race.plan import Entrant, PlannedRun, draw_plan
 from compare.race.run import _able
+from compare.report.runs import race_file
+from records.files import write_atomically
 
 
 def _heat(block: int = 1) -> list[PlannedRun]:
@@ -89,3 +92,21 @@ def test_who_is_in_all_parts_of_a_block_is_started_again(tmp_path: Path) -> None
             _leave(directory, heat, left)
             runs += heat if part == 0 else heat[:1]
     assert [run.entrant.backend for run in _able(_heat(4), runs, directory)] == ["single", "ddp"]
+
+
+def test_entrants_with_long_names_leave_files_of_their_own(tmp_path: Path) -> None:
+    entrants = [
+        Entrant(
+            backend="tests.variants_of_ddp:StrayingDDP",
+            num_processes=1024,
+            precision="fp32",
+            accumulation=1024,
+            global_batch_size=2**40,
+            variant=300 * "x" + last,
+        )
+        for last in "ab"
+    ]
+    runs = [run.model_copy(update={"heat": 12}) for run in draw_plan(entrants, RaceOptions(), repeats=3)]
+    assert len({run.name for run in runs}) == len(runs)
+    for run in runs:
+        write_atomically(tmp_path / race_file(RaceDirectory(tmp_path).record(run)).name, "")

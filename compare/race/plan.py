@@ -21,6 +21,10 @@ from compare.race.options import RaceOptions
 from compare.report.runs import Purpose
 from compare.results import RANKED, Role
 
+# Of what an entrant is called, in the name of a file. With all that stands before and behind it, also while the file is
+# written, the name has less than 255 bytes, which is as much as most file systems take.
+_MOST_CHARACTERS = 170
+
 
 class Entrant(BaseModel):
     """One backend under one set of conditions.
@@ -94,9 +98,9 @@ class PlannedRun(BaseModel):
 
     @property
     def name(self) -> str:
-        """The name of the run's files."""
+        """The name of the run's files; purpose, block, position and heat make it unique."""
         who = self.entrant
-        backend = re.sub(r"[^A-Za-z0-9]+", "-", who.name).strip("-")
+        backend = re.sub(r"[^A-Za-z0-9]+", "-", who.name).strip("-")[:_MOST_CHARACTERS]
         conditions = f"{who.num_processes}x-{who.precision}-a{who.accumulation}-g{who.global_batch_size}"
         part = f"-h{self.heat}" if self.heat else ""
         return f"{self.purpose}-{self.block:03d}-{self.position:02d}-{backend}-{conditions}{part}"
