@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from compare.race import run as race_module
 from compare.race.directory import RaceDirectory
 from compare.race.options import RaceOptions
-from compare.race.plan import Entrant, PlannedRun, draw_plan
-from compare.race.run import _able
+from compare.race.plan import Entrant, PlannedRun, RacePlan, Schedule, draw_plan
+from compare.race.run import _able, _ends_early
 from compare.report.runs import race_file
 from records.files import write_atomically
 
@@ -92,6 +93,37 @@ def test_who_is_in_all_parts_of_a_block_is_started_again(tmp_path: Path) -> None
             _leave(directory, heat, left)
             runs += heat if part == 0 else heat[:1]
     assert [run.entrant.backend for run in _able(_heat(4), runs, directory)] == ["single", "ddp"]
+
+
+def test_a_race_does_not_wait_to_know_more_of_who_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What its starts left, completed or failed, does not count."""
+    directory, heats = RaceDirectory(tmp_path), [_heat(block) for block in (1, 2, 3, 4)]
+    for heat, left in zip(heats[:3], [("record", "record"), ("record", "failure"), ("record", "failure")], strict=True):
+        _leave(directory, heat, left)
+        for run in heat:
+            if (directory.failed / run.name).exists():
+                directory.record_of_failure(run).touch()
+    counted: list[Path] = []
+
+    def is_decided(directory: RaceDirectory, within: float, *, without: list[Path]) -> bool:
+        counted.extend(set(directory.records()) - set(without))
+        return True
+
+    monkeypatch.setattr(race_module, "is_decided", is_decided)
+    plan = RacePlan(
+        schema_version=8,
+        options=RaceOptions(until="1%", diagnosis=False),
+        schedule=Schedule(repeats=4, most_repeats=4, timed_steps=100, seconds=0.0),
+        costs=None,
+        entrants=[run.entrant for run in heats[0]],
+        run_options=[],
+        diagnosis_options=[],
+        left_out=[],
+        command="",
+        race="",
+    )
+    assert _ends_early(plan, 4, [run for heat in heats for run in heat], directory)
+    assert sorted(counted) == sorted(directory.record(heat[0]) for heat in heats[:3])
 
 
 def test_entrants_with_long_names_leave_files_of_their_own(tmp_path: Path) -> None:

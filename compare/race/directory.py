@@ -117,6 +117,10 @@ class RaceDirectory:
         """Returns where the record of a finished run is kept."""
         return self.path / _RECORDS_NAME / f"{run.name}.json"
 
+    def record_of_failure(self, run: PlannedRun) -> Path:
+        """Returns where the record of a failed run is kept, if it left one."""
+        return self.failed / run.name / RECORD_NAME
+
     def is_finished(self, run: PlannedRun) -> bool:
         """Tells whether a run has completed."""
         return self.record(run).exists()

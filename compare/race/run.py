@@ -108,7 +108,8 @@ def _ends_early(plan: RacePlan, block: int, runs: Sequence[PlannedRun], director
         return False  # a block that has begun is completed
     timed = [run for run in runs if run.purpose == "timed" and run.block < block]
     given_up = set(timed) - set(_able(timed, runs, directory))
-    return is_decided(directory, until, without=map(directory.record, given_up))
+    without = [place(run) for run in given_up for place in (directory.record, directory.record_of_failure)]
+    return is_decided(directory, until, without=without)
 
 
 def _run_undisturbed(
