@@ -154,14 +154,18 @@ class Costs(BaseModel):
         """Returns the expected time in which entrants save and end, all at once, in seconds."""
         return _SECONDS_TO_SAVE * (1 + sum(1 for _ in entrants))
 
-    def parts(self, entrants: list[Entrant]) -> list[list[Entrant]]:
-        """Divides entrants into parts that fit into memory together; if there are several, all have the same first one.
+    def parts(self, entrants: list[Entrant], shared: Entrant | None = None) -> list[list[Entrant]]:
+        """Divides entrants into parts that fit into memory together; if there are several, all have one in common.
 
-        What a part measures beside the entrant that all parts share can be compared with what another part does.
+        What a part measures beside this one, which comes first, can be compared with what another part does.
+
+        Args:
+            entrants: Who takes part.
+            shared: Whom the parts are to have in common; None for the reference, or else for a backend.
         """
         if self._fit(entrants) or len(entrants) < 3:
             return [entrants]
-        shared = min(
+        shared = shared or min(
             entrants, key=lambda who: (who.role != "backend", who.backend != REFERENCE, who.num_processes, who.label)
         )
         parts: list[list[Entrant]] = []

@@ -2,11 +2,13 @@
 
 One knob after the other is turned: its positions take turns with the best that was found so far, on the same steps.
 What is found this way is measured again in the race itself, beside the backend as it comes, since the fastest of
-several is partly the luckiest.
+several is partly the luckiest. Positions that do not fit into memory together take turns in parts, as entrants of a
+race do.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from backends.registry import find_backend
@@ -15,7 +17,9 @@ from compare.race.directory import RaceDirectory
 from compare.race.heat import run_heat
 from compare.race.own_entrants import read_own_entrant
 from compare.race.plan import Entrant, PlannedRun, RacePlan, Schedule
+from compare.report.parts import as_one_part
 from compare.report.reading import read_run
+from compare.report.runs import Run
 from launch.guardian import scratch_directory
 
 # A difference that so short a time does not show is not worth a setting.
@@ -36,10 +40,10 @@ def seconds_of_tuning(entrants: Sequence[Entrant], costs: Costs) -> float:
     """Returns how long `tuned_entrants` is expected to take."""
     first = {entrant.backend: entrant for entrant in reversed(can_be_tuned(entrants))}
     return sum(
-        costs.start(positions) + costs.turns(positions, _steps(entrant, costs)) + costs.end(positions)
+        costs.start(part) + costs.turns(part, _steps(entrant, costs)) + costs.end(part)
         for entrant in first.values()
         for knob in find_backend(entrant.backend).knobs
-        if (positions := [entrant] * (len(knob) + 1))
+        for part in _parts(_positions(entrant, knob), costs)
     )
 
 
@@ -49,7 +53,7 @@ def tuned_entrants(plan: RacePlan, costs: Costs, say: Callable[[str], None]) -> 
     Args:
         plan: The plan of the race.
         costs: What was measured on this machine.
-        say: Is told what is being tried, and what was found.
+        say: Is told what is being tried, what failed, and what was found.
 
     Returns:
         For each entrant whose backend became faster, the same with what was found.
@@ -59,11 +63,13 @@ def tuned_entrants(plan: RacePlan, costs: Costs, say: Callable[[str], None]) -> 
     for entrant in able:
         if entrant.backend in found:
             continue
-        best, knobs = entrant, find_backend(entrant.backend).knobs
+        best, knobs, nothing = entrant, find_backend(entrant.backend).knobs, "all that was tried failed"
         for number, knob in enumerate(knobs, start=1):
             say(f"tuning {entrant.backend}: knob {number} of {len(knobs)}, {len(knob) + 1} positions")
-            best = _fastest(plan, [best, *(_turned(best, position) for position in knob)], _steps(entrant, costs))
-        say(f"tuned {entrant.backend}: {best.variant or 'nothing is faster than its defaults'}")
+            fastest = _fastest(plan, _positions(best, knob), _steps(entrant, costs), costs, say)
+            if fastest is not None:
+                best, nothing = fastest, "nothing is faster than its defaults"
+        say(f"tuned {entrant.backend}: {best.variant or nothing}")
         found[entrant.backend] = best
     return [
         entrant.model_copy(
@@ -78,6 +84,16 @@ def _steps(entrant: Entrant, costs: Costs) -> int:
     return max(_FEWEST_STEPS, round(_SECONDS_OF_A_POSITION / costs.step(entrant)))
 
 
+def _positions(best: Entrant, knob: Sequence[str]) -> list[Entrant]:
+    """Returns the best one so far, and what each position of a knob makes of it."""
+    return [best, *(_turned(best, position) for position in knob)]
+
+
+def _parts(positions: list[Entrant], costs: Costs) -> list[list[Entrant]]:
+    """Divides positions into parts that fit into memory together, all with the first one."""
+    return costs.parts(positions, shared=positions[0])
+
+
 def _turned(best: Entrant, position: str) -> Entrant:
     own = read_own_entrant(f"{best.backend}:{position}")
     return best.model_copy(
@@ -89,20 +105,32 @@ def _turned(best: Entrant, position: str) -> Entrant:
     )
 
 
-def _fastest(plan: RacePlan, positions: Sequence[Entrant], steps: int) -> Entrant:
-    """Returns the position whose steps took the least time together; the first one if none came to the end."""
+def _fastest(
+    plan: RacePlan, positions: list[Entrant], steps: int, costs: Costs, say: Callable[[str], None]
+) -> Entrant | None:
+    """Returns the position whose steps took the least time together; None if none came to the end."""
     tried = plan.model_copy(update={"schedule": Schedule(repeats=1, most_repeats=1, timed_steps=steps, seconds=0.0)})
-    runs = [
-        PlannedRun(entrant=entrant, purpose="timed", block=1, position=position)
-        for position, entrant in enumerate(positions)
-    ]
+    completed: list[Run] = []
     with scratch_directory("lockstep-tuning-") as place:
         directory = RaceDirectory(place)
-        directory.record(runs[0]).parent.mkdir()
-        run_heat(tried, runs, directory, {}, None)
-        seconds = {
-            run.entrant: sum(sum(span.seconds) for span in read_run(directory.record(run)).timed_steps)
-            for run in runs
-            if directory.is_finished(run)
-        }
-    return min(seconds, key=lambda entrant: seconds[entrant], default=positions[0])
+        for heat, part in enumerate(_parts(positions, costs)):
+            runs = [
+                PlannedRun(entrant=entrant, purpose="timed", block=1, position=positions.index(entrant), heat=heat)
+                for entrant in part
+            ]
+            directory.record(runs[0]).parent.mkdir(exist_ok=True)
+            for run, why in run_heat(tried, runs, directory, {}, None).items():
+                if why is not None:
+                    say(f"tuning {run.entrant.backend}: {run.entrant.variant or 'its defaults'} failed: {why}")
+                elif directory.is_finished(run):
+                    completed.append(read_run(directory.record(run)))
+    by_name = {entrant.name: entrant for entrant in positions}
+    seconds = {by_name[run.entrant]: _seconds_of_a_step(run) for run in as_one_part(completed)}
+    return min(seconds, key=lambda entrant: seconds[entrant], default=None)
+
+
+def _seconds_of_a_step(run: Run) -> float:
+    """Returns the mean time of the timed steps of a run, in seconds; infinity if there are none."""
+    spans = run.timed_steps
+    number = sum(span.number for span in spans)
+    return sum(sum(span.seconds) for span in spans) / number if number else math.inf
