@@ -5,16 +5,21 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from compare.race import command
-from compare.race.command import run
+from compare.race.command import _measure_collectives, run
 from compare.race.directory import RaceDirectory
 from compare.race.heat import require_place_for_sockets
+from compare.race.options import RaceOptions
+from compare.race.plan import Entrant, RacePlan, Schedule
+from compare.race.schedule import seconds_of_collectives
 from launch.errors import UsageError
 from launch.guardian import scratch_directory
 
@@ -87,3 +92,42 @@ def _will_do(place: str, monkeypatch: pytest.MonkeyPatch) -> bool:
     except UsageError:
         return False
     return True
+
+
+def test_collectives_are_measured_on_as_many_ranks_as_a_library_takes_part_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where one has no GPU for each of four ranks, it still has two."""
+    entrants = [
+        Entrant(backend=name, num_processes=number, precision="fp32", accumulation=1, global_batch_size=32, role=role)
+        for name, number, role in [
+            ("single", 1, "backend"), ("ddp", 4, "backend"), ("ddp", 2, "backend"), ("ddp", 2, "bare"),
+            ("horovod", 2, "backend"), ("accelerate", 4, "backend"),
+        ]
+    ]  # fmt: skip
+    plan = RacePlan(
+        schema_version=8,
+        options=RaceOptions(num_processes=[1, 2, 4]),
+        schedule=Schedule(repeats=3, most_repeats=3, timed_steps=20, seconds=60.0),
+        costs=None,
+        entrants=entrants,
+        run_options=[],
+        diagnosis_options=[],
+        left_out=[],
+        command="",
+        race="r",
+    )
+    asked: list[list[str]] = []
+
+    def run_command(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+        asked.append(arguments)
+        return subprocess.CompletedProcess(arguments, 0, "", "")
+
+    monkeypatch.setattr(command.own_command, "run_command", run_command)
+    _measure_collectives(plan, {"ddp": "cpu", "horovod": "cpu"}, RaceDirectory(tmp_path), Console(quiet=True))
+    wanted = [
+        ["allreduce", "--backends=ddp", "--num-processes=2,4"],
+        ["allreduce", "--backends=horovod", "--num-processes=2"],
+    ]
+    assert [arguments[:3] for arguments in asked] == wanted
+    assert seconds_of_collectives(entrants, plan.options) == 3 * seconds_of_collectives(entrants[1:2], plan.options) > 0

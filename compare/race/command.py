@@ -22,7 +22,7 @@ from compare.race.options import RaceOptions
 from compare.race.plan import Entrant, RacePlan
 from compare.race.report import write_report
 from compare.race.run import run_race
-from compare.race.schedule import libraries_of, seconds_of_collectives
+from compare.race.schedule import libraries_of, seconds_of_collectives, worlds_of
 from compare.race.tuning import tuned_entrants
 from compare.report.baseline import Baseline, GateOptions, read_baseline
 from compare.report.pages import require_packages
@@ -231,12 +231,12 @@ def _measure_collectives(
     plan: RacePlan, devices: Mapping[str, str], directory: RaceDirectory, terminal: Console
 ) -> None:
     """Measures the collectives of each library that takes part with more than one rank."""
-    worlds = ",".join(str(number) for number in plan.options.num_processes if number > 1)
-    if not plan.options.collectives or not worlds:
+    if not plan.options.collectives:
         return
     for name in libraries_of(plan.entrants):
         target = directory.collectives(name)
-        if target.exists():
+        worlds = ",".join(map(str, worlds_of(name, plan.entrants)))
+        if target.exists() or not worlds:
             continue
         terminal.print(f"measuring the collectives of {name}")
         done = own_command.run_command(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from statistics import median
 
 from backends.registry import BACKENDS
@@ -80,10 +80,16 @@ def libraries_of(entrants: Iterable[Entrant]) -> list[str]:
     return [name for name in entered if name in BACKENDS and BACKENDS[name].has_own_collectives]
 
 
-def seconds_of_collectives(entrants: Iterable[Entrant], options: RaceOptions) -> float:
+def worlds_of(name: str, entrants: Iterable[Entrant]) -> list[int]:
+    """Returns the numbers of ranks above one with which a backend takes part."""
+    worlds = {one.num_processes for one in entrants if one.backend == name and one.role == "backend"}
+    return sorted(worlds - {1})
+
+
+def seconds_of_collectives(entrants: Collection[Entrant], options: RaceOptions) -> float:
     """Returns the expected time of measuring the collectives of libraries, after the runs of a race."""
-    worlds = [number for number in options.num_processes if number > 1]
-    return len(libraries_of(entrants)) * len(worlds) * _SECONDS_OF_COLLECTIVES if options.collectives else 0.0
+    number = sum(len(worlds_of(name, entrants)) for name in libraries_of(entrants))
+    return number * _SECONDS_OF_COLLECTIVES if options.collectives else 0.0
 
 
 def _fewest_steps(step_seconds: list[float]) -> int:
