@@ -94,6 +94,33 @@ def _will_do(place: str, monkeypatch: pytest.MonkeyPatch) -> bool:
     return True
 
 
+def test_a_dry_run_refuses_a_directory_that_the_race_would_refuse(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("precious")
+    with pytest.raises(UsageError, match="is not empty and does not contain a race"):
+        run([*OPTIONS, "--dry-run", "--output-dir", str(tmp_path)])
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_dry_run_shows_the_plan_of_a_race_that_has_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The race would go on by it, and take no steps to plan another."""
+    race = tmp_path / "race"
+    assert run([*OPTIONS, "--output-dir", str(race)]) == 0
+    plan = RacePlan.model_validate_json((race / "plan.json").read_bytes())
+    first, *_ = plan.runs()
+    RaceDirectory(race).record(first).touch()
+    before = {path: path.stat().st_mtime_ns for path in race.rglob("*")}
+    monkeypatch.setattr(command, "schedule_race", lambda *_: pytest.fail("steps are taken"))
+    capsys.readouterr()
+    assert run([*OPTIONS, "--dry-run", "--output-dir", str(race)]) == 0
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last.endswith(f"; it has begun in {race}, where 1 run(s) are finished")
+    assert {path: path.stat().st_mtime_ns for path in race.rglob("*")} == before
+    with pytest.raises(UsageError, match="holds another race"):
+        run([*OPTIONS, "--order-seed", "1", "--dry-run", "--output-dir", str(race)])
+
+
 def test_collectives_are_measured_on_as_many_ranks_as_a_library_takes_part_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,6 +77,13 @@ def test_the_plan_has_a_line_for_each_entrant(plan: RacePlan, terminal: Console)
     assert text.endswith("for 100 steps: about 90min, estimated from a few steps taken now")
 
 
+def test_the_plan_says_what_a_search_for_settings_may_add(plan: RacePlan, terminal: Console) -> None:
+    """Horovod takes part with settings of its own, and is not tuned."""
+    plan.options.tune = True
+    _show_plan(plan, terminal)
+    assert "--tune adds up to 1 entrant(s), which the estimate includes" in " ".join(" ".join(_lines(terminal)).split())
+
+
 def test_the_progress_fits_into_the_terminal(plan: RacePlan, terminal: Console) -> None:
     """What does not fit into the line that says what the race does is cut; why a run failed is not."""
     reason = "rank 3: out of memory in step 17; choose a smaller --micro-batch-size, or fewer ranks"

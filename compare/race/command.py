@@ -23,7 +23,7 @@ from compare.race.plan import Entrant, RacePlan
 from compare.race.report import write_report
 from compare.race.run import run_race
 from compare.race.schedule import libraries_of, seconds_of_collectives, worlds_of
-from compare.race.tuning import tuned_entrants
+from compare.race.tuning import can_be_tuned, tuned_entrants
 from compare.report.baseline import Baseline, GateOptions, read_baseline
 from compare.report.pages import require_packages
 from launch import own_command
@@ -63,16 +63,15 @@ def run(arguments: list[str]) -> int:
         if baseline is not None:
             check_baseline(baseline, options, configs, terminal)
         directory = RaceDirectory(output_dir)
-        if not asked["dry_run"]:
-            directory.require_place()
+        begun = directory.begun(plan)
         require_place_for_sockets()
-        if asked["dry_run"] or not directory.holds_race:
+        if begun is None:
             terminal.print("taking a few steps to see how long the race will take")
             schedule_race(plan, configs)
             if {"budget", "timed_steps"} <= set(vars(namespace)):  # beside a baseline, its steps count
                 _check_budget(plan)
         if asked["dry_run"]:
-            _show_plan(plan, terminal)
+            _show_plan(begun or plan, terminal, directory if begun else None)
             return 0
         return _race_to_its_report(plan, configs, directory, baseline, terminal, began)
     except OSError as error:  # any path among the options may be one that the system refuses
@@ -204,7 +203,14 @@ def _describe(plan: RacePlan) -> str:
     )
 
 
-def _show_plan(plan: RacePlan, terminal: Console) -> None:
+def _show_plan(plan: RacePlan, terminal: Console, begun: RaceDirectory | None = None) -> None:
+    """Shows the plan of a race.
+
+    Args:
+        plan: The plan.
+        terminal: Where to show it.
+        begun: Where the race has begun; None if it has not.
+    """
     expected = [run for run in plan.runs() if run.purpose != "timed" or run.block <= plan.schedule.repeats]
     entrants = dict.fromkeys(run.entrant for run in expected)
     named = [(one.num_processes, one.precision, one.accumulation) for one in plan.entrants]  # in the user's order
@@ -224,6 +230,12 @@ def _show_plan(plan: RacePlan, terminal: Console) -> None:
     terminal.print(table)
     for line in plan.left_out:
         terminal.print(line)
+    if begun is not None:
+        number = sum(map(begun.is_finished, plan.runs()))
+        terminal.print(f"{_describe(plan)}; it has begun in {begun.path}, where {number} run(s) are finished")
+        return
+    if plan.options.tune:
+        terminal.print(f"--tune adds up to {len(can_be_tuned(plan.entrants))} entrant(s), which the estimate includes")
     terminal.print(f"{_describe(plan)}, estimated from a few steps taken now")
 
 

@@ -55,6 +55,22 @@ class RaceDirectory:
                 f"--output-dir {self.path}: is not empty and does not contain a race; choose another directory"
             )
 
+    def begun(self, plan: RacePlan) -> RacePlan | None:
+        """Returns the plan of the race that has begun here, if that was asked for in the same way; None if none has.
+
+        Raises:
+            UsageError: The directory holds something else.
+        """
+        self.require_place()
+        if not self.holds_race:
+            return None
+        begun = self._plan("--output-dir ", "choose another directory")
+        if not begun.same_request(plan):
+            raise UsageError(
+                f"--output-dir {self.path}: holds another race ({begun.command}); choose another directory"
+            )
+        return begun
+
     @contextlib.contextmanager
     def opened(self, plan: RacePlan) -> Iterator[RacePlan]:
         """Takes the directory for this plan, or resumes the race of the same plan; yields the plan in force.
@@ -63,14 +79,7 @@ class RaceDirectory:
             UsageError: The directory holds something else, or another process races in it.
         """
         plan_file = self.path / PLAN_NAME
-        self.require_place()
-        if plan_file.exists():
-            begun = self._plan("--output-dir ", "choose another directory")
-            if not begun.same_request(plan):
-                raise UsageError(
-                    f"--output-dir {self.path}: holds another race ({begun.command}); choose another directory"
-                )
-            plan = begun
+        plan = self.begun(plan) or plan
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
