@@ -325,6 +325,7 @@ RACES = {
     "another-first": ("--engine mpi --hosts 192.0.2.1,127.0.0.1", "192.0.2.1 is another machine", "this one first"),
     "nowhere": ("--engine mpi --hosts 127.0.0.1,nowhere.invalid", "nowhere.invalid cannot be found", "its address"),
     "bandwidth": (f"--engine mpi --hosts {LOOPBACK} --bandwidth 1gbit", "--bandwidth 1gbit", "--engine netns"),
+    "one-rank": ("--engine netns --bandwidth 1gbit --num-processes 1", "has no effect on a single rank", "--bandwidth"),
 }
 
 

@@ -56,6 +56,12 @@ from tests.launching import lockstep
         (["--budget", "0s"], "--budget 0s"),
         (["--until", "1%", "--timed-steps", "50"], "--until 1%: has no effect beside --timed-steps 50"),
         (
+            ["--until", "1%", "--repeats", "3"],
+            "--until 1%: has no effect beside --repeats 3, since 3 starts take place",
+        ),
+        (["--tune", "--num-processes", "1"], "--tune: has no effect, since nobody who takes part has several ranks"),
+        (["--no-peer-accuracy"], "--no-peer-accuracy: has no effect without --peers"),
+        (
             ["--task", "token-tagging", "--budget", "60s", "--timed-steps", "100000"],
             "--budget 60s: 3 starts of 100000 timed steps need about",
         ),

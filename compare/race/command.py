@@ -26,12 +26,13 @@ from compare.race.schedule import libraries_of, seconds_of_collectives, worlds_o
 from compare.race.tuning import can_be_tuned, tuned_entrants
 from compare.report.baseline import Baseline, GateOptions, read_baseline
 from compare.report.pages import require_packages
+from compare.results import MIN_PAIRS
 from launch import own_command
 from launch.arguments import named_path
 from launch.display import console
 from launch.errors import UsageError, one_line, refused_path, tell
 from launch.options import option_parser, validated
-from launch.quantities import format_duration
+from launch.quantities import format_bandwidth, format_duration
 from launch.signals import Interrupted, signals_raised
 from records.config import RunConfig
 
@@ -52,7 +53,7 @@ def run(arguments: list[str]) -> int:
     asked = {"output_dir": None, "dry_run": False, "config": None, **vars(namespace)}
     of_runs = read_run_options(rest, asked["config"])
     options: RaceOptions = validated(RaceOptions, asked)
-    _check_until(options)
+    _check_effects(options)
     baseline = read_baseline(validated(GateOptions, asked))
     if baseline is not None:
         options = like_baseline(options, baseline)
@@ -164,11 +165,35 @@ def _race(
     return plan
 
 
-def _check_until(options: RaceOptions) -> None:
-    if options.until is not None and options.timed_steps is not None and options.repeats is None:
+def _check_effects(options: RaceOptions) -> None:
+    """Refuses options that have no effect beside others.
+
+    Raises:
+        UsageError: There is one.
+    """
+    _check_until(options)
+    if options.peers is None and not options.peer_accuracy:
+        raise UsageError("--no-peer-accuracy: has no effect without --peers; name some, or leave it out")
+    if options.bandwidth is not None and max(options.num_processes) == 1:
         raise UsageError(
-            f"--until {100 * options.until:g}%: has no effect beside --timed-steps {options.timed_steps}, which asks "
-            "for no more than three starts; give --repeats, too, or leave one of the two out"
+            f"--bandwidth {format_bandwidth(options.bandwidth)}: has no effect on a single rank, which sends nothing; "
+            "ask for more with --num-processes, or leave it out"
+        )
+
+
+def _check_until(options: RaceOptions) -> None:
+    if options.until is None:
+        return
+    until = f"--until {100 * options.until:g}%"
+    if options.timed_steps is not None and options.repeats is None:
+        raise UsageError(
+            f"{until}: has no effect beside --timed-steps {options.timed_steps}, which asks for no more than three "
+            "starts; give --repeats, too, or leave one of the two out"
+        )
+    if options.repeats is not None and options.repeats <= MIN_PAIRS:
+        raise UsageError(
+            f"{until}: has no effect beside --repeats {options.repeats}, since {MIN_PAIRS} starts take place in any "
+            "case; ask for more, or leave one of the two out"
         )
 
 

@@ -132,6 +132,11 @@ def make_plan(options: RaceOptions, of_runs: RunOptionsOfRace) -> tuple[RacePlan
     )
     configs = _able(plan, backends)
     plan.entrants = list(configs)
+    if options.tune and not can_be_tuned(plan.entrants):
+        raise UsageError(
+            "--tune: has no effect, since nobody who takes part has several ranks and settings to try; ask for other "
+            "--backends or --num-processes, or leave it out"
+        )
     plan.diagnosis_options = ["--no-torch-compile"]
     batchings = {config.batching for config in configs.values() if config.torch_compile}
     if len(batchings) == 1:  # a model that is not compiled would be given another layout
