@@ -27,8 +27,10 @@ _Message = TypeVar("_Message", Hello, TurnTaken, Rested)
 # What a rank gets instead of one more turn.
 _NO_MORE = Turn(warm_through=0, through=0)
 _POLL_SECONDS = 0.2
-# Turns are shorter, even of slow models.
+# Most turns are much shorter. That of a slow model has four steps at least, in the middle of which the launcher is not
+# to go on, and poll: such a turn may last several times as long as its steps took in the turn before.
 _SECONDS_OF_SILENCE = 10.0
+_TIMES_AS_LONG = 3.0
 # What keepers of nodes have in their command lines.
 _KEEPER = "compare.race.keeper"
 
@@ -74,6 +76,7 @@ class LiveEntrant:
         self.steps_per_epoch, self.foreign_share = 0, 0.0
         self.cores: list[int] = []
         self._num_processes, self._num_keepers = num_processes, num_keepers
+        self._taken, self._step_seconds = 0, 0.0  # of the steps so far, and of one of the last turn
         self._connections: dict[int, socket.socket] = {}
         # By their nodes: who stops and continues the processes there, and those that are ranks.
         self._keepers: dict[str, socket.socket] = {}
@@ -148,7 +151,7 @@ class LiveEntrant:
         """Gives the entrant a turn, and lets it rest again.
 
         Only its ranks go on, and what they have started: launchers poll, which would disturb the ranks where these take
-        all cores. If the ranks do not answer, the launcher goes on, too, and finds out which of them hangs.
+        all cores. If the ranks do not answer for long, the launcher goes on, too, and finds out which of them hangs.
 
         Args:
             turn: The steps to take.
@@ -160,12 +163,16 @@ class LiveEntrant:
         Raises:
             EntrantEnded: It has ended before all ranks had taken the turn.
         """
+        ranks = [self._connections[rank] for rank in sorted(self._connections)]
         self.cores = self._tree.race(number)
         self._order("race")
-        for connection in self._connections.values():
+        num_steps, began = turn.through - self._taken, time.monotonic()
+        for connection in ranks:
             with contextlib.suppress(OSError):  # a rank that is gone is noticed below
                 send(connection, turn)
-        taken = self._answers(TurnTaken, [self._connections[rank] for rank in sorted(self._connections)])
+        patience = max(_SECONDS_OF_SILENCE, _TIMES_AS_LONG * num_steps * self._step_seconds)
+        taken = self._answers(TurnTaken, ranks, patience)
+        self._taken, self._step_seconds = turn.through, (time.monotonic() - began) / max(1, num_steps)
         self.rest()
         return on_one_clock(taken) if self._keepers else taken
 
@@ -200,19 +207,28 @@ class LiveEntrant:
         last = (errors.strip().splitlines() or [""])[-1].removeprefix("lockstep: ")
         return one_line(last) or f"it ended with exit code {self._process.returncode}"
 
-    def _answers(self, kind: type[_Message], connections: list[socket.socket]) -> list[_Message]:
+    def _answers(
+        self, kind: type[_Message], connections: list[socket.socket], patience: float = _SECONDS_OF_SILENCE
+    ) -> list[_Message]:
         """Returns one message from each connection, in their order, whichever comes first.
+
+        Args:
+            kind: What is expected.
+            connections: From whom.
+            patience: How long nobody need answer, in seconds.
 
         Raises:
             EntrantEnded: Somebody has ended.
         """
         answers: dict[socket.socket, _Message] = {}
         while missing := [connection for connection in connections if connection not in answers]:
-            for connection in self._readable(missing, resting=kind is Rested):
+            for connection in self._readable(missing, patience, resting=kind is Rested):
                 answers[connection] = self._receive(kind, connection)
         return [answers[connection] for connection in connections]
 
-    def _readable(self, sockets: list[socket.socket], *, resting: bool = False) -> Iterator[socket.socket]:
+    def _readable(
+        self, sockets: list[socket.socket], patience: float = _SECONDS_OF_SILENCE, *, resting: bool = False
+    ) -> Iterator[socket.socket]:
         """Yields sockets that can be read, after waiting for the first.
 
         If nobody answers, all processes go on, except those that have been asked to rest: whoever watches the ranks has
@@ -229,7 +245,7 @@ class LiveEntrant:
                 return
             if self._process.poll() is not None:
                 raise EntrantEnded
-            if time.monotonic() - silent_since > _SECONDS_OF_SILENCE:
+            if time.monotonic() - silent_since > patience:
                 silent_since = time.monotonic()
                 if resting:
                     self._tree.go_on()
