@@ -24,21 +24,22 @@ tools() {
   return 2
 }
 
-if [[ $1 == --check ]]; then
-  python=$2
-  # A wheel for this Python will do, and needs no tools; it is almost always for the torch that is to be installed, too.
-  tag=$("$python" -c 'import sys; print(f"cp{sys.version_info[0]}{sys.version_info[1]}")')
-  compgen -G "$cache/wheels/horovod-$version-$tag-torch*/*.whl" >/dev/null || tools
-  exit
-fi
-python=$1
-
 transports=gloo
 mpi=(HOROVOD_WITHOUT_MPI=1)
 if mpicxx -x c++ -fsyntax-only - <<<"#include <mpi.h>" 2>/dev/null; then # which may be there without its headers
   transports=gloo-mpi
   mpi=(HOROVOD_WITH_MPI=1)
 fi
+if [[ $1 == --check ]]; then
+  python=$2
+  # A wheel of an earlier build needs no tools. Which torch there will be is known, and whether it has CUDA is not.
+  torch=$(sed -n 's/^torch==//p' "$(dirname "${BASH_SOURCE[0]}")/../launch/constraints.txt")
+  tag=$("$python" -c 'import sys; print(f"cp{sys.version_info[0]}{sys.version_info[1]}")')-torch$torch
+  wheels=$cache/wheels/horovod-$version-$tag
+  compgen -G "$wheels*-$transports/*.whl" >/dev/null || compgen -G "$wheels*-$transports-nccl*/*.whl" >/dev/null || tools
+  exit
+fi
+python=$1
 # GPU operations where torch has CUDA and the compiler is there; NCCL is the one that torch brought.
 cuda=()
 nccl=$("$python" -c 'import torch, nvidia.nccl; print(next(iter(nvidia.nccl.__path__)) if torch.version.cuda else "")' 2>/dev/null || true)

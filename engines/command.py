@@ -129,7 +129,7 @@ def _job(
         sizes += [f"--num-nodes={num_nodes}", f"--master-addr={_NO_ADDRESS}"]
     # A checkpoint that cannot be read here is known where the node runs, and so are the options that come from its run.
     given = of_training if start is not None else _without_resume(of_training)
-    threads = None if kind.is_here else most_threads(settings, num_processes // num_nodes)
+    threads = most_threads(settings, num_processes // num_nodes) if kind.gives_cores else None
     options = read_options(backend, row.settings, [*given, *sizes], start=start, most_threads=threads)
     run = options.run
     device = _device(run.device, row, settings)

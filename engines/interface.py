@@ -163,6 +163,7 @@ class Engine(ABC, Generic[_Settings]):
         Settings: Its options.
         is_here: Whether all nodes are on this machine.
         shares_files: Whether a path of this machine is the same file for the nodes, as a rule.
+        gives_cores: Whether it gives a node as many cores as its ranks have threads, or says that it has not so many.
     """
 
     name: ClassVar[str]
@@ -170,6 +171,7 @@ class Engine(ABC, Generic[_Settings]):
     Settings: ClassVar[type[EngineSettings]] = EngineSettings
     is_here: ClassVar[bool] = False
     shares_files: ClassVar[bool] = True
+    gives_cores: ClassVar[bool] = True
 
     def __init__(self, job: NodeJob, settings: _Settings) -> None:
         """Keeps the job and the engine's options; nothing is started."""

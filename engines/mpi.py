@@ -115,6 +115,7 @@ class Mpi(Engine[MpiSettings]):
     name = "mpi"
     summary = "Hosts that Open MPI's mpirun reaches, by ssh."
     Settings = MpiSettings
+    gives_cores = False
 
     @override
     def check(self) -> None:

@@ -70,6 +70,7 @@ class Netns(Engine[NetnsSettings]):
     )
     Settings = NetnsSettings
     is_here = True
+    gives_cores = False
 
     @override
     def check(self) -> None:

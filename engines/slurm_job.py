@@ -139,11 +139,15 @@ class SlurmJob:
         self._followed.show()
 
     def _remove_files(self) -> None:
-        """Removes what its script keeps beside its output; the script does so itself, but may have been killed."""
+        """Removes what its script keeps beside its output; the script does so itself, but may have been killed.
+
+        A job that is put back into the queue by hand tells by `begun` which checkpoints are its own.
+        """
         self._code_file.unlink(missing_ok=True)
         if self._state in _ENDS:  # else the script, which may go on, needs the others
             for path in self._log.parent.glob(f"job{self._number}.*"):
-                path.unlink(missing_ok=True)
+                if path.suffix != ".begun":
+                    path.unlink(missing_ok=True)
 
     def _conclude(self) -> int:
         """Says how the job has ended, where its nodes have not said it; returns its exit code."""

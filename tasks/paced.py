@@ -26,11 +26,11 @@ class PacedSettings(TaskSettings):
     """Whose gradients, and whose pace."""
 
     model: Literal["bert-tiny", "bert-mini", "bert-small", "bert-base", "bert-large"] = Field(
-        "bert-base", description="the model whose gradients are sent"
+        "bert-mini", description="the model whose gradients are sent"
     )
     vocab_size: int = Field(VOCAB_SIZE, ge=1, le=1_000_000, description="rows of its embedding")
     samples_per_second: float = Field(
-        100.0, gt=0, le=1e6, description="how many samples one device trains on in a second, alone"
+        100.0, gt=0, le=1e6, description="how many samples a device takes through both passes in a second"
     )
     num_train_samples: int = Field(4000, gt=0, le=10_000_000, description="training samples")
     num_validation_samples: int = Field(400, gt=0, le=10_000_000, description="validation samples")

@@ -132,8 +132,9 @@ def test_ranks_have_the_threads_of_the_run_where_there_are_cores_for_them(tmp_pa
     assert _job(engine.split()[0], *resumed).run.threads_per_rank == 1000
     assert _job(f"{engine} 2000", *resumed).run.threads_per_rank == 1000
     assert _job(f"{engine} 1999", *resumed).run.threads_per_rank is None
-    # The cores are those of this machine.
+    # The cores are those of this machine, or of hosts that are taken to be like it.
     assert _job("netns", *resumed).run.threads_per_rank is None
+    assert _job("mpi --hosts 127.0.0.1,127.0.0.2", *resumed).run.threads_per_rank is None
 
 
 def test_a_job_of_slurm_asks_for_the_cores_of_the_run(tmp_path: Path) -> None:

@@ -120,7 +120,10 @@ def _with_programs(there: Path, **lines: str) -> dict[str, str]:
 
 @pytest.mark.parametrize(("left", "code"), [("0", 0), ("75", 75), ("3", 3), (None, 1)])
 def test_a_job_that_slurm_has_forgotten(tmp_path: Path, left: str | None, code: int) -> None:
-    """A command that could not ask for minutes finds what the script of the job has left, and leaves none of it."""
+    """A command that could not ask for minutes finds what the script of the job has left, and removes its files.
+
+    If the job is put back into the queue, its script needs to know when it began.
+    """
     run = tmp_path / "run"
     # A script that was killed leaves more than its code; the file of job 70 is another's.
     leave = f"touch {run}/job7.begun {run}/job7.node1.pid {run}/job70.node1.pid; "
@@ -130,7 +133,7 @@ def test_a_job_that_slurm_has_forgotten(tmp_path: Path, left: str | None, code: 
     assert done.returncode == code, done.stderr
     assert ("is no longer known to SLURM" in done.stderr) == (left is None)
     assert ("job 7 failed with exit code 3" in done.stderr) == (left == "3")
-    assert [path.name for path in run.glob("job[0-9]*")] == ["job70.node1.pid"]
+    assert sorted(path.name for path in run.glob("job[0-9]*")) == ["job7.begun", "job70.node1.pid"]
 
 
 def test_a_job_that_may_go_on_keeps_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
