@@ -64,15 +64,15 @@ def answer(command: Callable[[], int]) -> int:
             finally:
                 sys.stdout.flush()
         return code
-    except (UsageError, UnsupportedError, TaskInputError) as error:
-        tell(one_line(error))
-        return 2
     except BaseException as error:
         # A library that was interrupted while it was loaded may have raised another error in its place.
         interruption = _interruption_behind(error)
         if interruption is not None:
             tell(f"interrupted by {interruption}")
             return 128 + interruption.signal_number
+        if isinstance(error, (UsageError, UnsupportedError, TaskInputError)):
+            tell(one_line(error))
+            return 2
         if not isinstance(error, OSError):
             raise
         if (lost := _lost_output(error)) is not None:

@@ -71,8 +71,8 @@ class PacedBert(nn.Module):
     """Has the parameters of BERT for classification into two classes, and takes as long as it is told to.
 
     Each layer takes the same time; the embeddings and the head take none. What a process has to compute for a gradient
-    of the right size counts as part of the time of the layers that are still to come. What follows the last of them comes
-    on top: the gradients of the embeddings, and the update.
+    of the right size counts as part of the time of the layers that are still to come. What follows the last of them
+    comes on top: the gradients of the embeddings, and the update.
 
     Args:
         num_layers: The number of layers.

@@ -68,6 +68,14 @@ def test_an_entrant_with_too_few_starts_hides_nothing_under_other_conditions() -
     first.rivals[1].detectable, first.rivals[1].claim = None, "too few"
     second.rivals[1].detectable, second.rivals[1].claim = 0.07, "none"
     assert any(f"misses a difference of 7.0 % ({second.conditions})" in warning for warning in warnings_of(results))
+    (overlooked,) = (ground for ground in grounds_of(results) if ground.question == "Overlooked")
+    assert overlooked.state == "bad"
+    assert f"misses a difference of 7.0 % ({second.conditions})" in overlooked.answer
+    assert overlooked.answer.endswith(f"too few starts of {first.rivals[1].label}")
+    second.rivals[1].claim, second.rivals[1].detectable = "too few", None
+    first.rivals[1].claim, first.rivals[1].detectable = "none", 0.03
+    (overlooked,) = (ground for ground in grounds_of(results) if ground.question == "Overlooked")
+    assert overlooked.answer.endswith(f"too few starts of {second.rivals[1].label} ({second.conditions})")
 
 
 def test_who_could_not_be_judged_leaves_it_open_whether_all_compute_the_same() -> None:

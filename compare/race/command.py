@@ -53,10 +53,10 @@ def run(arguments: list[str]) -> int:
     asked = {"output_dir": None, "dry_run": False, "config": None, **vars(namespace)}
     of_runs = read_run_options(rest, asked["config"])
     options: RaceOptions = validated(RaceOptions, asked)
-    _check_effects(options)
     baseline = read_baseline(validated(GateOptions, asked))
     if baseline is not None:
         options = like_baseline(options, baseline)
+    _check_effects(options)
     terminal = console()
     output_dir: Path = asked["output_dir"] or Path("runs") / f"race-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     try:
@@ -166,12 +166,14 @@ def _race(
 
 
 def _check_effects(options: RaceOptions) -> None:
-    """Refuses options that have no effect beside others.
+    """Refuses options that cannot work, or have no effect, beside others.
 
     Raises:
         UsageError: There is one.
     """
     _check_until(options)
+    if options.bare and options.engine is not None:  # plans of older races, whose reports can be made, may have both
+        raise UsageError(f"--bare: cannot race on --engine {options.engine}; leave one of the two out")
     if options.peers is None and not options.peer_accuracy:
         raise UsageError("--no-peer-accuracy: has no effect without --peers; name some, or leave it out")
     if options.bandwidth is not None and max(options.num_processes) == 1:

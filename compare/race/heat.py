@@ -170,7 +170,7 @@ def _take_turns(
         on_round(turn.through, num_steps)
         for position, starter in enumerate(order.sample(running, len(running))):
             with _noting_the_end(starter):
-                starter.turns.append(_one_turn(starter.live, turn, number, position))
+                starter.turns.append(_one_turn(starter.live, turn, starter.run.block, number, position))
         if turn.through == num_steps:
             _let_all_end([starter for starter in running if starter.why is None])
             return
@@ -233,8 +233,9 @@ def next_turn(taken: int, warm: int, timed: int, *, steps_per_epoch: int, num_st
     return Turn(warm_through=min(taken + warm, through - 1), through=through)
 
 
-def _one_turn(live: LiveEntrant, turn: Turn, number: int, position: int) -> TurnFacts:
-    taken = live.take(turn, number)
+def _one_turn(live: LiveEntrant, turn: Turn, block: int, number: int, position: int) -> TurnFacts:
+    # Each start begins one core further, since there may be more cores than rounds.
+    taken = live.take(turn, number + block)
     counted = [one.instructions for one in taken if one.instructions is not None]
     return TurnFacts(
         round=number,

@@ -155,7 +155,7 @@ class LiveEntrant:
 
         Args:
             turn: The steps to take.
-            number: The number of the round, which says on which cores ranks compute that need fewer than there are.
+            number: Says on which cores ranks compute that need fewer than there are, such as the number of the round.
 
         Returns:
             What each rank has measured, in the order of the ranks; as if all machines had the same clock.

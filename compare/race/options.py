@@ -114,7 +114,7 @@ class RaceOptions(BaseModel):
     def _has_a_network(self) -> RaceOptions:
         _ = self.network
         peers = f"--peers {','.join(self.peers or ())}"
-        for option, is_given in (("--tune", self.tune), (peers, self.peers is not None), ("--bare", self.bare)):
+        for option, is_given in (("--tune", self.tune), (peers, self.peers is not None)):
             if self.engine is not None and is_given:
                 raise ValueError(f"{option}: cannot race on --engine {self.engine}; leave one of the two out")
         return self

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-_NODES = Path("/sys/devices/system/node")
+_NODES_WITH_MEMORY = Path("/sys/devices/system/node/has_memory")
 _PROCESSES = Path("/proc")
 
 
@@ -44,15 +44,18 @@ class Rotation:
             self._width = self._num_bound(processes)
         if not self._width:
             return []
-        shift = number % (len(self._cores) // self._width) * self._width
-        place = {core: index - self._shift for index, core in enumerate(self._cores)}
-        bound = set(self._cores[self._shift : self._shift + self._width])
-        for thread in _threads_of(processes) if shift != self._shift else ():
+        bound, self._shift = self._bound(), number % len(self._cores)
+        moved = dict(zip(bound, self._bound(), strict=True))
+        for thread in _threads_of(processes) if bound != self._bound() else ():
             with contextlib.suppress(OSError):  # it has ended
-                if (cores := os.sched_getaffinity(thread)) <= bound:
-                    os.sched_setaffinity(thread, {self._cores[place[core] + shift] for core in cores})
-        self._shift = shift
-        return self._cores[shift : shift + self._width]
+                if (cores := os.sched_getaffinity(thread)) <= set(bound):
+                    os.sched_setaffinity(thread, {moved[core] for core in cores})
+        return self._bound()
+
+    def _bound(self) -> list[int]:
+        """Returns the cores of the ranks, which follow one another in a ring of all cores."""
+        ring = [*self._cores[self._shift :], *self._cores[: self._shift]]
+        return ring[: self._width]
 
     def _num_bound(self, processes: Iterable[int]) -> int:
         """Returns how many cores the ranks are bound to, or 0 if they cannot be moved."""
@@ -61,7 +64,7 @@ class Rotation:
             with contextlib.suppress(OSError):  # it has ended
                 bound |= os.sched_getaffinity(process)
         is_first = bound == set(self._cores[: len(bound)])
-        return len(bound) if is_first and 2 * len(bound) <= len(self._cores) and _num_numa_nodes() <= 1 else 0
+        return len(bound) if is_first and len(bound) < len(self._cores) and not has_several_numa_nodes() else 0
 
 
 def _threads_of(processes: Iterable[int]) -> Iterable[int]:
@@ -70,5 +73,9 @@ def _threads_of(processes: Iterable[int]) -> Iterable[int]:
             yield from [int(thread.name) for thread in _PROCESSES.joinpath(str(process), "task").iterdir()]
 
 
-def _num_numa_nodes() -> int:
-    return sum(1 for _ in _NODES.glob("node[0-9]*"))
+def has_several_numa_nodes() -> bool:
+    """Whether several NUMA nodes have memory: the kernel writes "0", or "0-1", or "0,2"."""
+    try:
+        return not _NODES_WITH_MEMORY.read_text().strip().isdecimal()
+    except OSError:  # a kernel that knows no nodes
+        return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -72,16 +71,10 @@ def _starts_of(standing: Standing, results: Results) -> list[int]:
     return [standing.num_starts, *others]
 
 
-def _overlooks(standing: Standing) -> float:
-    """Returns the largest difference that may have been overlooked under these conditions."""
-    if _too_few(standing) or (standing.undecided and standing.detectable is None):
-        return math.inf
-    return standing.detectable or 0.0
-
-
-def _too_few(standing: Standing) -> list[str]:
-    """Returns the labels of those who were started together with the opponent too seldom to be compared with it."""
-    return [one.label for one in standing.undecided if one.claim == "too few"]
+def _too_few(standing: Standing, results: Results) -> list[str]:
+    """Names those who were started together with the opponent too seldom to be compared with it."""
+    of = _of(standing, results)
+    return [f"{one.label}{of}" for one in standing.undecided if one.claim == "too few"]
 
 
 def _of(standing: Standing, results: Results) -> str:
@@ -157,9 +150,9 @@ def _what_is_sent(groups: Sequence[GroupResult]) -> list[Ground]:
 
 def _overlooked(compared: Sequence[Standing], results: Results) -> Ground:
     """Says which difference from the opponent may have been overlooked, of those that the report is to find."""
-    question, standing = "Overlooked", max(compared, key=_overlooks)
-    smallest, few = standing.detectable, _too_few(standing)
-    if not standing.undecided:
+    question, standing = "Overlooked", max(compared, key=lambda one: one.detectable or 0.0)
+    smallest, few = standing.detectable, [label for one in compared for label in _too_few(one, results)]
+    if not any(one.undecided for one in compared):
         return _nothing_overlooked(question, compared)
     if smallest is None:
         return Ground(question, f"perhaps much: too few starts{_of(standing, results)}", "bad")
