@@ -155,7 +155,7 @@ def _overlooked(compared: Sequence[Standing], results: Results) -> Ground:
     if not any(one.undecided for one in compared):
         return _nothing_overlooked(question, compared)
     if smallest is None:
-        return Ground(question, f"perhaps much: too few starts{_of(standing, results)}", "bad")
+        return Ground(question, f"perhaps much: too few starts of {joined(few)}", "bad")
     least_known = max(standing.undecided, key=lambda one: one.detectable or 0.0)
     later = points(detectable_later(smallest, _LONGER, spread=least_known.spread, num_starts=standing.num_starts))
     missed = f"one race of five misses a difference of {points(smallest)} %{_of(standing, results)}"
