@@ -17,7 +17,6 @@ from compare.race.directory import RaceDirectory
 from compare.race.heat import run_heat
 from compare.race.own_entrants import read_own_entrant
 from compare.race.plan import Entrant, PlannedRun, RacePlan, Schedule
-from compare.report.parts import as_one_part
 from compare.report.reading import read_run
 from compare.report.runs import Run
 from launch.guardian import scratch_directory
@@ -124,6 +123,8 @@ def _fastest(
                     say(f"tuning {run.entrant.backend}: {run.entrant.variant or 'its defaults'} failed: {why}")
                 elif directory.is_finished(run):
                     completed.append(read_run(directory.record(run)))
+    from compare.report.parts import as_one_part  # which needs packages that --help works without
+
     by_name = {entrant.name: entrant for entrant in positions}
     seconds = {by_name[run.entrant]: _seconds_of_a_step(run) for run in as_one_part(completed)}
     return min(seconds, key=lambda entrant: seconds[entrant], default=None)
