@@ -18,10 +18,11 @@ from compare.race.command import _measure_collectives, run
 from compare.race.directory import RaceDirectory
 from compare.race.heat import require_place_for_sockets
 from compare.race.options import RaceOptions
-from compare.race.plan import Entrant, RacePlan, Schedule
+from compare.race.plan import Entrant, RacePlan
 from compare.race.schedule import seconds_of_collectives
 from launch.errors import UsageError
 from launch.guardian import scratch_directory
+from tests.made_races import plan_of
 
 OPTIONS = ["--backends", "single", "--num-processes", "1", "--task", "token-tagging", "--no-collectives"]
 
@@ -132,18 +133,7 @@ def test_collectives_are_measured_on_as_many_ranks_as_a_library_takes_part_with(
             ("horovod", 2, "backend"), ("accelerate", 4, "backend"),
         ]
     ]  # fmt: skip
-    plan = RacePlan(
-        schema_version=8,
-        options=RaceOptions(num_processes=[1, 2, 4]),
-        schedule=Schedule(repeats=3, most_repeats=3, timed_steps=20, seconds=60.0),
-        costs=None,
-        entrants=entrants,
-        run_options=[],
-        diagnosis_options=[],
-        left_out=[],
-        command="",
-        race="r",
-    )
+    plan = plan_of(RaceOptions(num_processes=[1, 2, 4]), entrants)
     asked: list[list[str]] = []
 
     def run_command(arguments: list[str]) -> subprocess.CompletedProcess[str]:

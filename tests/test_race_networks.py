@@ -8,8 +8,9 @@ import pytest
 
 from compare.race.directory import RaceDirectory
 from compare.race.options import RaceOptions
-from compare.race.plan import Entrant, PlannedRun, RacePlan, Schedule
+from compare.race.plan import Entrant, PlannedRun, RacePlan
 from compare.race.report import info_of
+from tests.made_races import plan_of
 
 
 def _plan(options: RaceOptions) -> RacePlan:
@@ -17,18 +18,7 @@ def _plan(options: RaceOptions) -> RacePlan:
         Entrant(backend=name, num_processes=number, precision="fp32", accumulation=1, global_batch_size=32)
         for name, number in (("single", 1), ("ddp", 4))
     ]
-    return RacePlan(
-        schema_version=8,
-        options=options,
-        schedule=Schedule(repeats=3, most_repeats=3, timed_steps=20, seconds=60.0),
-        costs=None,
-        entrants=entrants,
-        run_options=[],
-        diagnosis_options=[],
-        left_out=[],
-        command="launch/run.sh compare",
-        race="r",
-    )
+    return plan_of(options, entrants)
 
 
 @pytest.fixture
