@@ -1,7 +1,8 @@
 """What a dry run says that a rank takes, beside what ranks take: ``python -m tests.sizes`` prints a table.
 
-The parts are those of the record of a training. The tensors of a rank at its peak, and its resident memory, are those
-of ranks that take the same steps in a real group.
+The parts of the memory and what is sent are those of the record of a training, and the files are those that it has
+written. The tensors of a rank at its peak, and its resident memory, are those of ranks that take the same steps in a
+real group.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from typing import NamedTuple
 
 from launch.dry_run import measure_in_a_process
 from launch.starters.interface import PROJECT_DIRECTORY
+from records.checkpoint import list_checkpoints
 from records.config import RunConfig
 from records.names import CONFIG_NAME
+from records.run_files import model_files
 from records.sizes import SIZES_NAME, RankSizes
 from records.traffic import sent_bytes
 from tests.launching import train
@@ -27,7 +30,8 @@ from training import sizes
 BACKENDS = ("ddp", "fsdp2")
 MODELS = ("bert-tiny", "bert-small")
 NUMS_OF_RANKS = (2, 4)
-OPTIONS = ("--max-steps", "1", "--threads-per-rank", "1", "--save-every", "never", "--no-evaluate")
+# A checkpoint after the first step; the last one leaves none.
+OPTIONS = ("--max-steps", "2", "--threads-per-rank", "1", "--save-every", "1", "--no-evaluate")
 _PARTS = ("parameter_bytes", "buffer_bytes", "gradient_bytes", "optimizer_bytes", "activation_bytes")
 
 
@@ -45,18 +49,23 @@ class Size(NamedTuple):
 
 
 def compare(backend: str, num_ranks: int, directory: Path, *options: str) -> Iterator[Size]:
-    """Trains a step, and takes the steps of a dry run in a real group."""
-    words = (*OPTIONS, "--num-processes", str(num_ranks), *options)
-    record = train(backend, directory / "run", *words, "--diagnose")
-    config = RunConfig.model_validate(record["config"])
-    estimate = measure_in_a_process(config.model_copy(update={"diagnose": False})).sizes
+    """Trains, and takes the steps of a dry run in a real group."""
+    run, words = directory / "run", (*OPTIONS, "--num-processes", str(num_ranks), *options)
+    record = train(backend, run, *words, "--diagnose")
+    # Activations in a record are those of the first step, so a dry run of this step alone is compared with it.
+    of_first_step = {"diagnose": False, "max_steps": 1}
+    config = RunConfig.model_validate(record["config"]).model_copy(update=of_first_step)
+    estimate = measure_in_a_process(config).sizes
     assert estimate is not None
     for name in _PARTS:
         most = max(rank["memory"][name] for rank in record["ranks"])
         yield Size(name, getattr(estimate.memory, name), most)
     assert estimate.entered is not None
-    counted = record["ranks"][0]["diagnosis"]["reduced_bytes"][-1]
+    counted = record["ranks"][0]["diagnosis"]["reduced_bytes"][0]
     yield Size("sent_bytes", round(sent_bytes(estimate.entered, num_ranks)), round(sent_bytes(counted, num_ranks)))
+    (checkpoint,) = list_checkpoints(run)
+    yield Size("checkpoint_bytes", estimate.checkpoint_bytes, checkpoint.stat().st_size)
+    yield Size("model_bytes", estimate.model_bytes, sum((run / name).stat().st_size for name in model_files(run)))
     ranks = _real_ranks(config, directory)
     yield Size("peak_bytes", estimate.peak_bytes, max(rank.peak_bytes for rank in ranks))
     yield Size("resident_bytes", estimate.resident_bytes, max(rank.resident_bytes for rank in ranks))
