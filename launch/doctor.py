@@ -25,8 +25,8 @@ def run(arguments: list[str]) -> int:
     """
     parser = Parser(
         "doctor",
-        description="Shows which backends run on this machine, and what the others need; whether bf16 is fast here, "
-        "what ranks take memory with, and whether instructions and energy can be counted.",
+        description="Shows which backends run on this machine, and what the others need; whether the processor has "
+        "bf16, what ranks take memory with, and whether instructions and energy can be counted.",
     )
     parser.parse_args(arguments)
     device = "cuda" if count_gpus() else "cpu"

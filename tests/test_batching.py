@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from launch import display, doctor
 from launch.batching import describe_imbalance, describe_padding, settle_batching
 from launch.errors import UsageError
 from records.balance import imbalance, positions_per_token
 from records.config import RunOptions
-from records.processor import has_bf16
+from records.processor import SLOW_BF16, has_bf16
 from tasks.interface import Task
 from tasks.text.classification import TextClassification
 from tasks.text.settings import TextClassificationSettings
@@ -246,3 +249,32 @@ def test_a_step_in_which_nothing_is_computed_has_no_balance() -> None:
 )
 def test_a_processor_without_bf16_is_known(cpuinfo: str, expected: bool) -> None:
     assert has_bf16(cpuinfo) is expected
+
+
+def test_the_doctor_says_whether_the_processor_has_bf16(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for has_it, words in ((True, "the processor has it"), (False, SLOW_BF16)):
+        monkeypatch.setattr(doctor, "has_bf16", lambda has_it=has_it: has_it)
+        doctor.run([])
+        lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("bf16:")]
+        assert lines == [f"bf16: {words}"]
+
+
+@pytest.mark.parametrize(
+    ("precision", "device", "has_it", "is_told"),
+    [
+        ("bf16", "cpu", False, True),
+        ("bf16", "cpu", True, False),
+        ("fp32", "cpu", False, False),
+        ("bf16", "cuda", False, False),
+    ],
+)
+def test_a_run_in_bf16_says_that_the_processor_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str, device: str, has_it: bool, is_told: bool
+) -> None:
+    monkeypatch.setattr(display, "has_bf16", lambda: has_it)
+    text = io.StringIO()
+    config = run_config("ddp", 2, tmp_path, micro_batch_size=16, precision=precision, device=device)
+    display.show_start(config, None, Console(file=text, width=200))
+    assert (f"bf16: {SLOW_BF16}\n" in text.getvalue()) == is_told
