@@ -5,10 +5,12 @@ from __future__ import annotations
 from launch.errors import UsageError
 from records.config import Batching, RunConfig, RunOptions
 from tasks.interface import PackedData, Task
-from training.plan import Plan, expected_imbalance
+from training.plan import Plan, expected_imbalance, most_unequal_step
 
-# How much more than the mean a rank may have to compute without a word about it.
+# How many times the mean a rank may have to compute without a word about it, on average over steps.
 _TOLERATED_IMBALANCE = 1.05
+# The same in a single step, which makes a training little longer unless it is far out.
+_TOLERATED_IN_ONE_STEP = 1.5
 
 
 def settle_batching(options: RunOptions, task: Task, *, cuts_batches: bool = False) -> Batching:
@@ -75,13 +77,17 @@ def describe_padding(config: RunConfig, task: Task, *, cuts_batches: bool) -> st
 
 
 def describe_imbalance(config: RunConfig, task: Task, *, cuts_batches: bool) -> str | None:
-    """Says that ranks get unequal work, if they do, and what would help."""
-    imbalance = expected_imbalance(Plan.of(config, task))
+    """Says that ranks get unequal work, on average or in a single step, if they do, and what would help."""
+    plan = Plan.of(config, task)
+    imbalance, where = expected_imbalance(plan), ""
     if imbalance <= _TOLERATED_IMBALANCE:
-        return None
+        step, imbalance = most_unequal_step(plan, config.num_steps(plan.steps_per_epoch))
+        if imbalance <= _TOLERATED_IN_ONE_STEP:
+            return None
+        where = f" in step {step} of the first epoch"
     best = settle_batching(config.model_copy(update={"batching": None}), task, cuts_batches=cuts_batches)
     layout = "" if best in (config.batching, "padded") else f"--batching {best}, "
     return (
-        f"ranks get unequal work: the one with most has {imbalance:.2f} times the mean, and the others wait for it; "
-        f"{layout}a larger --global-batch-size or fewer ranks may help"
+        f"ranks get unequal work{where}: the one with most has {imbalance:.2f} times the mean, and the others wait for "
+        f"it; {layout}a larger --global-batch-size or fewer ranks may help"
     )

@@ -192,6 +192,37 @@ def test_a_sample_larger_than_a_share_is_told() -> None:
     assert describe_imbalance(config, task, cuts_batches=False) is None
 
 
+def test_a_single_step_far_out_is_told() -> None:
+    """Among the first steps, whose mean does not show it, or later; not after the last step of the training."""
+    options = {"global_batch_size": 4, "micro_batch_size": 2, "batching": "packed"}
+    config = run_config("ddp", 2, Path(), **options, max_steps=40)
+
+    class Outlier(TokenTagging):
+        longest = 0
+
+        def costs(self, split: Any) -> Any:
+            costs = np.full(self.num_samples(split), 10)
+            costs[self.longest] = 120
+            return costs
+
+    task = Outlier(TokenTaggingSettings(num_train_samples=202))
+    batches = Plan.of(config, task).epoch(0)
+    for step in (3, 40):
+        task.longest = int(batches[step - 1][1])
+        assert expected_imbalance(Plan.of(config, task)) <= 1.05
+        # 120 beside 10 + 10 + 10, of which each rank would have 75.
+        assert describe_imbalance(config, task, cuts_batches=False) == (
+            f"ranks get unequal work in step {step} of the first epoch: the one with most has 1.60 times the mean, and "
+            "the others wait for it; a larger --global-batch-size or fewer ranks may help"
+        )
+    whole_epochs = config.model_copy(update={"max_steps": -1})
+    task.longest = int(batches[40][0])
+    assert describe_imbalance(config, task, cuts_batches=False) is None
+    assert "in step 41 of" in (describe_imbalance(whole_epochs, task, cuts_batches=False) or "")
+    task.longest = int(batches[-1][0])  # of a batch of two samples
+    assert describe_imbalance(whole_epochs, task, cuts_batches=False) is None
+
+
 @pytest.mark.parametrize("batching", ["packed", "sorted", "padded"])
 def test_the_record_says_what_was_computed(tmp_path: Path, batching: str) -> None:
     options = ("--task", "token-tagging", "--num-processes", "2", "--max-steps", "5", "--batching", batching)

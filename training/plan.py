@@ -180,6 +180,33 @@ def expected_imbalance(plan: Plan) -> float:
     return float(np.mean([work.max() / work.mean() for work in of_ranks]))
 
 
+def most_unequal_step(plan: Plan, num_steps: int) -> tuple[int, float]:
+    """Finds the step in which one sample keeps all ranks but its own waiting longest.
+
+    It is that whose longest sample is the largest part of its global batch. All steps of the first epoch are looked at,
+    which takes a pass over the costs alone; how ranks share the work is computed for the step that was found. The
+    short batch at the end of an epoch takes little time and is left out.
+
+    Args:
+        plan: The plan.
+        num_steps: The steps of the training.
+
+    Returns:
+        The number of the step, from 1, and the cost of its rank with most to compute over the mean of all ranks. The
+        latter is 1.0 where the costs of samples are not known.
+    """
+    costs = plan.layout.costs
+    if costs is None or plan.world_size == 1:
+        return 1, 1.0
+    batches = [batch for batch in plan.epoch(0)[:num_steps] if len(batch) == plan.global_batch_size]
+    if not batches:
+        return 1, 1.0
+    of_samples = costs[np.stack(batches)]
+    number = int(np.argmax(of_samples.max(axis=1) / of_samples.sum(axis=1)))
+    work = plan.work(batches[number]).sum(axis=0)
+    return number + 1, float(work.max() / work.mean())
+
+
 def heaviest_share(plan: Plan, num_steps: int) -> list[MicroBatch]:
     """Returns the micro-batch in which a rank computes most, after the one before it if a step has several.
 
