@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import shlex
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from backends.registry import BACKENDS
 from launch.starters.interface import PROJECT_DIRECTORY
+from tests.starts import cpu_seconds
 
 NUM_STARTS = 3
 
@@ -34,9 +34,9 @@ def main(arguments: Sequence[str]) -> None:
         environment = {**os.environ, "LOCKSTEP_VENV": str(place / "venv"), "LOCKSTEP_CACHE": str(place / "cache")}
         script = shlex.quote(str(PROJECT_DIRECTORY / "launch" / "setup.sh"))
         set_up = f"source {script} && set_up {backend}"
-        begin, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+        begin, before = time.monotonic(), cpu_seconds()
         subprocess.run(["bash", "-c", set_up], env=environment, check=True)
-        cpu = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
+        cpu = cpu_seconds() - before
         size = sum(path.stat().st_size for path in (place / "venv").rglob("*") if path.is_file())
         print(f"{backend}: set up in {time.monotonic() - begin:.0f} s ({cpu:.0f} CPU seconds), {size / 2**30:.2f} GiB")
         for number in range(NUM_STARTS):

@@ -1,7 +1,9 @@
 """How long a job takes until its first step, under each way to start it: ``python -m tests.starts``.
 
-The ways take turns. A job trains for two steps of the default task, without evaluation. The seconds to the end of the
-first step are those of the run record, from the start of the command; CPU seconds are those of all its processes.
+The ways take turns. A job is ``launch/run.sh``, as a user calls it, and trains for two steps of the default task,
+without evaluation. The seconds to the end of the first step are those of the run record, from when the script began;
+CPU seconds are those of all processes of the job. A backend that is not set up yet in the environment that the script
+uses is set up by its first job, which then takes minutes.
 """
 
 from __future__ import annotations
@@ -19,7 +21,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from backends.registry import BACKENDS
-from launch.starters.environment import command_environment
 from launch.starters.interface import PROJECT_DIRECTORY
 
 WAYS = ("ddp torchrun", "ddp fork", "ddp spawn", "accelerate accelerate", "horovod horovodrun")
@@ -29,7 +30,7 @@ class Started(NamedTuple):
     """One job.
 
     Attributes:
-        first_step: Seconds from the start of the command to the end of the first step.
+        first_step: Seconds from the start of launch/run.sh to the end of the first step.
         whole: Seconds that the whole command took.
         cpu: CPU seconds of all its processes.
     """
@@ -42,15 +43,15 @@ class Started(NamedTuple):
 def start(backend: str, start_method: str, num_processes: int, directory: Path) -> Started:
     """Starts one job and waits for its end."""
     options = ["--start-method", start_method, "--num-processes", str(num_processes), "--max-steps", "2"]
-    begin, before = time.monotonic(), _cpu_seconds()
+    command = [str(PROJECT_DIRECTORY / "launch" / "run.sh"), backend, *options]
+    begin, before = time.monotonic(), cpu_seconds()
     subprocess.run(
-        [sys.executable, "-m", "launch", backend, *options, "--no-evaluate", "--output-dir", str(directory)],
+        [*command, "--no-evaluate", "--output-dir", str(directory)],
         cwd=PROJECT_DIRECTORY,
-        env={**command_environment(), "PYTHONPATH": str(PROJECT_DIRECTORY)},
         stdout=subprocess.DEVNULL,
         check=True,
     )
-    whole, cpu = time.monotonic() - begin, _cpu_seconds() - before
+    whole, cpu = time.monotonic() - begin, cpu_seconds() - before
     record = json.loads((directory / "record.json").read_bytes())
     return Started(record["seconds_to_first_step"], whole, cpu)
 
@@ -84,7 +85,8 @@ def main(arguments: Sequence[str]) -> None:
         print(f"{' '.join(way):24}{''.join(f'{value:8.1f}' for value in medians)}")
 
 
-def _cpu_seconds() -> float:
+def cpu_seconds() -> float:
+    """Returns the CPU seconds of the processes that this one has started and that have ended, with all of theirs."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
