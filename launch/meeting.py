@@ -25,6 +25,7 @@ from launch.other_nodes import OtherNodes
 
 _GREETING = b"lockstep: node 0 waits\n"
 _START = b"start\n"
+_FINISHED = b"finished\n"
 _SECONDS_BETWEEN_TRIES = 0.2
 # How long node 0's launcher may take to greet, and how long a node may take to answer.
 _SECONDS_TO_SPEAK = 2.0
@@ -37,13 +38,17 @@ class MeetingFailed(RuntimeError):
     """Not all nodes came in time."""
 
 
+class NothingToStart(Exception):
+    """Node 0 has said that the run which the nodes were to resume has finished."""
+
+
 @dataclass(frozen=True)
 class _Report:
-    """What a node says of itself; all but `node_rank` must be what node 0 was told."""
+    """What a node says of itself; all but `node_rank` must be what node 0 was told, if it was told anything."""
 
     backend: str
     num_nodes: int
-    num_processes: int
+    num_processes: int | None
     node_rank: int
 
 
@@ -67,11 +72,12 @@ def meet(nodes: Nodes, port: int, *, backend: str, num_processes: int, seconds: 
 
     Raises:
         MeetingFailed: Some node did not come in time, or node 0 cannot listen on the port.
+        NothingToStart: The run that the nodes were to resume has finished (see `dismiss`).
         UsageError: Node 0 was given another command than this node, or another node has this node's number.
     """
     own = _Report(backend, nodes.num_nodes, num_processes, nodes.node_rank)
     if nodes.node_rank == 0:
-        connections = _receive(own, nodes.master_addr, port, seconds)
+        connections = _receive(own, nodes.master_addr, port, seconds, _START)
     else:
         connections = {0: _report(own, (nodes.master_addr, port), seconds)}
     for connection in connections.values():  # a firewall would forget one on which nothing is said for an hour
@@ -81,8 +87,25 @@ def meet(nodes: Nodes, port: int, *, backend: str, num_processes: int, seconds: 
     return OtherNodes(nodes, connections)
 
 
-def _receive(own: _Report, address: str, port: int, seconds: float) -> dict[int, socket.socket]:
-    """Waits, as node 0, until every other node has reported, tells all to start, and returns their connections."""
+def dismiss(nodes: Nodes, port: int, *, backend: str, seconds: float) -> None:
+    """Returns when the launchers of all other nodes have come to `meet` and know that there is nothing to start.
+
+    Args:
+        nodes: The nodes of the job, of which this is node 0.
+        port: The port of node 0 on which the ranks would meet.
+        backend: The backend of this node's command.
+        seconds: How long to wait.
+
+    Raises:
+        MeetingFailed: Some node did not come in time, or node 0 cannot listen on the port.
+    """
+    own = _Report(backend, nodes.num_nodes, None, nodes.node_rank)  # with however many ranks the others would start
+    for connection in _receive(own, nodes.master_addr, port, seconds, _FINISHED).values():
+        connection.close()
+
+
+def _receive(own: _Report, address: str, port: int, seconds: float, word: bytes) -> dict[int, socket.socket]:
+    """Waits, as node 0, until every other node has reported, says a word to all, and returns their connections."""
     present: dict[int, socket.socket] = {}
     deadline = time.monotonic() + seconds
     with contextlib.ExitStack() as connections:
@@ -104,7 +127,7 @@ def _receive(own: _Report, address: str, port: int, seconds: float) -> dict[int,
         # The port is free now, so whoever is told to start finds nothing there, or the starter of node 0.
         for node in present.values():
             with contextlib.suppress(OSError):
-                node.sendall(_START)
+                node.sendall(word)
         return {number: node.dup() for number, node in present.items()}  # whoever else has come is left
 
 
@@ -131,7 +154,7 @@ def _late(own: _Report, present: Collection[int], where: str) -> MeetingFailed:
 def _refusal(own: _Report, report: _Report, present: Collection[int]) -> str | None:
     """Says why a node cannot take part; None if it can."""
     for name, value in asdict(report).items():
-        if name != "node_rank" and value != getattr(own, name):
+        if name != "node_rank" and getattr(own, name) not in (None, value):
             option = "the backend" if name == "backend" else f"--{name.replace('_', '-')}"
             return (
                 f"{option} is {value} on node {report.node_rank} and {getattr(own, name)} on node 0; give both the same"
@@ -160,6 +183,8 @@ def _report(own: _Report, where: tuple[str, int], seconds: float) -> socket.sock
                         answers.close()
                         kept.pop_all()
                         return connection
+                    if answer == _FINISHED:
+                        raise NothingToStart
                     if answer:
                         raise UsageError(answer.decode(errors="replace").strip())
                 reason = "an earlier start has not ended there"

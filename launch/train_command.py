@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from backends.registry import BackendRow, find_backend
 from launch.allocator import describe_fallback
 from launch.batching import describe_imbalance, describe_padding
-from launch.errors import UsageError, one_line, refused_path, tell
+from launch.errors import UsageError, one_line, refused_path, say, tell
+from launch.finished import tell_other_nodes
 from launch.job import Job
-from launch.meeting import MeetingFailed, meet
+from launch.meeting import MeetingFailed, NothingToStart, meet
 from launch.options import read_options
 from launch.other_nodes import OtherNodes
 from launch.resolve import RANK_PROGRAM, resolve
@@ -79,7 +80,9 @@ def train(
         try:
             asked = read_options(backend, row.settings, arguments)
         except Finished as finished:
-            return say_finished(finished)
+            code = say_finished(finished)
+            tell_other_nodes(backend, arguments)
+            return code
         if asked.is_dry_run:
             from launch.dry_run import dry_run
 
@@ -102,7 +105,7 @@ def train(
 
 def say_finished(finished: Finished) -> int:
     """Says that the run to resume has finished; returns the exit code of a command that has nothing left to do."""
-    print(finished)
+    say(str(finished))
     return DIVERGED if finished.has_diverged else 0
 
 
@@ -228,6 +231,8 @@ def _run_once(config: RunConfig, job: Job, display: RunDisplay) -> tuple[JobFail
                         num_processes=config.num_processes,
                         seconds=config.timeout,
                     )
+            except NothingToStart:
+                return None, False
             except MeetingFailed as error:
                 return JobFailure(FailureKind.MISSING, None, str(error), None), False
             other_nodes = connections.enter_context(met)

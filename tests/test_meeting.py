@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from launch.errors import UsageError
-from launch.meeting import MeetingFailed, meet
+from launch.finished import tell_other_nodes
+from launch.meeting import MeetingFailed, NothingToStart, dismiss, meet
 from launch.nodes import Nodes
 from launch.other_nodes import OtherNodes
 from tests.launching import free_port
@@ -145,6 +146,39 @@ def test_what_is_no_node_is_not_counted(port: int, threads: ThreadPoolExecutor) 
             assert _others_wait(first)
     with pytest.raises(MeetingFailed, match=r"node 1 did not come to 127.0.0.1:\d+ within 6 s; is the command running"):
         first.result(20)
+
+
+def test_nodes_of_a_run_that_has_finished_do_not_start(port: int, threads: ThreadPoolExecutor) -> None:
+    first = threads.submit(dismiss, Nodes(3, 0), port, backend="ddp", seconds=20)
+    second = threads.submit(_come, port, 1, num_nodes=3)
+    assert _others_wait(first, second)
+    with pytest.raises(NothingToStart):
+        _come(port, 2, num_nodes=3)
+    with pytest.raises(NothingToStart):
+        second.result(5)
+    first.result(5)
+    with pytest.raises(MeetingFailed, match=r"node 1 did not come to 127\.0\.0\.1:\d+ within 0\.5 s"):
+        dismiss(Nodes(2, 0), port, backend="ddp", seconds=0.5)
+
+
+@pytest.mark.parametrize(
+    ("words", "is_told"),
+    [
+        ("--num-nodes 2 --master-addr 127.0.0.1 --master-port 20001 --hidden-size 16", True),
+        ("--num-nodes 2 --master-addr 127.0.0.1 --node-rank 1", False),
+        ("--num-nodes 2 --master-addr 127.0.0.1 --dry-run", False),
+        ("--num-nodes 2 --master-addr 127.0.0.1 --min-nodes 1", False),
+        ("--num-nodes 2", False),
+        ("--num-processes 2", False),
+    ],
+)
+def test_who_tells_the_others_that_a_run_has_finished(
+    monkeypatch: pytest.MonkeyPatch, words: str, is_told: bool
+) -> None:
+    told: list[tuple[Nodes, int]] = []
+    monkeypatch.setattr("launch.finished.dismiss", lambda nodes, port, **_: told.append((nodes, port)))
+    tell_other_nodes("ddp", ["--resume", *words.split()])
+    assert told == ([(Nodes(2, 0), 20001)] if is_told else [])
 
 
 def test_node_0_does_not_come(port: int) -> None:

@@ -225,6 +225,11 @@ def test_one_node_is_asked_to_stop_and_both_do(tmp_path: Path, backend: str) -> 
     assert len(list(tmp_path.glob("node*/checkpoints/*"))) == 1
     done = _run_nodes(backend, tmp_path, *options, "--resume", "latest")
     assert [outcome.returncode for outcome in done] == [0, 0], done[0].stderr + done[1].stderr
+    # Only node 0 has the record by which it is seen that nothing is left to do.
+    done = _run_nodes(backend, tmp_path, *options, "--resume", "latest")
+    assert [outcome.returncode for outcome in done] == [0, 0], done[0].stderr + done[1].stderr
+    assert "is complete; there is nothing to resume" in done[0].stdout
+    assert "node 1 has finished; the model and the record are on the node of rank 0" in done[1].stdout
 
 
 @pytest.mark.parametrize("backend", IN_CI)
