@@ -104,12 +104,19 @@ class Kubectl:
             ) from error
 
     def create(self, manifests: Sequence[Mapping[str, Any]]) -> None:
-        """Creates objects.
+        """Creates a job and what belongs to it, which the cluster then removes with the job, whoever removes that.
+
+        Args:
+            manifests: The objects, of which the job is the last.
 
         Raises:
             Unanswered: Not all of them could be created.
         """
-        self._ask("create", "--filename=-", manifests=manifests)
+        *parts, job = manifests
+        # The job comes first, since its parts name it by the number that the cluster gives it.
+        uid = self._ask("create", "--filename=-", "--output=jsonpath={.metadata.uid}", manifests=[job])
+        if parts:
+            self._ask("create", "--filename=-", manifests=[_owned(part, job, uid) for part in parts])
 
     def delete(self, manifests: Sequence[Mapping[str, Any]], *, after_pods: bool = False) -> None:
         """Deletes objects and does not wait; what does not exist is no error.
@@ -180,6 +187,18 @@ class Kubectl:
         if done.returncode:
             raise Unanswered(_reason(done.stderr, done.returncode))
         return done.stdout
+
+
+def _owned(part: Mapping[str, Any], job: Mapping[str, Any], uid: str) -> dict[str, Any]:
+    """Returns an object that a job owns (https://kubernetes.io/docs/concepts/architecture/garbage-collection/)."""
+    owner = {
+        "apiVersion": job["apiVersion"],
+        "kind": job["kind"],
+        "name": job["metadata"]["name"],
+        "uid": uid,
+        "blockOwnerDeletion": False,
+    }
+    return {**part, "metadata": {**part["metadata"], "ownerReferences": [owner]}}
 
 
 def _reason(errors: str, code: int) -> str:

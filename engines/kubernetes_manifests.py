@@ -35,7 +35,7 @@ _OF_MPIRUN = {"cpu": "1", "memory": "1Gi"}
 
 
 def compose(job: NodeJob, settings: KubernetesSettings, name: str) -> list[Manifest]:
-    """Returns the objects of a job, in the order in which they are to be created.
+    """Returns the objects of a job: first what belongs to it, and then the job itself.
 
     Args:
         job: The job.
@@ -60,7 +60,7 @@ def _in_a_pod(job: NodeJob, settings: KubernetesSettings) -> NodeJob:
 
 
 def _indexed_job(job: NodeJob, settings: KubernetesSettings, name: str) -> list[Manifest]:
-    """A Job with an index for each pod, and the Service that gives pods names.
+    """A Job with an index for each pod, and the Service that gives pods names, for which they wait.
 
     https://kubernetes.io/docs/tasks/job/job-with-pod-to-pod-communication/
     """

@@ -24,6 +24,8 @@ from typing import Any
 import yaml
 
 STATE = Path(sys.argv[1]) if __name__ == "__main__" else Path()
+# Of the job, of which there is one only.
+UID = "a3c1f1b6-0b1f-4d8e-9a57-6f2f0c9d7e10"
 
 
 def main(command: str, *arguments: str) -> int:
@@ -36,7 +38,7 @@ def main(command: str, *arguments: str) -> int:
         )
     commands: dict[str, Callable[[], int]] = {
         "version": lambda: 0,
-        "create": lambda: create(is_dry="--dry-run=server" in arguments),
+        "create": lambda: create(arguments),
         "get": lambda: get(*operands),
         "logs": lambda: logs(*operands),
         "delete": lambda: delete(signal.SIGKILL if "--now" in arguments else signal.SIGTERM),
@@ -50,14 +52,22 @@ def refuse(why: str) -> int:
     return 1
 
 
-def create(*, is_dry: bool) -> int:
+def create(options: tuple[str, ...]) -> int:
     objects = list(yaml.safe_load_all(sys.stdin))
     if (STATE / "forbidden").exists():
         return refuse('Error from server (Forbidden): error when creating "STDIN": exceeded quota: pods=0')
-    if is_dry:
+    if "--dry-run=server" in options:
         return 0
-    job = objects[-1]
-    (STATE / "job.json").write_text(json.dumps(job))
+    for one in objects:
+        (STATE / f"{one['kind'].lower()}.json").write_text(json.dumps(one))
+        if one["kind"] == "Job":
+            start_pods(one)
+    if "--output=jsonpath={.metadata.uid}" in options:
+        print(UID, end="")
+    return 0
+
+
+def start_pods(job: dict[str, Any]) -> None:
     for index in range(job["spec"]["completions"]):
         command = [sys.executable, __file__, str(STATE), "_pod", str(index)]
         # A machine of a cluster inherits nothing from the user's.
@@ -66,7 +76,6 @@ def create(*, is_dry: bool) -> int:
             command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             start_new_session=True,
         )  # fmt: skip
-    return 0
 
 
 def run_pod(index: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -10,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +16,8 @@ import pytest
 import yaml
 
 from engines.command import planned
-from engines.kubectl import Copying, Kubectl, Logs, Pod, _pod
 from tests.launching import free_port, lockstep, start_lockstep, train, trains, wait_until
-from tests.standin_kubectl import expanded
+from tests.standin_kubectl import UID, expanded
 
 IMAGE = ("--engine", "kubernetes", "--image", "registry/lockstep-ddp:1")
 
@@ -251,6 +248,8 @@ def test_two_pods_compute_what_one_machine_does(tmp_path: Path, cluster: Path) -
     assert "into the volume of results: mine/node*" in done.stdout
     assert "record" in (tmp_path / "mine" / "node0.log").read_text()
     assert done.stdout.startswith((tmp_path / "mine" / "node0.log").read_text().splitlines()[0])
+    service = json.loads((cluster / "service.json").read_text())
+    assert [owner["uid"] for owner in service["metadata"]["ownerReferences"]] == [UID]
     assert (cluster / "deleted").exists()
 
 
@@ -336,61 +335,3 @@ def test_kubectl_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     assert done.returncode == 2
     assert "kubectl is not installed; install kubectl" in done.stderr
     assert not (tmp_path / "mine").exists()
-
-
-def _item(state: dict[str, Any], **more: Any) -> dict[str, Any]:
-    metadata = {"name": "a", "labels": more.pop("labels", {}), "annotations": more.pop("annotations", {})}
-    return {"metadata": metadata, "status": {"containerStatuses": [{"state": state, **more}]}}
-
-
-def test_how_a_pod_is() -> None:
-    """As the reference of the API describes the status of a pod."""
-    index = {"batch.kubernetes.io/job-completion-index": "3"}
-    running = _pod(_item({"running": {}}, annotations=index))
-    assert (running.index, running.has_started, running.code, running.trouble) == (3, True, None, None)
-    killed = _pod(_item({"terminated": {"exitCode": 137, "reason": "OOMKilled"}}))
-    assert (killed.index, killed.code, killed.trouble) == (0, 137, "OOMKilled")
-    waiting = _pod(_item({"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}))
-    assert (waiting.has_started, waiting.trouble) == (False, "ImagePullBackOff: no such image")
-    again = _pod(_item({"running": {}}, lastState={"terminated": {"exitCode": 1, "reason": "Error"}}))
-    assert again.code == 1
-    assert _pod(_item({"running": {}}, labels={"training.kubeflow.org/job-role": "worker"})).index is None
-    unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
-    pending = _pod({"metadata": {"name": "a", "labels": {}}, "status": {"conditions": [unscheduled]}})
-    assert (pending.has_started, pending.trouble) == (False, "Unschedulable: 0/3 nodes")
-
-
-def test_a_log_that_ends_before_its_pod_is_copied_again(tmp_path: Path) -> None:
-    begun: list[str] = []
-
-    class Ending(Kubectl):
-        def start_logs(self, pod: str, path: Path) -> Copying:
-            begun.append(pod)
-            process = subprocess.Popen(["true"])
-            process.wait()
-            return Copying(process, io.BytesIO())
-
-    pod = Pod("a", 0, has_started=True, code=None, trouble=None)
-    with Logs(Ending(None), [tmp_path / "log"]) as logs:
-        logs.follow(pod)
-        logs.follow(pod)
-        assert begun == ["a", "a"]
-        logs.follow(replace(pod, code=0))
-        assert begun == ["a", "a"]
-
-
-def test_what_keeps_a_log_from_being_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kubectl = tmp_path / "kubectl"
-    kubectl.write_text("#!/bin/sh\necho 'E1124 19:20:40.032131 of its own' >&2\necho 'no such host' >&2\nexit 1\n")
-    kubectl.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    pod = Pod("a", 0, has_started=True, code=None, trouble=None)
-    with Logs(Kubectl(None), [tmp_path / "log"]) as logs:
-        assert logs.follow(pod) is None
-        assert wait_until(lambda: logs.follow(pod), "an answer of kubectl") == "no such host"
-        ended = replace(pod, code=1)
-        wait_until(lambda: logs.follow(ended), "another answer")
-        assert logs.finish() == {"a": "no such host"}
-        gone = replace(pod, has_started=False)
-        for _ in range(3):
-            logs.follow(gone)

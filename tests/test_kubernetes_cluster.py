@@ -149,6 +149,17 @@ def test_ctrl_c_saves_a_checkpoint_from_which_a_second_job_goes_on(
     wait_until(_nothing_is_left, "the end of all objects")
 
 
+def test_what_a_killed_command_leaves_is_removed_with_its_job(tmp_path: Path, images: Callable[[str], str]) -> None:
+    run = tmp_path / _new("left")
+    with ending(start_lockstep("ddp", *_on_two_nodes(images("ddp")), *OPTIONS, *LONG, "--output-dir", run)) as job:
+        wait_until(lambda: [*(RESULTS / run.name).glob("node*/progress.jsonl")], "a step")
+        job.kill()
+        job.communicate(timeout=60)
+    (left,) = _kubectl("get", "jobs", "--selector=app.kubernetes.io/name=lockstep", "--output=name").splitlines()
+    _kubectl("delete", left)
+    wait_until(_nothing_is_left, "the end of all objects")
+
+
 def test_the_cluster_refuses_what_does_not_fit(tmp_path: Path, images: Callable[[str], str]) -> None:
     options = ("ddp", "--engine", "kubernetes", "--image", images("ddp"), *OPTIONS, "--output-dir", tmp_path / "run")
     for wrong, expected in (
