@@ -110,9 +110,8 @@ def _full_cluster() -> Iterator[None]:
         slurm("scancel", number)
 
 
-# What ddp computes is compared below, too.
 @on_slurm
-@pytest.mark.parametrize("backend", [name for name in OF_EACH_STARTER if name != "ddp"])
+@pytest.mark.parametrize("backend", OF_EACH_STARTER)
 def test_two_nodes_of_two_ranks_compute_what_one_does(
     tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
