@@ -150,7 +150,10 @@ class Netns(Engine[NetnsSettings]):
         for program, package in _PROGRAMS.items():
             if shutil.which(program, path=_path()) is None:
                 raise UsageError(f"--engine netns: {program} is not installed; install {package}")
-        tried = _try("ip link add br0 type bridge && ip netns list")
+        # What netns.sh needs: in a container, a user namespace may lack the right to the last.
+        tried = _try(
+            "mount -t tmpfs tmpfs /run && ip link add br0 type bridge && ip netns add n0 && ip netns exec n0 true"
+        )
         if tried is not None:
             raise UsageError(
                 f"--engine netns: network namespaces cannot be made here ({tried}); run as root on Linux, in a "
