@@ -46,6 +46,11 @@ class Breakdown(Strict):
         description="by how much a step of the diagnosis run, with what was built for it, was above the same step of "
         "timed runs, as a median over steps; steps that were timed in one value, as on GPUs, have equal shares of it"
     )
+    covered: float | None = Field(
+        default=None,
+        description="what share of a diagnosed step the parts told from noise are, before they are brought to a sum of "
+        "1; it is near 1 by construction where communication is one of them, since it is the rest of the step",
+    )
 
     @property
     def tells_waiting(self) -> bool:

@@ -162,3 +162,11 @@ def test_what_noise_may_have_made_is_called_noise(communication: list[float], at
 
 def test_too_few_steps_have_no_breakdown() -> None:
     assert measure_breakdown(_run([]), {}, None) is None
+
+
+@pytest.mark.parametrize(("communication", "covered"), [(0.05, 1.0), (0.0005, 0.1 / 0.1005)], ids=["told", "noise"])
+def test_a_breakdown_says_how_much_of_the_step_its_parts_are(communication: float, covered: float) -> None:
+    """What is not told from noise is missing in them."""
+    found = measure_breakdown(_run([communication] * 12), {}, None)
+    assert found is not None
+    assert found.covered == pytest.approx(covered)

@@ -63,7 +63,8 @@ def measure_breakdown(run: RunRecord, timed: Mapping[int, float], step_seconds: 
     wholes, parts = steps["whole"], {name: steps[name] for name in _OWN}
     parts |= {name: differences[name] for name in _BETWEEN_RANKS if name in differences and name not in unresolved}
     shares = {name: median(map(truediv, seconds, wholes)) for name, seconds in parts.items()}
-    seconds = {name: share / sum(shares.values()) * whole for name, share in shares.items()}
+    covered = sum(shares.values())
+    seconds = {name: share / covered * whole for name, share in shares.items()}
     seconds = {name: median(values) for name, values in differences.items()} | seconds
     resolved = sum(value for name, value in seconds.items() if name not in unresolved)
     as_timed = 1.0 if step_seconds is None else step_seconds / resolved
@@ -71,6 +72,7 @@ def measure_breakdown(run: RunRecord, timed: Mapping[int, float], step_seconds: 
         **{name: as_timed * value for name, value in seconds.items()},
         unresolved={name: as_timed * value for name, value in unresolved.items()},
         overhead=_overhead(run, steps["whole"], differences["building"], timed),
+        covered=covered,
     )
 
 

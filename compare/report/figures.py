@@ -12,7 +12,7 @@ from compare.report.drawing import Axis
 from compare.report.page import Cell, Figure, Plot, Row, Table, measured
 from compare.report.plots import Item, Line
 from compare.report.styles import Style
-from compare.report.tables import Standings, interval_cell, mark, part_cell, standing, standing_cell
+from compare.report.tables import COVERED, Standings, interval_cell, mark, part_cell, standing, standing_cell
 from compare.results import CollectiveSeries, Curve, Entrant, GroupResult, Scaling
 from compare.steps import Breakdown, parts_in
 
@@ -141,13 +141,15 @@ def breakdown_figure(result: GroupResult, styles: Styles) -> Figure | None:
                 Cell(entrant.name),
                 *(part_cell(parts, part) for part in shown),
                 measured(parts.total, 1e3),
+                measured(parts.covered, 1, percent),
                 measured(parts.overhead, 1, difference),
             ],
             mark(entrant),
         )
         for entrant, parts in diagnosed
     ]
-    columns = ["backend", *(f"{part} (ms)" for part in shown), "sum (ms)", "diagnosed step longer than timed (%)"]
+    columns = ["backend", *(f"{part} (ms)" for part in shown), "sum (ms)", COVERED]
+    columns += ["diagnosed step longer than timed (%)"]
     title = f"Where the time of a step goes, {result.group.key}"
     return Figure(
         "Where the time of a step goes",

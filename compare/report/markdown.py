@@ -9,14 +9,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from backends.registry import REFERENCE
-from compare.numbers import longer, one_line, part_of_step, rate
+from compare.numbers import longer, one_line, part_of_step, percent, rate
 from compare.report.first_screen import first_screen
 from compare.report.headings import differences, leaves
 from compare.report.lost_speed import where_speed_is_lost_elsewhere
 from compare.report.memory import memory_table
 from compare.report.page import Block, Lines, Section, Table, Text
 from compare.report.sections import beside_the_ranking, details, look_of
-from compare.report.tables import NO_COMMUNICATION
+from compare.report.tables import COVERED, CPU_TIME, NO_COMMUNICATION
 from compare.report.words import metric_heading
 from compare.results import Curve, Entrant, GroupResult, Interval, Results, read_results
 from compare.steps import parts_in
@@ -24,7 +24,7 @@ from compare.steps import parts_in
 _MIB = 2**20
 _HEADINGS = (
     *("ranks", "precision", "batch = ranks x micro x accumulation", "backend", "in lockstep", "samples/s [95 %]"),
-    *("step, median / p95 (ms)", "first step (s)", "memory (MiB)", "step longer than the opponent's"),
+    *("step, median / p95 (ms)", CPU_TIME, "first step (s)", "memory (MiB)", "step longer than the opponent's"),
 )
 _STATES = {"good": "✓", "bad": "✗", "open": "?"}
 
@@ -138,7 +138,7 @@ def results_table(results: Results) -> str:
         if any(named):
             headings = (heading, *headings)
             rows = [[place or "-", *row] for place, row in zip(named, rows, strict=True)]
-    return _table(headings, rows)
+    return _table(*_without_unknown(CPU_TIME, headings, rows))
 
 
 def seed_table(results: Results) -> str:
@@ -177,10 +177,22 @@ def breakdown_table(results: Results) -> str:
                 if (wire := entrant.wire) is not None:
                     sent = f"{wire.bytes_per_step / _MIB:.2f} / {wire.ring_bound / _MIB:.2f} on {wire.interface}"
                 overhead = "-" if parts.overhead is None else f"{parts.overhead:+.0%}"
-                rows.append([group.group.key, entrant.name, *cells, _milliseconds(parts.total), overhead, sent])
+                covered = "-" if parts.covered is None else percent(parts.covered)
+                times = [_milliseconds(parts.total), covered, overhead]
+                rows.append([group.group.key, entrant.name, *cells, *times, sent])
     headings = ("conditions", "backend", *(f"{part} (ms)" for part in shown[:1]), *shown[1:])
-    sums = ("sum", "diagnosed step longer than timed", "sent by a rank / needed at least (MiB)")
-    return _table((*headings, *sums), rows) if rows else ""
+    sums = ("sum", COVERED, "diagnosed step longer than timed", "sent by a rank / needed at least (MiB)")
+    return _table(*_without_unknown(COVERED, (*headings, *sums), rows)) if rows else ""
+
+
+def _without_unknown(
+    heading: str, headings: tuple[str, ...], rows: list[list[str]]
+) -> tuple[tuple[str, ...], list[list[str]]]:
+    """Leaves out a column that has no figure, as in older results."""
+    column = headings.index(heading)
+    if any(row[column] not in ("", "-") for row in rows):
+        return headings, rows
+    return headings[:column] + headings[column + 1 :], [row[:column] + row[column + 1 :] for row in rows]
 
 
 def escape(text: str) -> str:
@@ -204,6 +216,7 @@ def _row(group: GroupResult, entrant: Entrant, against: str) -> list[str]:
         NO_COMMUNICATION if entrant.role == "limit" else entrant.parity.verdict,
         _interval(entrant.samples_per_second),
         steps,
+        _milliseconds(entrant.mean_step_cpu_seconds),
         f"{statistics.median(starts):.1f}" if starts else "-",
         f"{memory / _MIB:.0f}" if memory else "-",
         against,

@@ -37,6 +37,9 @@ _VERDICTS = {
 }
 # What is said of ranks that work alone, instead of whether they are ranked.
 NO_COMMUNICATION = "no communication"
+# What columns are called.
+CPU_TIME = "CPU time of a step, all ranks (ms)"
+COVERED = "parts / diagnosed step (%)"
 Standings = dict[tuple[str, str], str]
 
 # How the sentence about an entrant goes on.
@@ -154,7 +157,7 @@ def comparison_table(result: GroupResult, opponent: str | None) -> Table:
 def measurement_table(result: GroupResult) -> Table:
     """Returns everything measured of the backends of a group."""
     columns = ["backend", "standing", "timed runs", "failed runs", "samples/s", "tokens/s", "median step (ms)"]
-    columns += ["95 % of steps within (ms)", "CPU time of a step, all ranks (ms)", "instructions of a step (millions)"]
+    columns += ["95 % of steps within (ms)", CPU_TIME, "instructions of a step (millions)"]
     columns += ["first step after (s)", "memory of a rank (MiB)", "GPU memory (MiB)", "model FLOP utilisation (%)"]
     rows = [
         Row(
