@@ -57,9 +57,7 @@ class Group(_Strict):
     micro_batch_size: int
     gradient_accumulation_steps: int
     seed: int
-    key: str = Field(
-        description="short, unique in this report, fit for a heading: '2 ranks, bf16, batch 32 = 2 x 4 x 4'"
-    )
+    key: str = Field(description="short, unique in this report, for a heading: '2 ranks, bf16, batch 32 = 2 x 4 x 4'")
     machine: str | None = Field(default=None, description="label of the machine; null if the report is about one only")
     conditions: dict[str, Any] = Field(
         default={}, description="all options and facts about data and model that the runs have in common"
@@ -240,6 +238,7 @@ class PeerComparison(_Strict):
     num_starts: int = Field(description="how often a peer was started together with it")
     num_epochs: int = Field(description="passes over the training samples of a run to the end")
     rows: list[PeerRow] = Field(description="the opponent first")
+    others: list[Comparison] = Field(default=[], description="other ranked backends beside each peer, by real tokens")
 
 
 class AdapterCost(_Strict):

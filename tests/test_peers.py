@@ -17,22 +17,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compare.race.directory import RaceDirectory
 from compare.race.live import EntrantEnded, LiveEntrant
 from compare.race.messages import Turn
 from compare.race.peers.table import PEERS, find_peer
+from compare.race.report import is_decided
 from compare.report.analysis import analyse
 from compare.report.info import ReportInfo
 from compare.report.markdown import render_markdown
 from compare.report.peers import pseudo_values
 from compare.report.runs import Purpose, RaceFacts, Run, TurnFacts
 from compare.report.sections import beside_the_ranking
-from compare.results import Role, read_results
+from compare.results import Comparison, Interval, Role, read_results
 from launch.errors import UsageError
 from launch.starters.interface import PROJECT_DIRECTORY
 from records.record import RunRecord, read_record
 from tests.forked.client import interpreter
 from tests.launching import lockstep, require, train, wait_until
-from tests.sample_results import sample_results
+from tests.sample_peers import sample_peers
+from tests.sample_results import empty_results, sample_results
 from tests.sparing import in_ci
 from tests.test_turns import _processes, _rests
 
@@ -261,6 +264,10 @@ def test_peers_meet_the_opponent_of_all_others(adapter: RunRecord) -> None:
         results = analyse(runs, [], ReportInfo("test", opponent=named))
         assert [one.opponent for one in results.peers] == [named or "single"]
         assert results.standings[0].opponent == f"{named or 'single'}, 1 rank"
+        (other,) = results.peers[0].others  # the backend that is not the opponent
+        assert (other.first, other.second) == ("single" if named else "ddp", "Another trainer")
+        assert other.slowdown is not None
+        assert other.slowdown.estimate == pytest.approx(0.11 / (0.1 if named else 0.12) - 1)
 
 
 def test_peers_are_in_the_order_of_the_conditions_of_the_others(adapter: RunRecord) -> None:
@@ -281,6 +288,50 @@ def test_pages_show_peers_under_a_heading_of_their_own() -> None:
     markdown = render_markdown(results)
     assert f"## {section.heading}" in markdown
     assert "| transformers.Trainer | 5,800 \\[5,684, 5,916\\] | 1.62 \\[1.58, 1.66\\] |" in markdown
+
+
+def _other(first: str, second: str, slowdown: Interval) -> Comparison:
+    """What was found of a backend that is not the opponent, beside a peer."""
+    return Comparison(
+        first=first,
+        second=second,
+        num_pairs=3,
+        slowdown=slowdown,
+        claim="slower",
+        text="",
+        detectable=None,
+        more_repeats=None,
+    )
+
+
+def test_pages_show_the_other_backends_beside_peers_too() -> None:
+    results = sample_results()
+    peers = ("transformers.Trainer", "Lightning Fabric")
+    results.peers[0].others = [
+        _other(name, peer, Interval(estimate=longer, low=longer - 0.02, high=longer + 0.02))
+        for name, seconds in (("horovod", 1.0), ("accelerate", 1.25))
+        for peer, longer in zip(peers, (2.0 / seconds - 1, 1.5 / seconds - 1), strict=True)
+    ]
+    section = next(section for section in beside_the_ranking(results) if section.id == "peers")
+    table = section.sections[0].blocks[-1]
+    assert table.columns == ["backend", *(f"is so many times as fast as {peer} [95 %]" for peer in peers)]
+    assert [[cell.text for cell in row.cells] for row in table.rows] == [
+        ["horovod", "2.00 [1.98, 2.02]", "1.50 [1.48, 1.52]"],
+        ["accelerate", "1.60 [1.58, 1.62]", "1.20 [1.18, 1.22]"],
+    ]
+    assert "| accelerate | 1.60 \\[1.58, 1.62\\] | 1.20 \\[1.18, 1.22\\] |" in render_markdown(results)
+
+
+def test_a_race_is_not_decided_before_all_backends_are_known_beside_peers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    peers = sample_peers("here", "another")
+    peers.rows = peers.rows[:2]  # of which the difference is known to 4 %
+    peers.others = [_other("accelerate", "transformers.Trainer", Interval(estimate=0.1, low=0.0, high=0.2))]
+    results = empty_results().model_copy(update={"peers": [peers]})
+    monkeypatch.setattr("compare.report.analysis.analyse", lambda *_: results)
+    assert not is_decided(RaceDirectory(tmp_path), within=0.05)
+    assert is_decided(RaceDirectory(tmp_path), within=0.15)
 
 
 @pytest.mark.parametrize(

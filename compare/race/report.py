@@ -47,6 +47,7 @@ def is_decided(directory: RaceDirectory, within: float, *, without: Iterable[Pat
         differences += [one.longer for one in (*standing.placings[1:], *standing.approximations, *standing.limits)]
     differences += [cost.time for cost in results.adapter_costs]
     differences += [row.longer for peers in results.peers for row in peers.rows if row.name != peers.opponent]
+    differences += [pair.slowdown for peers in results.peers for pair in peers.others]
     return all(_is_known(difference, within) for difference in differences)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from compare.numbers import NOTHING, joined, number, score
 from compare.report.page import Block, Cell, Lines, Row, Section, Table, Text, measured
-from compare.results import Interval, PeerComparison, PeerRow, Results
+from compare.results import Claim, Interval, PeerComparison, PeerRow, Results
 
 HEADING = "What people would use instead"
 ABOUT = (
@@ -18,7 +18,7 @@ ABOUT = (
 def peer_section(results: Results) -> Section:
     """Returns the section of the page; it is empty where no peer took part."""
     sections = [
-        Section(f"peers-{number}", one.group, [*_failures(one), _table(one)])
+        Section(f"peers-{number}", one.group, [*_failures(one), _table(one), *_others(one)])
         for number, one in enumerate(results.peers, start=1)
     ]
     return Section("peers", HEADING, [Text(ABOUT)] if sections else [], sections)
@@ -32,8 +32,8 @@ def describe_peers(comparison: PeerComparison) -> str:
         return f"{comparison.group}: there is no backend to compare with {names}."
     decided = [_against(row) for row in peers if row.claim in ("slower", "faster")]
     undecided = [row for row in peers if row.claim == "none"]
-    decided += [f"probably {_against(row)}" for row in undecided if not _may_be_as_fast(row)]
-    equal = [_against(row) for row in undecided if _may_be_as_fast(row)]
+    decided += [f"probably {_against(row)}" for row in undecided if not _may_be_as_fast(row.longer)]
+    equal = [_against(row) for row in undecided if _may_be_as_fast(row.longer)]
     if not decided + equal:
         names = joined([row.name for row in peers])
         return f"{comparison.group}: {names} started too seldom to be compared with {opponent}."
@@ -42,8 +42,7 @@ def describe_peers(comparison: PeerComparison) -> str:
     return f"{comparison.group}, in real tokens a second: {'; '.join(parts)}."
 
 
-def _may_be_as_fast(row: PeerRow) -> bool:
-    longer = row.longer
+def _may_be_as_fast(longer: Interval | None) -> bool:
     return longer is None or longer.low is None or longer.high is None or longer.low <= 0 <= longer.high
 
 
@@ -78,13 +77,15 @@ def peer_cells(row: PeerRow) -> list[str]:
 
 def times_as_fast(row: PeerRow) -> str:
     """Says how many times as fast the opponent is, with the interval; a dash for the opponent itself."""
-    if row.claim is None:
-        return NOTHING
-    if row.longer is None:
+    return NOTHING if row.claim is None else _times(row.claim, row.longer)
+
+
+def _times(claim: Claim, longer: Interval | None) -> str:
+    if longer is None:
         return "started too seldom to be compared"
-    if row.claim in ("slower", "faster"):
-        return _ratio(row.longer)
-    return f"{_ratio(row.longer)}, {'perhaps as fast' if _may_be_as_fast(row) else 'not certain'}"
+    if claim in ("slower", "faster"):
+        return _ratio(longer)
+    return f"{_ratio(longer)}, {'perhaps as fast' if _may_be_as_fast(longer) else 'not certain'}"
 
 
 def _table(comparison: PeerComparison) -> Table:
@@ -96,6 +97,16 @@ def _table(comparison: PeerComparison) -> Table:
         cells[3] = measured(row.positions_per_token, 1, lambda value: number(value, 3))
         rows.append(Row(cells, "failed" if row.failures and row.tokens_per_second is None else ""))
     return Table(f"Peers, {comparison.group}", peer_columns(comparison), rows)
+
+
+def _others(comparison: PeerComparison) -> list[Block]:
+    """Returns a table of the other backends, with a column for each peer; nothing if there is no other."""
+    others = comparison.others
+    found = {(one.first, one.second): _times(one.claim, one.slowdown) for one in others}
+    backends, peers = dict.fromkeys(one.first for one in others), dict.fromkeys(one.second for one in others)
+    columns = ["backend", *(f"is so many times as fast as {peer} [95 %]" for peer in peers)]
+    rows = [Row([Cell(name), *(Cell(found[name, peer]) for peer in peers)]) for name in backends]
+    return [Table(f"Other backends beside these peers, {comparison.group}", columns, rows)] if rows else []
 
 
 def _failures(comparison: PeerComparison) -> list[Block]:

@@ -1,4 +1,4 @@
-"""What people would use instead, beside the opponent of all others under the same conditions.
+"""What people would use instead, beside each ranked backend under the same conditions.
 
 A peer, such as another library's trainer, draws its own batches. So it is compared by real tokens a second, which leave
 out padding, and by the accuracy that it reaches, and it is never ranked among the backends.
@@ -39,7 +39,10 @@ def peers_of(
     grouped: Sequence[list[EntrantRuns]],
     standings: Sequence[Standing],
 ) -> list[PeerComparison]:
-    """Compares peers with the opponent of the others under the same conditions, or else with the fastest backend.
+    """Compares peers with each ranked backend under the same conditions.
+
+    The opponent of the others, or else the fastest backend, has a row among them. All pairs have intervals that hold
+    together, so that it does not matter by which of these times it was chosen.
 
     Args:
         peers: The runs of the peers of each group.
@@ -80,17 +83,19 @@ def _comparison(
         if entrant.ranked and entrant.tokens_per_second is not None
     }
     opponent = opponent or max(speeds, key=lambda name: speeds[name], default=None)
-    ours = [runs for runs in entrants if runs.name == opponent]
-    against = {}
-    if ours:
-        compared = compare_group([_paired(ours[0], peer) for peer in peers], num_opponents=len(speeds))
-        against = {comparison.second: comparison for comparison in compared}
+    backends = [runs for runs in entrants if runs.name == opponent or runs.name in speeds]
+    compared = compare_group([_paired(ours, peer) for ours in backends for peer in peers])
+    against = {one.second: one for one in compared if one.first == opponent}
     return PeerComparison(
         group=result.group.key,
         opponent=opponent,
         num_starts=max((one.num_pairs for one in against.values()), default=0),
         num_epochs=sample_of(peers).record.config.num_train_epochs,
-        rows=[*(_row(one, None) for one in ours), *(_row(peer, against.get(peer.name)) for peer in peers)],
+        rows=[
+            *(_row(ours, None) for ours in backends if ours.name == opponent),
+            *(_row(peer, against.get(peer.name)) for peer in peers),
+        ],
+        others=[one for one in compared if one.first != opponent],
     )
 
 
