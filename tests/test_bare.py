@@ -161,6 +161,8 @@ def test_every_backend_has_a_loop(name: str, tmp_path: Path) -> None:
     defaults = BACKENDS[name].settings().model_dump(mode="json")
     simple = {"backend": name, "backend_settings": defaults, "optimizer": "adamw", "lr_scheduler": "linear"}
     assert why_no_loop(run_config("ddp", 1, tmp_path, micro_batch_size=8).model_copy(update=simple)) is None
+    loop = PROJECT_DIRECTORY / "compare" / "bare" / f"{name}.py"
+    assert 30 <= len(loop.read_text().splitlines()) <= 50  # as docs/race.md says
 
 
 def test_a_race_in_which_no_loop_can_take_part_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from compare.bare.job import BareJob, Outcome
-from compare.bare.parts import make_optimizer, make_scheduler
+from compare.bare.parts import autocast, make_optimizer, make_scaler, make_scheduler
 
 
 def train(job: BareJob) -> None:
@@ -23,16 +23,14 @@ def train(job: BareJob) -> None:
     model = DistributedDataParallel(job.model.to(device).train(), broadcast_buffers=False, gradient_as_bucket_view=True)
     optimizer = make_optimizer(model, settings)
     scheduler = make_scheduler(optimizer, settings)
-    scaler = torch.amp.GradScaler(
-        device.type, init_scale=settings.init_loss_scale, enabled=settings.precision == "fp16"
-    )
+    scaler = make_scaler(settings)
     world_size = dist.get_world_size()
     for step in job.steps:
         losses = []
         for number, (batch, weight) in enumerate(step.micro_batches, start=1):
             is_last = number == len(step.micro_batches)
             with nullcontext() if is_last else model.no_sync():
-                with torch.autocast(device.type, settings.dtype, enabled=settings.dtype is not None):
+                with autocast(settings):
                     loss = job.loss_sum(model, batch.to(device)) * weight / step.num_targets
                 scaler.scale(loss * world_size).backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach())

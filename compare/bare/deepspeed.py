@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from compare.bare.job import BareJob, Outcome
-from compare.bare.parts import make_optimizer, make_scheduler
+from compare.bare.parts import autocast, make_optimizer, make_scheduler
 
 
 def train(job: BareJob) -> dict[str, torch.Tensor]:
@@ -21,6 +21,7 @@ def train(job: BareJob) -> dict[str, torch.Tensor]:
     deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
     optimizer = make_optimizer(job.model, settings)
     scheduler = make_scheduler(optimizer, settings)
+    in_bf16 = {"enabled": settings.precision == "bf16", "dtype": "bfloat16", "lower_precision_safe_modules": []}
     engine, *_ = deepspeed.initialize(
         model=job.model.train(),
         optimizer=optimizer,
@@ -28,11 +29,7 @@ def train(job: BareJob) -> dict[str, torch.Tensor]:
             "train_micro_batch_size_per_gpu": 1,
             "gradient_clipping": settings.max_grad_norm,
             "zero_optimization": {"stage": 1},
-            "torch_autocast": {
-                "enabled": settings.precision == "bf16",
-                "dtype": "bfloat16",
-                "lower_precision_safe_modules": [],
-            },
+            "torch_autocast": in_bf16,
         },
     )
     world_size = dist.get_world_size()
@@ -40,7 +37,7 @@ def train(job: BareJob) -> dict[str, torch.Tensor]:
         losses = []
         for number, (batch, weight) in enumerate(step.micro_batches, start=1):
             engine.set_gradient_accumulation_boundary(number == len(step.micro_batches))
-            with torch.autocast(settings.device, settings.dtype, enabled=settings.dtype is not None):
+            with autocast(settings):
                 loss = job.loss_sum(engine, batch) * weight / step.num_targets
             engine.backward(loss * world_size)
             losses.append(loss.detach())

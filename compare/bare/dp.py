@@ -8,7 +8,7 @@ import torch
 from torch.nn.parallel import DataParallel
 
 from compare.bare.job import BareJob, Outcome, Settings
-from compare.bare.parts import make_optimizer, make_scheduler
+from compare.bare.parts import autocast, make_optimizer, make_scaler, make_scheduler
 
 
 class _InAutocast(torch.nn.Module):
@@ -19,12 +19,8 @@ class _InAutocast(torch.nn.Module):
         self.model, self.settings = model, settings
 
     def forward(self, *arguments: Any, **options: Any) -> Any:
-        with _autocast(self.settings):
+        with autocast(self.settings):
             return self.model(*arguments, **options)
-
-
-def _autocast(settings: Settings) -> torch.autocast:
-    return torch.autocast(settings.device, settings.dtype, enabled=settings.dtype is not None)
 
 
 def train(job: BareJob) -> None:
@@ -33,13 +29,11 @@ def train(job: BareJob) -> None:
     model = DataParallel(_InAutocast(job.model.to(device), settings)).train()
     optimizer = make_optimizer(model, settings)
     scheduler = make_scheduler(optimizer, settings)
-    scaler = torch.amp.GradScaler(
-        device.type, init_scale=settings.init_loss_scale, enabled=settings.precision == "fp16"
-    )
+    scaler = make_scaler(settings)
     for step in job.steps:
         losses = []
         for batch, weight in step.micro_batches:
-            with _autocast(settings):
+            with autocast(settings):
                 loss = job.loss_sum(model, batch.to(device)) * weight / step.num_targets
             scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach())

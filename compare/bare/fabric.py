@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
 
-import torch
 import torch.distributed as dist
 from lightning_fabric import Fabric
 from lightning_fabric.plugins import MixedPrecision
@@ -13,15 +11,13 @@ from lightning_fabric.plugins.environments import TorchElasticEnvironment
 from lightning_fabric.strategies import DDPStrategy
 
 from compare.bare.job import BareJob, Outcome
-from compare.bare.parts import make_optimizer, make_scheduler
+from compare.bare.parts import make_optimizer, make_scaler, make_scheduler
 
 
 def train(job: BareJob) -> None:
     """Takes all steps of the training."""
     settings = job.settings
-    scaler = torch.amp.GradScaler(
-        settings.device, init_scale=settings.init_loss_scale, enabled=settings.precision == "fp16"
-    )
+    scaler = make_scaler(settings)
     precision = []
     if settings.precision == "bf16":
         precision = [MixedPrecision("bf16-mixed", settings.device)]
@@ -39,8 +35,7 @@ def train(job: BareJob) -> None:
     for step in job.steps:
         losses = []
         for number, (batch, weight) in enumerate(step.micro_batches, start=1):
-            is_last = number == len(step.micro_batches)
-            with nullcontext() if is_last else fabric.no_backward_sync(model):
+            with fabric.no_backward_sync(model, enabled=number < len(step.micro_batches)):
                 loss = job.loss_sum(model, batch.to(fabric.device)) * weight / step.num_targets
                 fabric.backward(loss * fabric.world_size)
             losses.append(loss.detach())

@@ -10,7 +10,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from compare.bare.job import BareJob, Outcome
-from compare.bare.parts import make_optimizer, make_scheduler
+from compare.bare.parts import autocast, make_optimizer, make_scheduler
 
 
 def train(job: BareJob) -> dict[str, torch.Tensor]:
@@ -34,7 +34,7 @@ def train(job: BareJob) -> dict[str, torch.Tensor]:
         losses = []
         for number, (batch, weight) in enumerate(step.micro_batches, start=1):
             sharded.set_requires_gradient_sync(number == len(step.micro_batches))
-            with torch.autocast(device.type, settings.dtype, enabled=settings.dtype is not None):
+            with autocast(settings):
                 loss = job.loss_sum(model, batch.to(device)) * weight / step.num_targets
             (loss * world_size).backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach())
@@ -44,8 +44,7 @@ def train(job: BareJob) -> dict[str, torch.Tensor]:
         optimizer.zero_grad()
         scheduler.step()
         job.end_step(Outcome(losses, norm.full_tensor(), learning_rate, False))  # type: ignore[attr-defined]
-    state = model.state_dict()
-    whole = {name: part.full_tensor() if isinstance(part, DTensor) else part for name, part in state.items()}
+    whole = {name: one.full_tensor() if isinstance(one, DTensor) else one for name, one in model.state_dict().items()}
     dist.barrier()
     dist.destroy_process_group()
     return whole

@@ -6,7 +6,7 @@ import horovod.torch as hvd
 import torch
 
 from compare.bare.job import BareJob, Outcome
-from compare.bare.parts import make_optimizer, make_scheduler
+from compare.bare.parts import autocast, make_optimizer, make_scaler, make_scheduler
 
 
 def train(job: BareJob) -> None:
@@ -23,15 +23,13 @@ def train(job: BareJob) -> None:
         backward_passes_per_step=settings.accumulation_steps,
     )
     scheduler = make_scheduler(optimizer, settings)
-    scaler = torch.amp.GradScaler(
-        device.type, init_scale=settings.init_loss_scale, enabled=settings.precision == "fp16"
-    )
+    scaler = make_scaler(settings)
     for step in job.steps:
         losses = []
         if len(step.micro_batches) != optimizer.backward_passes_per_step:  # the global batch is short
             optimizer.set_backward_passes_per_step(len(step.micro_batches))
         for batch, weight in step.micro_batches:
-            with torch.autocast(device.type, settings.dtype, enabled=settings.dtype is not None):
+            with autocast(settings):
                 loss = job.loss_sum(model, batch.to(device)) * weight / step.num_targets
             scaler.scale(loss * hvd.size()).backward()
             losses.append(loss.detach())

@@ -1,4 +1,4 @@
-"""What every hand-written loop makes in the same way: the optimizer and its schedule."""
+"""What hand-written loops make in the same way: the optimizer and its schedule, and torch's mixed precision."""
 
 from __future__ import annotations
 
@@ -25,3 +25,14 @@ def make_scheduler(optimizer: torch.optim.Optimizer, settings: Settings) -> Lamb
         return step / warmup if step < warmup else max(0.0, (num_steps - step) / max(1, num_steps - warmup))
 
     return LambdaLR(optimizer, factor)
+
+
+def make_scaler(settings: Settings) -> torch.amp.GradScaler:
+    """Returns a scaler of losses, which does nothing but under fp16."""
+    is_used = settings.precision == "fp16"
+    return torch.amp.GradScaler(settings.device, init_scale=settings.init_loss_scale, enabled=is_used)
+
+
+def autocast(settings: Settings) -> torch.autocast:
+    """Returns what computes in the precision of the job, in the thread that enters it."""
+    return torch.autocast(settings.device, settings.dtype, enabled=settings.dtype is not None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from compare.bare.job import BareJob, Outcome
-from compare.bare.parts import make_optimizer, make_scheduler
+from compare.bare.parts import autocast, make_optimizer, make_scaler, make_scheduler
 
 
 def train(job: BareJob) -> None:
@@ -14,13 +14,11 @@ def train(job: BareJob) -> None:
     model = job.model.to(device).train()
     optimizer = make_optimizer(model, settings)
     scheduler = make_scheduler(optimizer, settings)
-    scaler = torch.amp.GradScaler(
-        device.type, init_scale=settings.init_loss_scale, enabled=settings.precision == "fp16"
-    )
+    scaler = make_scaler(settings)
     for step in job.steps:
         losses = []
         for batch, weight in step.micro_batches:
-            with torch.autocast(device.type, settings.dtype, enabled=settings.dtype is not None):
+            with autocast(settings):
                 loss = job.loss_sum(model, batch.to(device)) * weight / step.num_targets
             scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach())
