@@ -334,7 +334,7 @@ class CollectiveSeries(OfBackend):
     )
 
 
-GateStatus = Literal["passed", "slower", "too few", "missing", "not in lockstep", "new"]
+GateStatus = Literal["passed", "slower", "too few", "missing", "not in lockstep", "lockstep not known", "new"]
 
 
 class GateRow(_Strict):

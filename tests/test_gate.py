@@ -178,6 +178,7 @@ def test_who_could_not_be_judged_does_not_pass() -> None:
     ddp.ranked, ddp.parity.verdict, ddp.parity.detail = False, "unknown", "no diagnosis run of the reference completed"
     gate = _judged(now, then)
     assert not gate.passed
+    assert _row(gate, "ddp").status == "lockstep not known"
     assert _row(gate, "ddp").text.endswith(" could not be judged: no diagnosis run of the reference completed")
 
 

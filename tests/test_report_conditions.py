@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from compare.report.analysis import analyse
+from compare.report.grouping import EntrantRuns
 from compare.report.info import ReportInfo
 from compare.report.markdown import results_table
 from compare.report.runs import Run
+from compare.report.tables import standing_cell
+from compare.report.training import seed_table_of
 from records.record import RunRecord
 from tests.launching import train
 
@@ -65,3 +68,29 @@ def test_conditions_of_an_opponent_on_one_rank_say_what_connects_the_others(cont
         "fp32, 16 samples a step; ranks on one node",
         "fp32, 16 samples a step; ranks on network namespaces, 1gbit",
     }
+
+
+def test_only_who_was_seen_to_differ_is_called_out_of_lockstep(contents: dict[str, str]) -> None:
+    """The table of published comparisons also names who computes an approximation, and who could not be judged."""
+    run = _run(contents["ddp"], "config", {})
+    results = analyse([run, _run(contents["single"], "config", {})], [], ReportInfo("test"))
+    (group,) = (group for group in results.groups if group.entrants[0].name == "ddp")
+    (entrant,) = group.entrants
+    trained = EntrantRuns("ddp", "", "ddp", "backend", whole=run)
+
+    def named() -> str:
+        (row,) = seed_table_of([group], [[trained]])
+        return row.backend
+
+    assert entrant.ranked
+    assert named().endswith(", fp32")
+    entrant.ranked = False
+    words: dict[Literal["not comparable", "approximate", "unknown"], str] = {
+        "not comparable": "out of lockstep",
+        "approximate": "approximate",
+        "unknown": "lockstep not known",
+    }
+    for verdict, why in words.items():
+        entrant.parity.verdict = verdict
+        assert named().endswith(f", fp32 ({why})")
+        assert standing_cell(entrant).text == f"⚠ {why}"

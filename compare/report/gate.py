@@ -109,10 +109,12 @@ def _absent(cell: Cell, group: Group, old: Entrant, results: Results) -> GateRow
         for entrant in result.entrants:
             if cell_of(entrant, result.group) == cell:
                 if entrant.num_runs and entrant.samples_per_second is not None:
-                    unknown = entrant.parity.verdict == "unknown"
-                    why = "could not be judged" if unknown else "is no longer in lockstep"
+                    status: GateStatus = "not in lockstep"
+                    why = "is no longer in lockstep"
+                    if entrant.parity.verdict == "unknown":
+                        status, why = "lockstep not known", "could not be judged"
                     text = f"{name} {why}: {entrant.parity.detail}"
-                    return _without_change(name, "not in lockstep", text, old, entrant)
+                    return _without_change(name, status, text, old, entrant)
                 why = entrant.failures[0] if entrant.failures else "it has no timed run"
                 return _without_change(name, "missing", f"{name} is missing: {why}", old)
     return _without_change(name, "missing", f"{name} is missing: it did not take part, or failed each time", old)

@@ -35,6 +35,12 @@ _VERDICTS = {
     "not comparable": "✗ not comparable",
     "unknown": "? unknown",
 }
+# Why an entrant is not ranked that was measured, by its verdict.
+_NOT_RANKED = {
+    "not comparable": "out of lockstep",
+    "approximate": "approximate",
+    "unknown": "lockstep not known",
+}
 # What is said of ranks that work alone, instead of whether they are ranked.
 NO_COMMUNICATION = "no communication"
 # What columns are called.
@@ -68,7 +74,7 @@ def standing(entrant: Entrant) -> str:
         return "failed" if entrant.failures else "not measured"
     if entrant.role == "limit":
         return NO_COMMUNICATION
-    return {"not comparable": "out of lockstep", "approximate": "approximate"}.get(entrant.parity.verdict, "not ranked")
+    return _NOT_RANKED.get(entrant.parity.verdict, "not ranked")
 
 
 def mark(entrant: Entrant) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 
 from compare.numbers import significant
 from compare.report.grouping import EntrantRuns
+from compare.report.tables import standing
 from compare.report.words import describe_batch, machine_of, ranks
 from compare.results import Curve, GroupResult, SeedRow
 from records.record import RunRecord
@@ -68,12 +69,12 @@ def seed_table_of(groups: Sequence[GroupResult], grouped: Sequence[list[EntrantR
             if own.whole is None:
                 continue
             record = own.whole.record
-            standing = "" if entrant.ranked else " (out of lockstep)"
+            why = standing(entrant)
             world = f"{ranks(record.config.num_processes)}, {record.config.precision}"
             rows.append(
                 SeedRow(
                     hardware=result.group.machine or machine_of(record),
-                    backend=f"{own.name}, {world}{standing}",
+                    backend=f"{own.name}, {world}" + (f" ({why})" if why else ""),
                     train_seconds=sum(slowest_rank(record).step_seconds),
                     f1=record.quality.get("f1"),
                     macro_f1=record.quality.get("macro_f1"),
