@@ -1,4 +1,4 @@
-"""``launch/run.sh forecast``: profiles, tables, pages, published figures, and the errors of forecasts."""
+"""``launch/run.sh forecast``: profiles, tables, pages, and the errors of forecasts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from forecast import command, published, validation
+from forecast import command, validation
 from forecast.network import parse_network
 from forecast.profile import Profile, write_profile
 from forecast.records import LacksTimes, profile_of_record
@@ -24,7 +24,6 @@ from forecast.source import read_source
 from forecast.table import show
 from forecast.validation import MeasuredFile, MeasuredSteps
 from launch.errors import UsageError
-from launch.starters.interface import PROJECT_DIRECTORY
 from records.record import read_record
 from tests.browser import Visit, chromium
 from tests.forecasting import made_profile, measured_network
@@ -308,29 +307,6 @@ def test_a_profile_is_measured(tmp_path: Path) -> None:
     told = lockstep("forecast", "--profile", tmp_path / "p", "--network", "1gbit,latency=50us", "--ranks", "2,8")
     assert told.returncode == 0, told.stderr
     assert "one rank alone takes" in told.stdout
-
-
-def test_published_figures_that_can_be_computed() -> None:
-    assert published.one_direction_seconds(2) == pytest.approx(1.2)
-    assert published.one_direction_seconds(10) == pytest.approx(10.8)
-    assert published.contrast(40, latency=0) == pytest.approx(40)
-    assert published.contrast(40, latency=0.0075) == pytest.approx(31, rel=0.01)
-    for model, efficiency in published.HOROVOD_EFFICIENCY.items():
-        ends = [published.horovod_efficiency(model, latency, overlaps=True) for latency in ("20us", "5us")]
-        assert ends[0] - 0.01 <= efficiency <= ends[1] + 0.01, model
-    assert published.ddp_efficiency("5us") > 0.9
-
-
-def test_the_published_comparison_follows_from_one_of_its_rows() -> None:
-    """One bandwidth, fitted to one row, gives the other rows of DDP, and Horovod's if it hides nothing."""
-    found = published.bert_minutes()
-    for name in ("spawn", "launch", "accelerate launch"):
-        assert found["buckets"] == pytest.approx(published.BERT_MINUTES[name], rel=0.05), name
-    assert found["whole"] == pytest.approx(published.BERT_HOROVOD_MINUTES, rel=0.05)
-
-
-def test_the_table_of_the_page_is_generated() -> None:
-    assert published.table() in (PROJECT_DIRECTORY / "docs" / "forecast.md").read_text()
 
 
 def _measured(ranks: int, seconds: float, network: str = "1gbit,latency=0us") -> MeasuredSteps:
