@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compare.numbers import number, points
+from compare.numbers import NOTHING, number, points
 from compare.report import plots
 from compare.report.drawing import Axis
 from compare.report.first_screen import FirstScreen
@@ -12,11 +12,12 @@ from compare.report.html import Page, render_page
 from compare.report.page import Cell, Commands, Figure, Lines, Plot, Row, Section, Table, measured
 from compare.report.plots import Line
 from compare.report.styles import Style, styles_for
+from compare.results import Interval
 from forecast.algorithms import ALGORITHMS
 from forecast.result import Forecast, ForecastFile
 from forecast.result import Row as Forecasted
 from forecast.sending import WAYS
-from forecast.table import clock, describe, seconds_with_ends, share_with_ends
+from forecast.table import amount_with_ends, describe, seconds_with_ends, share_with_ends
 
 
 def render(content: ForecastFile) -> str:
@@ -111,16 +112,20 @@ def _table(forecast: Forecast) -> Table:
                 Cell(f"{row.ranks:,}", row.ranks),
                 Cell(seconds_with_ends(row.step_seconds), row.step_seconds.estimate),
                 Cell(share_with_ends(row.efficiency), row.efficiency.estimate),
-                measured(row.exposed_seconds, 1e3),
+                Cell(seconds_with_ends(row.exposed_seconds), row.exposed_seconds.estimate),
                 measured(row.waiting_seconds, 1e3),
-                Cell(clock(row.epoch_seconds), row.epoch_seconds),
-                measured(row.cost_per_epoch),
+                Cell(seconds_with_ends(row.epoch_seconds), row.epoch_seconds.estimate),
+                _cost(row.cost_per_epoch),
             ]
         )
         for row in forecast.rows
     ]
-    columns = ["ranks", "step", "efficiency", "exposed communication, ms", "waiting, ms", "epoch", "cost of an epoch"]
+    columns = ["ranks", "step", "efficiency", "exposed communication", "waiting, ms", "epoch", "cost of an epoch"]
     return Table(describe(forecast), columns, rows).without_empty_columns()
+
+
+def _cost(value: Interval | None) -> Cell:
+    return Cell(NOTHING) if value is None else Cell(amount_with_ends(value), value.estimate)
 
 
 def _section(forecast: Forecast, number: int) -> Section:

@@ -5,18 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from math import ceil
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from compare.results import Interval
 from compare.strict import OfBackend, Strict
 from forecast.advice import advice
 from forecast.algorithms import ALGORITHMS, Algorithm
-from forecast.scenario import End, Scenario, Variant
+from forecast.scenario import ENDS, Scenario, Variant, enclosing
 from forecast.sending import WAYS, Way
 
 _SECONDS_OF_AN_HOUR = 3600
+
+
+def _without_ends(value: object) -> object:
+    return {"estimate": value} if isinstance(value, (int, float)) else value
+
+
+Estimated = Annotated[Interval, BeforeValidator(_without_ends)]
+"""An interval, which files of version 1 have as its estimate alone."""
 
 
 class Row(Strict):
@@ -25,14 +33,17 @@ class Row(Strict):
     ranks: int
     step_seconds: Interval = Field(description="its ends: all inputs at their best and at their worst at once")
     computing_seconds: float
-    exposed_seconds: float = Field(description="communication that the backward pass does not hide")
+    exposed_seconds: Estimated = Field(
+        description="communication that the backward pass does not hide; its ends: computing at its longest with "
+        "all-reduces at their shortest, and the other way round"
+    )
     waiting_seconds: float = Field(description="for the slowest rank")
     remainder_seconds: float = Field(
         default=0.0, description="what ranks that shared the profiled machine took beyond the model; may be negative"
     )
     efficiency: Interval = Field(description="speed, over that of one rank times the number of ranks")
-    epoch_seconds: float
-    cost_per_epoch: float | None
+    epoch_seconds: Estimated = Field(description="its ends follow from those of the step")
+    cost_per_epoch: Estimated | None = Field(description="its ends follow from those of the step")
     by_algorithm: dict[str, float] = Field(description="efficiency if all-reduces were made so")
     by_sending: dict[str, float] = Field(description="efficiency if gradients were sent so")
 
@@ -65,7 +76,9 @@ class Forecast(OfBackend):
 class ForecastFile(Strict):
     """A set of forecasts, made before what they forecast."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[1, 2] = Field(
+        default=2, description="1: exposed communication, epochs and costs are numbers, without ends"
+    )
     kind: Literal["forecast"] = "forecast"
     created_at: str
     command: str
@@ -113,22 +126,26 @@ def _rows(scenario: Scenario, variant: Variant, ranks: list[int], cost_per_hour:
     profile = scenario.profile
     ways = {**WAYS, variant.sending.way: variant.sending}
     for number in ranks:
-        step = scenario.step(variant, number)
-        epoch = ceil(profile.num_samples / (number * profile.samples_per_rank)) * step.total
-        ends: tuple[End, ...] = ("estimate", "low", "high")
-        estimate, *others = (scenario.efficiency(variant, number, end) for end in ends)
+        step, step_seconds = scenario.step(variant, number), scenario.step_interval(variant, number)
+        epoch = _scaled(step_seconds, ceil(profile.num_samples / (number * profile.samples_per_rank)))
+        cost = None if cost_per_hour is None else _scaled(epoch, number * cost_per_hour / _SECONDS_OF_AN_HOUR)
         yield Row(
             ranks=number,
-            step_seconds=scenario.step_interval(variant, number),
+            step_seconds=step_seconds,
             computing_seconds=step.computing,
-            exposed_seconds=step.exposed,
+            exposed_seconds=scenario.exposed_interval(variant, number),
             waiting_seconds=step.waiting,
             remainder_seconds=step.remainder,
-            efficiency=Interval(estimate=estimate, low=min(estimate, *others), high=max(estimate, *others)),
+            efficiency=enclosing(*(scenario.efficiency(variant, number, end) for end in ENDS)),
             epoch_seconds=epoch,
-            cost_per_epoch=None if cost_per_hour is None else number * cost_per_hour * epoch / _SECONDS_OF_AN_HOUR,
+            cost_per_epoch=cost,
             by_algorithm={name: scenario.efficiency(variant._replace(algorithm=name), number) for name in ALGORITHMS},
             by_sending={
                 way: scenario.efficiency(variant._replace(sending=sending), number) for way, sending in ways.items()
             },
         )
+
+
+def _scaled(value: Interval, factor: float) -> Interval:
+    low, high = (None if end is None else factor * end for end in (value.low, value.high))
+    return Interval(estimate=factor * value.estimate, low=low, high=high)

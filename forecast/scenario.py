@@ -18,6 +18,7 @@ from forecast.sending import Buckets, Fusion, Whole
 
 End = Literal["low", "estimate", "high"]
 """Of all inputs at once: those that make a step shortest, those that were measured, those that make it longest."""
+ENDS: tuple[End, ...] = ("estimate", "low", "high")
 _OPPOSITE: dict[End, End] = {"low": "high", "estimate": "estimate", "high": "low"}
 
 
@@ -126,9 +127,15 @@ class Scenario:
 
     def step_interval(self, variant: Variant, num_ranks: int) -> Interval:
         """Returns the time of a step, between inputs at their low and at their high ends."""
-        ends: tuple[End, ...] = ("estimate", "low", "high")
-        estimate, *others = (self.step(variant, num_ranks, end).total for end in ends)
-        return Interval(estimate=estimate, low=min(estimate, *others), high=max(estimate, *others))
+        return enclosing(*(self.step(variant, num_ranks, end).total for end in ENDS))
+
+    def exposed_interval(self, variant: Variant, num_ranks: int) -> Interval:
+        """Returns the exposed communication, between computing and all-reduces at opposite ends of their intervals.
+
+        What computes more slowly hides more: there is least of it where computing takes longest and all-reduces are
+        fastest.
+        """
+        return enclosing(*(self._modelled(variant, num_ranks, _OPPOSITE[end], end).exposed for end in ENDS))
 
     @property
     def remarks(self) -> list[str]:
@@ -248,6 +255,11 @@ class Scenario:
             link=link.through(software),
             local=local.through(software) if local is not None else None,
         )
+
+
+def enclosing(estimate: float, *others: float) -> Interval:
+    """Returns an estimate with the interval that encloses it and the others."""
+    return Interval(estimate=estimate, low=min(estimate, *others), high=max(estimate, *others))
 
 
 def link_of(fit: Collective, end: End = "estimate", *, waits: float = 0.0) -> Link:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from statistics import fmean, median
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar, get_args
 
 from pydantic import Field, ValidationError
 from rich.table import Table
@@ -242,8 +242,9 @@ def _read(name: str, kind: type[_File]) -> _File:
     except OSError as error:
         raise UsageError(f"{name}: cannot be read ({error.strerror})") from error
     except ValueError as error:
-        wanted = kind.model_fields["kind"].default
-        raise UsageError(f"{name}: is no file of the kind '{wanted}', version 1") from error
+        wanted, versions = kind.model_fields["kind"].default, get_args(kind.model_fields["schema_version"].annotation)
+        which = " or ".join(map(str, versions))
+        raise UsageError(f"{name}: is no file of the kind '{wanted}', version {which}") from error
 
 
 def _table(comparisons: Sequence[Comparison]) -> Table:
