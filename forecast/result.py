@@ -60,6 +60,10 @@ class Forecast(OfBackend):
         default=None,
         description="whether ranks send as they did in the profile, and share its machine; null in older files",
     )
+    has_own_machines: bool | None = Field(
+        default=None,
+        description="whether ranks send as they did in the profile, each alone on such a machine; null in older files",
+    )
     samples_per_rank: int
     gradient_bytes: int | None = Field(default=None, description="of all gradients; null in older files")
     one_rank_seconds: float = Field(description="a step of one rank")
@@ -104,6 +108,7 @@ def forecast(scenario: Scenario, variant: Variant, ranks: list[int], cost_per_ho
         NotMeasured: The profile lacks something.
     """
     profile = scenario.profile
+    sends_as_profiled = variant == Variant("ring", profile.sending)
     return Forecast(
         backend=profile.backend,
         own_options=profile.own_options,
@@ -112,7 +117,8 @@ def forecast(scenario: Scenario, variant: Variant, ranks: list[int], cost_per_ho
         algorithm=variant.algorithm,
         sending=variant.sending.way,
         ranks_per_node=scenario.ranks_per_node,
-        is_as_profiled=scenario.same_machine and variant == Variant("ring", profile.sending),
+        is_as_profiled=sends_as_profiled and scenario.same_machine,
+        has_own_machines=sends_as_profiled and scenario.ranks_have_own_machines,
         samples_per_rank=profile.samples_per_rank,
         gradient_bytes=sum(gradient.num_bytes for gradient in profile.gradients),
         one_rank_seconds=scenario.work.seconds,

@@ -70,6 +70,11 @@ class Scenario:
         """The work of one rank."""
         return self.profile.work
 
+    @property
+    def ranks_have_own_machines(self) -> bool:
+        """Whether each rank is alone on a machine, and computes as fast as one process did on the profiled one."""
+        return not self.same_machine and self.ranks_per_node == 1 and self.slow_down is None
+
     def step(self, variant: Variant, num_ranks: int, end: End = "estimate") -> StepTime:
         """Returns what a step takes.
 

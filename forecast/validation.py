@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple, TypeVar, get_args
 from pydantic import Field, ValidationError
 from rich.table import Table
 
+from backends.registry import find_backend
 from compare.numbers import number
 from compare.results import Interval
 from compare.strict import OfBackend, Strict
@@ -27,11 +28,15 @@ from forecast.result import Forecast, ForecastFile
 from launch.cli import answer
 from launch.display import console
 from launch.errors import UsageError, tell
-from launch.options import own_options
+from launch.options import own_options, read_options
 from launch.signals import Interrupted, signals_raised
+from records.environment import num_cpus
 from records.names import RECORD_NAME
 from records.record import RunRecord, read_record
 from records.throughput import NUM_WARMUP_STEPS
+
+# It waits where others compute, so that its ranks need no cores of their own (tasks/paced.py).
+_WAITING_TASK = "paced"
 
 
 class MeasuredSteps(OfBackend):
@@ -197,16 +202,12 @@ def run(arguments: list[str]) -> int:
 def _train(forecasts: ForecastFile, directory: Path, options: list[str]) -> int:
     """Makes the runs and prints what they took; returns 0, or 1 if a run failed, or what a signal asks for."""
     for one in forecasts.forecasts:
-        if not one.network[0].isdigit() or ",local=" in one.network:
-            raise UsageError(
-                f"{one.network}: hosts on this machine have a bandwidth and no links within a node; forecast for such, "
-                "or train there and give the records to python -m forecast.validation measured"
-            )
-        if one.is_as_profiled is False:
-            raise UsageError(
-                f"{one.name} on {one.network}: hosts on this machine have one rank each, share its cores, and send as "
-                "the backend does; forecast with --same-machine, and without --algorithm and --sending"
-            )
+        _require_such_hosts(one, options)
+    if any(one.has_own_machines for one in forecasts.forecasts):
+        tell(
+            "forecasts without --same-machine are of ranks that share nothing: what they take from each other on this "
+            "machine is part of their errors"
+        )
     try:
         with signals_raised():
             found = train_what_was_forecast(forecasts, directory, options, tell)
@@ -219,6 +220,29 @@ def _train(forecasts: ForecastFile, directory: Path, options: list[str]) -> int:
     runs = [measured_steps(network, read_record(record)) for network, record in found]
     print(MeasuredFile(runs=runs).model_dump_json(indent=1))
     return 0
+
+
+def _require_such_hosts(one: Forecast, options: list[str]) -> None:
+    """Refuses a forecast of something else than hosts on this machine do."""
+    if not one.network[0].isdigit() or ",local=" in one.network:
+        raise UsageError(
+            f"{one.network}: hosts on this machine have a bandwidth and no links within a node; forecast for such, "
+            "or train there and give the records to python -m forecast.validation measured"
+        )
+    if one.is_as_profiled is False and not one.has_own_machines:
+        raise UsageError(
+            f"{one.name} on {one.network}: hosts on this machine have one rank each, which computes and sends as in "
+            "the profile; forecast without --ranks-per-node, --slow-down-of-computing, --algorithm and --sending"
+        )
+    if one.has_own_machines:
+        asked = read_options(one.backend, find_backend(one.backend).settings, options).run
+        needed = max(row.ranks for row in one.rows) * (asked.threads_per_rank or 1)
+        if asked.task != _WAITING_TASK and needed > num_cpus():
+            raise UsageError(
+                f"{one.name} on {one.network}: ranks that were forecast without --same-machine need {needed} cores of "
+                f"their own, and this machine has {num_cpus()}; forecast with --same-machine, or fewer ranks, or train "
+                f"--task {_WAITING_TASK}, which waits instead of computing"
+            )
 
 
 def _read_run(word: str) -> MeasuredSteps:

@@ -11,26 +11,32 @@ from rich.console import Console
 
 from compare.results import Interval
 from forecast.network import UNLIMITED, parse_network
-from forecast.profile import Computing
+from forecast.profile import Computing, Profile
 from forecast.report import render
 from forecast.result import ForecastFile, forecast, forecast_file
 from forecast.scenario import Scenario, Variant
-from forecast.sending import Whole
+from forecast.sending import Buckets, Whole
 from forecast.table import amount_with_ends, seconds_with_ends, share_with_ends, show
 from launch.starters.interface import PROJECT_DIRECTORY
 from tests.forecasting import collective, made_profile
 
-# A step of one rank takes 90 to 120 ms. A gradient of 1 MB is ready every 15 ms, and takes two ranks 10 to 25 ms.
-UNCERTAIN = made_profile(
-    computing=[
-        Computing(num_processes=1, step_seconds=Interval(estimate=0.1, low=0.09, high=0.12), spread_seconds=None)
-    ]
-)
-REDUCES = collective(2, latency=0.0, bandwidth=5e7).model_copy(
-    update={"bytes_per_second": Interval(estimate=5e7, low=4e7, high=1e8)}
-)
-SCENARIO = Scenario(UNCERTAIN, UNLIMITED, measured=(REDUCES,), name="lab")
-BUCKETS = Variant("ring", UNCERTAIN.sending)
+BUCKETS = Buckets(first_bytes=1_000_000, bucket_bytes=1_000_000)
+RING = Variant("ring", BUCKETS)
+
+
+def _profile() -> Profile:
+    """A step of one rank takes 90 to 120 ms; a gradient of 1 MB is ready every 15 ms."""
+    seconds = Interval(estimate=0.1, low=0.09, high=0.12)
+    return made_profile(
+        sending=BUCKETS, computing=[Computing(num_processes=1, step_seconds=seconds, spread_seconds=None)]
+    )
+
+
+def _scenario() -> Scenario:
+    """On a network where two ranks reduce 1 MB in 10 to 25 ms."""
+    fit = collective(2, latency=0.0, bandwidth=5e7)
+    measured = fit.model_copy(update={"bytes_per_second": Interval(estimate=5e7, low=4e7, high=1e8)})
+    return Scenario(_profile(), UNLIMITED, measured=(measured,), name="lab")
 
 
 def _ends(value: Interval | None) -> list[float | None]:
@@ -44,32 +50,32 @@ def test_slow_computing_hides_what_fast_computing_exposes() -> None:
     After one of 90 ms, the first gradient is ready at 13.5 ms, and 4 reductions of 25 ms end 59.5 ms after the last one
     is ready at 54 ms. At the ends of the step, where both are fast or both are slow, 10 and 46 ms are exposed.
     """
-    assert _ends(SCENARIO.exposed_interval(BUCKETS, 2)) == pytest.approx([0.010, 0.035, 0.0595])
-    assert _ends(SCENARIO.step_interval(BUCKETS, 2)) == pytest.approx([0.090 + 0.010, 0.135, 0.120 + 0.046])
+    assert _ends(_scenario().exposed_interval(RING, 2)) == pytest.approx([0.010, 0.035, 0.0595])
+    assert _ends(_scenario().step_interval(RING, 2)) == pytest.approx([0.090 + 0.010, 0.135, 0.120 + 0.046])
     # What is sent after the backward pass is not hidden by anything.
-    assert _ends(SCENARIO.exposed_interval(Variant("ring", Whole()), 2)) == pytest.approx([0.040, 0.080, 0.100])
-    assert _ends(SCENARIO.exposed_interval(BUCKETS, 1)) == [0, 0, 0]
+    assert _ends(_scenario().exposed_interval(Variant("ring", Whole()), 2)) == pytest.approx([0.040, 0.080, 0.100])
+    assert _ends(_scenario().exposed_interval(RING, 1)) == [0, 0, 0]
 
 
 def test_an_epoch_and_its_cost_have_the_ends_of_their_steps() -> None:
     """It has 50 steps of two ranks, of which each costs 9 in an hour."""
-    (row,) = forecast(SCENARIO, BUCKETS, [2], 9.0).rows
+    (row,) = forecast(_scenario(), RING, [2], 9.0).rows
     assert _ends(row.epoch_seconds) == pytest.approx([5.0, 6.75, 8.3])
     assert _ends(row.cost_per_epoch) == pytest.approx([2 * 9 * seconds / 3600 for seconds in (5.0, 6.75, 8.3)])
-    (free,) = forecast(SCENARIO, BUCKETS, [2], None).rows
+    (free,) = forecast(_scenario(), RING, [2], None).rows
     assert free.cost_per_epoch is None
 
 
 def _shown(width: int) -> str:
     output = io.StringIO()
-    found = forecast(Scenario(UNCERTAIN, parse_network("1gbit")), BUCKETS, [8, 64], None)
+    found = forecast(Scenario(_profile(), parse_network("1gbit")), RING, [8, 64], None)
     show(found, Console(file=output, width=width, markup=False))
     assert max(map(len, output.getvalue().splitlines())) <= width
     return output.getvalue()
 
 
 def test_a_wider_terminal_shows_more_ends() -> None:
-    rows = forecast(Scenario(UNCERTAIN, parse_network("1gbit")), BUCKETS, [8, 64], None).rows
+    rows = forecast(Scenario(_profile(), parse_network("1gbit")), RING, [8, 64], None).rows
     narrow, usual, wide = map(_shown, (60, 80, 120))
     for row in rows:
         step, efficiency = seconds_with_ends(row.step_seconds), share_with_ends(row.efficiency)
@@ -80,7 +86,7 @@ def test_a_wider_terminal_shows_more_ends() -> None:
 
 
 def test_the_page_has_all_ends() -> None:
-    found = forecast(SCENARIO, BUCKETS, [2, 4], 9.0)
+    found = forecast(_scenario(), RING, [2, 4], 9.0)
     page = html.unescape(render(forecast_file("launch/run.sh forecast", [found])))
     row = found.rows[0]
     assert row.cost_per_epoch is not None
@@ -111,7 +117,7 @@ def test_a_duration_and_its_ends_have_one_unit(
 
 
 def test_files_without_these_ends_can_be_read() -> None:
-    content = json.loads(forecast_file("", [forecast(SCENARIO, BUCKETS, [2], 9.0)]).model_dump_json())
+    content = json.loads(forecast_file("", [forecast(_scenario(), RING, [2], 9.0)]).model_dump_json())
     assert content["schema_version"] == 2
     (row,) = content["forecasts"][0]["rows"]
     for name in ("exposed_seconds", "epoch_seconds", "cost_per_epoch"):

@@ -11,7 +11,8 @@ import pytest
 from compare.collectives.cluster import Cluster
 from engines.netns import NetnsSettings
 from forecast import validation
-from forecast.measured_runs import train_what_was_forecast
+from forecast.algorithms import Algorithm
+from forecast.measured_runs import RunFailed, train_what_was_forecast
 from forecast.network import parse_network, read_measured
 from forecast.profile import Computing
 from forecast.result import ForecastFile, forecast, forecast_file
@@ -110,20 +111,79 @@ def test_runs_for_another_forecast_are_not_taken_for_those_of_this_one(tmp_path:
         validation.run(words)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"same_machine": False}, {"algorithm": "tree"}, {"sending": Whole()}],
-    ids=["elsewhere", "tree", "whole"],
-)
-def test_what_hosts_on_this_machine_do_not_do_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+def _written(
+    place: Path, num_ranks: int, algorithm: Algorithm = "ring", sending: Whole | None = None, **where: Any
+) -> Path:
+    """A file with a forecast of a profile whose one and two processes compute alike."""
     computing = [Computing(num_processes=n, step_seconds=certain(0.1), spread_seconds=None) for n in (1, 2)]
     profile = made_profile(computing=computing)
-    scenario = Scenario(profile, parse_network("1gbit"), same_machine=changes.get("same_machine", True))
-    variant = Variant(changes.get("algorithm", "ring"), changes.get("sending", profile.sending))
-    path = tmp_path / "forecast.json"
-    path.write_text(forecast_file("", [forecast(scenario, variant, [2], None)]).model_dump_json())
-    with pytest.raises(UsageError, match="forecast with --same-machine, and without --algorithm and --sending"):
+    variant = Variant(algorithm, sending or profile.sending)
+    found = forecast(Scenario(profile, parse_network("1gbit"), **where), variant, [num_ranks], None)
+    path = place / "forecast.json"
+    path.write_text(forecast_file("", [found]).model_dump_json())
+    return path
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"same_machine": True, "algorithm": "tree"},
+        {"same_machine": True, "sending": Whole()},
+        {"sending": Whole()},
+        {"slow_down": 2.0},
+        {"ranks_per_node": 2},
+    ],
+    ids=["tree", "whole", "whole elsewhere", "slower", "two on a node"],
+)
+def test_what_hosts_on_this_machine_do_not_do_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    path = _written(tmp_path, 2, **changes)
+    with pytest.raises(UsageError, match="forecast without --ranks-per-node, --slow-down-of-computing, --algorithm"):
         validation.run(["run", str(path), str(tmp_path / "runs")])
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "options", "needed"),
+    [
+        (2, [], None),
+        (2, ["--threads-per-rank", "1"], None),
+        (2, ["--threads-per-rank", "2"], 4),
+        (4, [], 4),
+        (4, ["--task", "text-classification"], 4),
+        (4, ["--task", "paced", "--threads-per-rank", "1"], None),
+        (4, ["--config", "options.yaml"], None),
+    ],
+)
+def test_a_forecast_for_machines_of_their_own_needs_ranks_that_share_no_cores(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    num_ranks: int,
+    options: list[str],
+    needed: int | None,
+) -> None:
+    """On two cores; or ranks of a task that waits instead of computing."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(validation, "num_cpus", lambda: 2)
+    started: list[list[str]] = []
+
+    def train(forecasts: ForecastFile, directory: Path, options: list[str], say: object) -> None:
+        started.append(options)
+        raise RunFailed("not started")
+
+    monkeypatch.setattr(validation, "train_what_was_forecast", train)
+    (tmp_path / "options.yaml").write_text("task: paced\nthreads_per_rank: 1\n")
+    path = _written(tmp_path, num_ranks)
+    words = ["run", str(path), str(tmp_path / "runs"), *options]
+    if needed is None:
+        assert validation.run(words) == 1
+        assert started == [options]
+        assert "ranks that share nothing: what they take from each other on this machine" in capsys.readouterr().err
+        return
+    with pytest.raises(
+        UsageError, match=f"need {needed} cores of their own, and this machine has 2; forecast with --sa"
+    ):
+        validation.run(words)
+    assert not started
 
 
 def test_links_within_a_node_are_refused(tmp_path: Path) -> None:
