@@ -113,7 +113,8 @@ def clipping_acts_on_the_global_gradient(evidence: Evidence) -> None:
     """Where the norm exceeds the threshold, the optimizer is given the averaged gradient, scaled as one vector.
 
     Clipping before the reduction has finished, of each parameter group, in every micro-batch, or of copies that the
-    optimizer does not read gives another vector. The norm exceeds the threshold in every step of the case.
+    optimizer does not read gives another vector. The norm exceeds the threshold in every step of the cases. One has
+    batches without padding.
     """
     reference = reference_of(evidence)
     threshold = config_of(evidence).max_grad_norm
@@ -126,9 +127,9 @@ def clipping_acts_on_the_global_gradient(evidence: Evidence) -> None:
 def adamw_is_that_of_one_process(evidence: Evidence) -> None:
     """With AdamW, weight decay by group, and a schedule of the learning rate, weights are those of one process.
 
-    The schedule warms up and decays. One case has a threshold that never clips, the other has one that does. The
-    tolerance is 1e-9, because Adam enlarges the rounding of gradients that nearly vanish. Adam also hides constant
-    factors, so this check comes in addition to those with plain SGD.
+    The schedule warms up and decays. One case has a threshold that never clips, the other one that does, with batches
+    without padding. The tolerance is 1e-9, because Adam enlarges the rounding of gradients that nearly vanish. Adam
+    also hides constant factors, so this check comes in addition to those with plain SGD.
     """
     require_weights(evidence, _ADAM)
 

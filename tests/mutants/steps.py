@@ -78,10 +78,7 @@ def clipping_in_every_micro_step(backend: Any) -> Iterator[None]:
 @mutant(
     "C20",
     cases.CLIPPED[0],
-    words={
-        "by_hand": "gradients in step 1 within 1e-12 of the reference, saw a difference of 0.098, most in ",
-        "horovod": "gradients in step 1 within 1e-12 of the reference, saw a difference of ",
-    },
+    words="gradients in step 1 within 1e-12 of the reference, saw a difference of ",
     ddp="has reduced by the time step is called",
     accelerate="has reduced by the time step is called",
 )
@@ -108,7 +105,7 @@ def clipping_before_synchronise(backend: Any) -> Iterator[None]:
     cases.CLIPPED[0],
     words={
         "*": "gradients in step 1 within 1e-12 of the reference, saw a difference of 0.43, most in mixer.bias",
-        "by_hand": "gradients in step 1 within 1e-12 of the reference, saw a difference of 0.46, most in mixer.bias",
+        "by_hand": "gradients in step 1 within 1e-12 of the reference, saw a difference of ",
     },
 )
 def clipping_by_group(backend: Any) -> Iterator[None]:
