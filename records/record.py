@@ -48,6 +48,10 @@ class EvaluationRecord(_Strict):
     epoch: Count
     seconds: float
     metrics: dict[str, float | None]
+    positions_per_token: float | None = Field(
+        default=None,
+        description="token positions that were computed for each real token; null without tokens, and in older records",
+    )
 
 
 def by_merit(evaluations: Iterable[EvaluationRecord], config: RunConfig) -> list[EvaluationRecord]:

@@ -59,6 +59,7 @@ def test_it_learns(run: Path) -> None:
 def test_it_leaves_no_word_of_tokens(run: Path) -> None:
     record = json.loads((run / "record.json").read_text())
     assert record["positions_per_token"] is None
+    assert {one["positions_per_token"] for one in record["evaluations"]} == {None}
     assert record["imbalance"] == 1.0
     for rank in record["ranks"]:
         assert rank["tokens"] == rank["positions"] == []

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from backends.interface import Backend
 from records.config import RunConfig
-from tasks.interface import Task
+from tasks.interface import Batch, Task
 from training.data import Collate, collate_function
 from training.hooks import Hooks
 from training.losses import finite
@@ -19,6 +19,18 @@ from training.plan import SampleIds, evaluation_batches
 from training.seeds import EVALUATION, seed_all
 
 _ANY_SAMPLE = np.zeros(1, dtype=np.int64)
+
+
+class Evaluation(NamedTuple):
+    """What an evaluation has found, the same on all ranks.
+
+    Attributes:
+        metrics: The metrics by name; None for one that is undefined or not finite.
+        positions_per_token: Token positions that all ranks computed for each real token; None where samples have none.
+    """
+
+    metrics: dict[str, float | None]
+    positions_per_token: float | None
 
 
 class Evaluator:
@@ -30,7 +42,7 @@ class Evaluator:
         self._backend = backend
         self._hooks = hooks
 
-    def metrics(self, model: torch.nn.Module, step: int) -> dict[str, float | None]:
+    def evaluate(self, model: torch.nn.Module, step: int) -> Evaluation:
         """Evaluates a model.
 
         Every rank fills its rows of one matrix, whose other rows are zero. The sum over ranks is what a single
@@ -40,13 +52,12 @@ class Evaluator:
             model: The task's own module, not the backend's wrapper, whose forward pass may communicate: ranks may
                 have unequal numbers of batches.
             step: The step after which it is evaluated, for `on_phase`.
-
-        Returns:
-            The metrics by name; None for one that is undefined or not finite.
         """
         task, backend = self._task, self._backend
-        num_samples = task.num_samples("validation")
-        rows = torch.zeros(num_samples, task.num_evaluation_columns, dtype=torch.float64, device=backend.device)
+        num_samples, num_columns = task.num_samples("validation"), task.num_evaluation_columns
+        shape = num_samples + -(-2 // num_columns), num_columns  # with room for two counts after the rows of samples
+        rows = torch.zeros(shape, dtype=torch.float64, device=backend.device)
+        num_positions = num_tokens = 0
         model.eval()
         is_sorted, collate = self._config.batching == "sorted", collate_function(task, self._config)
         batches = evaluation_batches(
@@ -57,24 +68,33 @@ class Evaluator:
         )
         with torch.no_grad(), self._uncompiled(), backend.evaluation(model):
             for sample_ids in batches:
+                batch, own = self._rows(model, collate, sample_ids, step)
                 # Some precisions, as Apex's O1, compute in float32 what a task does in float64.
-                rows[sample_ids] = self._rows(model, collate, sample_ids, step).to(rows.dtype)
+                rows[sample_ids] = own.to(rows.dtype)
+                num_positions += batch.num_positions or 0
+                num_tokens += batch.num_tokens or 0
             if backend.capabilities.shards_weights:
                 # All ranks gather the weights for each forward pass. Those with fewer batches compute what is not used.
                 most = -(-num_samples // (self._config.eval_batch_size * backend.world_size))
                 for _ in range(most - len(batches)):
                     self._rows(model, collate, _ANY_SAMPLE, step)
-        metrics = task.metrics(backend.all_reduce(rows).cpu())
-        return {name: finite(value) for name, value in metrics.items()}
+        rows.view(-1)[num_samples * num_columns :][:2] = rows.new_tensor([num_positions, num_tokens])
+        reduced = backend.all_reduce(rows).cpu()
+        positions, tokens = reduced.view(-1)[num_samples * num_columns :][:2].tolist()
+        metrics = task.metrics(reduced[:num_samples])
+        shown = {name: finite(value) for name, value in metrics.items()}
+        return Evaluation(shown, positions / tokens if tokens else None)
 
-    def _rows(self, model: torch.nn.Module, collate: Collate, sample_ids: SampleIds, step: int) -> torch.Tensor:
-        """Computes the rows of a batch."""
+    def _rows(
+        self, model: torch.nn.Module, collate: Collate, sample_ids: SampleIds, step: int
+    ) -> tuple[Batch, torch.Tensor]:
+        """Makes a batch, and computes its rows."""
         self._hooks.on_phase("data", step)
         seed_all(self._config.seed, EVALUATION, int(sample_ids[0]))
         batch = collate("validation", sample_ids.tolist()).to(self._backend.device)
         self._hooks.on_phase("evaluation", step)
         with self._backend.autocast():
-            return self._task.evaluation_rows(model, batch)
+            return batch, self._task.evaluation_rows(model, batch)
 
     def value_of_rank_0(self, metrics: dict[str, float | None], name: str) -> float | None:
         """Returns the metric that models are compared by, as rank 0 computed it.

@@ -209,12 +209,12 @@ class Trainer:
         state, metric = self.state, self.config.metric_for_best_model
         began = time.perf_counter()
         self._observers.on_evaluation_begin(state.step)
-        metrics = self._evaluator.metrics(state.module, state.step)
+        found = self._evaluator.evaluate(state.module, state.step)
         seconds = time.perf_counter() - began
-        evaluation = EvaluationRecord(step=state.step, epoch=epoch, seconds=seconds, metrics=metrics)
+        evaluation = EvaluationRecord(step=state.step, epoch=epoch, seconds=seconds, **found._asdict())
         state.add_evaluation(evaluation)
         self._observers.on_evaluation_end(evaluation)
-        return metric is not None and state.judge(self._evaluator.value_of_rank_0(metrics, metric))
+        return metric is not None and state.judge(self._evaluator.value_of_rank_0(found.metrics, metric))
 
     def load_checkpoint(self, checkpoint: IncomingCheckpoint) -> None:
         """Restores what `TrainingState.checkpoint` returned, on every rank.

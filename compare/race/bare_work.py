@@ -227,9 +227,9 @@ class BareWork:
         config = self._config
         alone = reference_backend(BackendOptions(precision=config.precision, device=config.device))
         began = time.perf_counter()
-        metrics = Evaluator(config, self._task, alone, Hooks()).metrics(model, self._num_steps)
+        found = Evaluator(config, self._task, alone, Hooks()).evaluate(model, self._num_steps)
         seconds = time.perf_counter() - began
-        return EvaluationRecord(step=self._num_steps, epoch=self._taken[-1].epoch, seconds=seconds, metrics=metrics)
+        return EvaluationRecord(step=self._num_steps, epoch=self._taken[-1].epoch, seconds=seconds, **found._asdict())
 
 
 def _prepared(config: RunConfig) -> Task:

@@ -233,6 +233,8 @@ class TextClassification(Classification):
 
     def logits(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """Passes the texts through the model."""
+        import torch
+
         from tasks.text.batches import MODEL_INPUTS
 
         options: dict[str, Any] = {name: batch.tensors[name] for name in MODEL_INPUTS if name in batch.tensors}
@@ -243,8 +245,8 @@ class TextClassification(Classification):
             options |= packing.row_options(batch, is_training=model.training)
         outputs = model(**options)
         # By key, since Apex turns the outputs into a plain dict where it casts the model.
-        logits: torch.Tensor = outputs["logits"].float()
-        return logits
+        logits: torch.Tensor = outputs["logits"]
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     def describe(self) -> dict[str, Any]:
         """Collects the origin and the counts of the data, the sizes of the model, and the baseline."""

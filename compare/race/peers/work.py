@@ -226,5 +226,5 @@ def _evaluate(job: PeerJob, task: Task, epoch: int) -> EvaluationRecord:
     config = job.config.model_copy(update={"backend_settings": {}})
     backend = reference_backend(config.backend_options(BackendSettings))
     began = time.perf_counter()
-    metrics = Evaluator(config, task, backend, job.steps.measurements).metrics(job.model, job.num_steps)
-    return EvaluationRecord(step=job.num_steps, epoch=epoch, seconds=time.perf_counter() - began, metrics=metrics)
+    found = Evaluator(config, task, backend, job.steps.measurements).evaluate(job.model, job.num_steps)
+    return EvaluationRecord(step=job.num_steps, epoch=epoch, seconds=time.perf_counter() - began, **found._asdict())
