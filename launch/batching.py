@@ -36,6 +36,7 @@ def settle_batching(options: RunOptions, task: Task, *, cuts_batches: bool = Fal
         return options.batching
     if not refusal:
         return "packed"
+    # Compiled, sorted batches were timed with texts of one length only, where they cannot gain (docs/speed.md).
     return "sorted" if has_costs and stranger is None and not options.torch_compile else "padded"
 
 
