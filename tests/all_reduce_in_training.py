@@ -3,10 +3,15 @@
 In each step, ranks first wait for each other, and then all-reduce a bucket, so that neither the wait for the slower
 rank nor DDP's own copies are counted. After the step they do the same again with buffers that are in their caches. The
 command trains the default job of a race on two ranks and prints, for each --scheduling, the medians and their ratio.
+
+After each training, the ranks of ``launch/run.sh allreduce`` measure all-reduces of the same bytes, under the same
+backend, number of threads and scheduling. There, the slower rank of each repetition counts, in training rank 0. As in
+that command, these ranks are not bound to cores.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -14,20 +19,28 @@ import tempfile
 import time
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from rich.console import Console
 
 from backends.ddp import DDPBackend
 from backends.interface import StepResult
+from backends.registry import find_backend
+from compare.collectives.job import MeasuringJob
+from compare.collectives.measurement import ELEMENT_BYTES, Measurement
 from launch.starters.interface import PROJECT_DIRECTORY
+from launch.starters.registry import settle_starter
 
 _FILE = "ALL_REDUCE_TIMES"
 _NUM_ROUNDS = 3
-_JOB = ("--num-processes", "2", "--global-batch-size", "32", "--threads-per-rank", "1", "--vocab-size", "1000")
-_LIMITS = ("--max-steps", "120", "--no-evaluate", "--bind-ranks")
+_NUM_RANKS, _NUM_THREADS = 2, 1
+_RANKS = ("--num-processes", str(_NUM_RANKS), "--threads-per-rank", str(_NUM_THREADS), "--bind-ranks")
+_JOB = ("--global-batch-size", "32", "--vocab-size", "1000", "--max-steps", "120", "--no-evaluate")
+
+_Scheduling = Literal["batch", "normal"]
 
 
 class AlignedDDP(DDPBackend):
@@ -42,6 +55,7 @@ class AlignedDDP(DDPBackend):
         self._sizes: list[int] = []
         self._in_step = 0.0
         self._times: list[tuple[float, float]] = []
+        self._sizes_of_step: list[int] = []
         wrapped.register_comm_hook(None, lambda _, bucket: self._reduce(bucket))
         return wrapped, optimizer
 
@@ -58,12 +72,13 @@ class AlignedDDP(DDPBackend):
         buffers = [torch.ones(size) for size in self._sizes]
         warm = [sum(map(_seconds, buffers)) for _ in range(2)][-1]
         self._times.append((self._in_step, warm))
+        self._sizes_of_step = self._sizes
         self._sizes, self._in_step = [], 0.0
         return result
 
     def shutdown(self) -> None:
         if self.rank == 0:
-            np.savetxt(os.environ[_FILE], self._times)
+            Path(os.environ[_FILE]).write_text(json.dumps({"times": self._times, "sizes": self._sizes_of_step}))
         super().shutdown()
 
 
@@ -74,23 +89,38 @@ def _seconds(tensor: torch.Tensor) -> float:
     return time.perf_counter() - began
 
 
+class _Round(NamedTuple):
+    """What one training showed, and what was measured after it, in seconds.
+
+    Attributes:
+        of_steps: For each step that is not the warm-up, all-reduces in training and after it, [steps, 2].
+        alone: What the same bytes took the ranks of the `allreduce` command.
+    """
+
+    of_steps: Any
+    alone: float
+
+
 def main() -> None:
-    """Trains with each scheduling in turn, and prints what was seen."""
-    seen: dict[str, list[Any]] = {"batch": [], "normal": []}
+    """Trains with each scheduling in turn, measures what the same bytes take alone, and prints what was seen."""
+    seen: dict[_Scheduling, list[_Round]] = {"batch": [], "normal": []}
     for _ in range(_NUM_ROUNDS):
         for scheduling, rounds in seen.items():
-            rounds.append(_train(scheduling))
+            rounds.append(_round(scheduling))
     for scheduling, rounds in seen.items():
-        in_step, warm = (1e3 * median(column) for column in np.concatenate(rounds).T)
-        ratio = in_step / warm
-        print(f"--scheduling {scheduling}: {in_step:.2f} ms in a step, {warm:.2f} ms after it, ratio {ratio:.2f}")
+        in_step, warm = (1e3 * median(column) for column in np.concatenate([one.of_steps for one in rounds]).T)
+        alone = 1e3 * median(one.alone for one in rounds)
+        print(
+            f"--scheduling {scheduling}: {in_step:.2f} ms in a step, {warm:.2f} ms after it, ratio "
+            f"{in_step / warm:.2f}; {alone:.2f} ms under allreduce, ratio {in_step / alone:.2f}"
+        )
 
 
-def _train(scheduling: str) -> Any:
-    """Returns the seconds of each step that is not the warm-up: in training, and after it."""
+def _round(scheduling: _Scheduling) -> _Round:
+    """Trains, and then measures all-reduces of the same buckets."""
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "times"
-        options = (*_JOB, *_LIMITS, "--scheduling", scheduling, "--output-dir", str(Path(directory) / "run"))
+        options = (*_RANKS, *_JOB, "--scheduling", scheduling, "--output-dir", str(Path(directory) / "run"))
         subprocess.run(
             [sys.executable, "-m", "launch", "tests.all_reduce_in_training:AlignedDDP", *options],
             cwd=PROJECT_DIRECTORY,
@@ -98,7 +128,33 @@ def _train(scheduling: str) -> Any:
             stdout=subprocess.DEVNULL,
             check=True,
         )
-        return np.loadtxt(file)[20:]
+        found = json.loads(file.read_text())
+        return _Round(np.array(found["times"][20:]), _seconds_alone(found["sizes"], scheduling, Path(directory)))
+
+
+def _seconds_alone(sizes: list[int], scheduling: _Scheduling, directory: Path) -> float:
+    """Returns what the ranks of the `allreduce` command take for buckets of so many elements, one after the other."""
+    start_methods = find_backend("ddp").capabilities.start_methods
+    measurement = Measurement(
+        backend="ddp",
+        start_method=settle_starter("ddp", start_methods, None, device="cpu").name,
+        device="cpu",
+        num_processes=_NUM_RANKS,
+        threads_per_rank=_NUM_THREADS,
+        scheduling=scheduling,
+        timeout=60.0,
+        operations=["all_reduce"],
+        sizes=sorted({ELEMENT_BYTES * size for size in sizes}),
+        seconds_per_point=0.3,
+        is_elsewhere=False,
+    )
+    job = MeasuringJob(measurement, directory / "alone", Console(quiet=True))
+    failure = job.run()
+    if failure is not None:
+        raise SystemExit(failure)
+    (series,) = job.series
+    medians = {point.bytes: point.median_seconds for point in series.points}
+    return sum(medians[ELEMENT_BYTES * size] for size in sizes)
 
 
 if __name__ == "__main__":
