@@ -231,11 +231,11 @@ class PeerRow(_Strict):
 
 
 class PeerComparison(_Strict):
-    """Trainers of other libraries, beside the opponent of all others, or else the fastest backend."""
+    """Trainers of other libraries, beside the ranked backends."""
 
-    group: str = Field(description="key of the group of that backend")
-    opponent: str | None = Field(description="the name of that backend; null if none was ranked")
-    num_starts: int = Field(description="how often a peer was started together with it")
+    group: str = Field(description="key of the group of these backends")
+    opponent: str | None = Field(description="the opponent of all others, or else the fastest backend; null if none was ranked")
+    num_starts: int = Field(description="how often a peer was started together with the opponent")
     num_epochs: int = Field(description="passes over the training samples of a run to the end")
     rows: list[PeerRow] = Field(description="the opponent first")
     others: list[Comparison] = Field(default=[], description="other ranked backends beside each peer, by real tokens")

@@ -110,7 +110,8 @@ def _absent(cell: Cell, group: Group, old: Entrant, results: Results) -> GateRow
             if cell_of(entrant, result.group) == cell:
                 if entrant.num_runs and entrant.samples_per_second is not None:
                     status: GateStatus = "not in lockstep"
-                    why = "is no longer in lockstep"
+                    approximates = entrant.parity.verdict == "approximate"
+                    why = "is only an approximation now" if approximates else "is no longer in lockstep"
                     if entrant.parity.verdict == "unknown":
                         status, why = "lockstep not known", "could not be judged"
                     text = f"{name} {why}: {entrant.parity.detail}"

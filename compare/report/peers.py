@@ -32,6 +32,9 @@ class _Work(NamedTuple):
     def rate(self) -> float:
         return self.tokens / self.seconds
 
+    def without(self, other: _Work) -> _Work:
+        return _Work(self.tokens - other.tokens, self.seconds - other.seconds)
+
 
 def peers_of(
     peers: Sequence[list[EntrantRuns]],
@@ -138,9 +141,9 @@ def _paired(ours: EntrantRuns, peer: EntrantRuns) -> PairedStarts:
     return PairedStarts(ours.name, peer.name, starts)
 
 
-def _by_block(runs: Sequence[Run]) -> dict[tuple[str, int], dict[tuple[int, int], _Work]]:
+def _by_block(runs: Sequence[Run]) -> dict[tuple[str, int, int], dict[tuple[int, int], _Work]]:
     return {
-        (run.race.race, run.race.block): {(span.first, span.number): _work(run, span) for span in run.timed_steps}
+        (run.race.race, run.race.block, run.race.heat): {(span.first, span.number): _work(run, span) for span in run.timed_steps}
         for run in runs
         if run.race is not None
     }
@@ -153,14 +156,15 @@ def pseudo_values(rounds: Sequence[tuple[tuple[int, float], tuple[int, float]]])
         rounds: For each round, tokens and seconds of the first and of the second.
     """
     pairs = [(_Work(*first), _Work(*second)) for first, second in rounds]
-    whole, number = _log_ratio(pairs), len(pairs)
+    first, second, number = _sum([one for one, _ in pairs]), _sum([one for _, one in pairs]), len(pairs)
+    whole = _log_ratio(first, second)
     if number == 1:
         return [whole]
-    without = [_log_ratio([*pairs[:i], *pairs[i + 1 :]]) for i in range(number)]
+    without = [_log_ratio(first.without(ours), second.without(theirs)) for ours, theirs in pairs]
     # The mean of pseudo-values is the estimate less its bias, which few rounds of unequal length would exaggerate.
     return [whole + (number - 1) * (sum(without) / number - one) for one in without]
 
 
-def _log_ratio(pairs: Sequence[tuple[_Work, _Work]]) -> float:
+def _log_ratio(first: _Work, second: _Work) -> float:
     """Returns how much longer the second takes for a real token than the first, as a logarithm."""
-    return math.log(_sum([first for first, _ in pairs]).rate / _sum([second for _, second in pairs]).rate)
+    return math.log(first.rate / second.rate)
