@@ -234,7 +234,7 @@ class PeerComparison(_Strict):
     """Trainers of other libraries, beside the ranked backends."""
 
     group: str = Field(description="key of the group of these backends")
-    opponent: str | None = Field(description="the opponent of all others, or else the fastest backend; null if none was ranked")
+    opponent: str | None = Field(description="that of all others, or the fastest backend; null if none was ranked")
     num_starts: int = Field(description="how often a peer was started together with the opponent")
     num_epochs: int = Field(description="passes over the training samples of a run to the end")
     rows: list[PeerRow] = Field(description="the opponent first")

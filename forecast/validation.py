@@ -229,6 +229,8 @@ def _require_such_hosts(one: Forecast, options: list[str]) -> None:
             f"{one.network}: hosts on this machine have a bandwidth and no links within a node; forecast for such, "
             "or train there and give the records to python -m forecast.validation measured"
         )
+    if one.is_as_profiled is False and one.has_own_machines is None:
+        raise UsageError(f"{one.name} on {one.network}: the forecast is of an earlier version; make it again")
     if one.is_as_profiled is False and not one.has_own_machines:
         raise UsageError(
             f"{one.name} on {one.network}: hosts on this machine have one rank each, which computes and sends as in "
@@ -236,7 +238,9 @@ def _require_such_hosts(one: Forecast, options: list[str]) -> None:
         )
     if one.has_own_machines:
         asked = read_options(one.backend, find_backend(one.backend).settings, options).run
-        needed = max(row.ranks for row in one.rows) * (asked.threads_per_rank or 1)
+        if asked.threads_per_rank is None:
+            raise UsageError(f"{one.name} on {one.network}: give --threads-per-rank, as it was in the profile")
+        needed = max(row.ranks for row in one.rows) * asked.threads_per_rank
         if asked.task != _WAITING_TASK and needed > num_cpus():
             raise UsageError(
                 f"{one.name} on {one.network}: ranks that were forecast without --same-machine need {needed} cores of "

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import wait
 
@@ -116,6 +116,8 @@ def _receive(own: _Report, address: str, port: int, seconds: float, word: bytes)
         with listener:
             while len(present) < own.num_nodes - 1:
                 if (left := deadline - time.monotonic()) <= 0:
+                    if word == _FINISHED:  # which needs nobody else to be true
+                        _say(word, present)
                     raise _late(own, present, f"{address}:{port} within {seconds:g} s")
                 readable = wait([listener, *present.values()], left)
                 # A node that has reported says nothing more: it has left.
@@ -125,10 +127,14 @@ def _receive(own: _Report, address: str, port: int, seconds: float, word: bytes)
                     with contextlib.suppress(OSError, ValueError):
                         _admit(own, node, present)
         # The port is free now, so whoever is told to start finds nothing there, or the starter of node 0.
-        for node in present.values():
-            with contextlib.suppress(OSError):
-                node.sendall(word)
+        _say(word, present)
         return {number: node.dup() for number, node in present.items()}  # whoever else has come is left
+
+
+def _say(word: bytes, nodes: Mapping[int, socket.socket]) -> None:
+    for node in nodes.values():
+        with contextlib.suppress(OSError):
+            node.sendall(word)
 
 
 def _admit(own: _Report, node: socket.socket, present: dict[int, socket.socket]) -> None:

@@ -122,6 +122,9 @@ def _run_to_the_end(config: RunConfig, job: Job, start: Start | None, task: Task
     while True:
         try:
             failure, was_asked_to_stop = _run_once(config, job, RunDisplay(config, terminal, positive_label))
+        except NothingToStart:
+            tell("node 0 says that this run has finished, so nothing was started here; model and record are on node 0")
+            return 0
         except Interrupted as interruption:
             tell(f"interrupted by {interruption}; all ranks have been ended")
             record_end(config, "interrupted", f"interrupted by {interruption}")
@@ -231,8 +234,6 @@ def _run_once(config: RunConfig, job: Job, display: RunDisplay) -> tuple[JobFail
                         num_processes=config.num_processes,
                         seconds=config.timeout,
                     )
-            except NothingToStart:
-                return None, False
             except MeetingFailed as error:
                 return JobFailure(FailureKind.MISSING, None, str(error), None), False
             other_nodes = connections.enter_context(met)

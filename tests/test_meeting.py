@@ -161,6 +161,14 @@ def test_nodes_of_a_run_that_has_finished_do_not_start(port: int, threads: Threa
         dismiss(Nodes(2, 0), port, backend="ddp", seconds=0.5)
 
 
+def test_a_node_that_does_not_come_keeps_nobody_from_knowing(port: int, threads: ThreadPoolExecutor) -> None:
+    first = threads.submit(dismiss, Nodes(3, 0), port, backend="ddp", seconds=2)
+    with pytest.raises(NothingToStart):
+        _come(port, 1, num_nodes=3)
+    with pytest.raises(MeetingFailed, match="node 2 did not come to"):
+        first.result(5)
+
+
 @pytest.mark.parametrize(
     ("words", "is_told"),
     [

@@ -143,7 +143,9 @@ def _paired(ours: EntrantRuns, peer: EntrantRuns) -> PairedStarts:
 
 def _by_block(runs: Sequence[Run]) -> dict[tuple[str, int, int], dict[tuple[int, int], _Work]]:
     return {
-        (run.race.race, run.race.block, run.race.heat): {(span.first, span.number): _work(run, span) for span in run.timed_steps}
+        (run.race.race, run.race.block, run.race.heat): {
+            (span.first, span.number): _work(run, span) for span in run.timed_steps
+        }
         for run in runs
         if run.race is not None
     }
