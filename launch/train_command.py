@@ -100,7 +100,11 @@ def train(
     )
     remarks = [remark for remark in (*said, describe_fallback(asked.run.allocator, config.allocator)) if remark]
     with lock:
-        return _run_to_the_end(config, resolved.job, asked.start, resolved.task, remarks)
+        try:
+            return _run_to_the_end(config, resolved.job, asked.start, resolved.task, remarks)
+        except NothingToStart:
+            tell("node 0 says that this run has finished, so nothing was started here; model and record are on node 0")
+            return 0
 
 
 def say_finished(finished: Finished) -> int:
@@ -122,9 +126,6 @@ def _run_to_the_end(config: RunConfig, job: Job, start: Start | None, task: Task
     while True:
         try:
             failure, was_asked_to_stop = _run_once(config, job, RunDisplay(config, terminal, positive_label))
-        except NothingToStart:
-            tell("node 0 says that this run has finished, so nothing was started here; model and record are on node 0")
-            return 0
         except Interrupted as interruption:
             tell(f"interrupted by {interruption}; all ranks have been ended")
             record_end(config, "interrupted", f"interrupted by {interruption}")
