@@ -57,15 +57,15 @@ LAYOUTS = tuple(
     for batching in ("packed", "sorted")
 )
 MOMENTUM = Case("momentum", (_counted({"momentum": 0.9}),))
-# Batches without padding here and before AdamW, too: LAYOUTS has them under plain SGD alone.
+# Batches without padding here and under AdamW, too: LAYOUTS has them under plain SGD alone.
 CLIPPED = (
     Case("clipped-1", (_counted({"max_grad_norm": 0.05, "batching": "packed"}, 1),)),
     Case("clipped-2", (_counted({"max_grad_norm": 0.05}, 2),)),
 )
 # A threshold that no norm reaches, under an optimizer that shows a factor.
 UNCLIPPED = Case("unclipped", (_counted({"max_grad_norm": 100.0}),))
-ADAMW = Case("adamw", (_counted({**_ADAMW, "max_grad_norm": 1e6}),))
-ADAMW_CLIPPED = Case("adamw-clipped", (_counted({**_ADAMW, "max_grad_norm": 0.05, "batching": "packed"}),))
+ADAMW = Case("adamw", (_counted({**_ADAMW, "max_grad_norm": 1e6, "batching": "packed"}),))
+ADAMW_CLIPPED = Case("adamw-clipped", (_counted({**_ADAMW, "max_grad_norm": 0.05}),))
 FLOAT32 = Case("float32", (Training(settings=_FLOAT32, accumulation=2),))
 # Large enough for a library to cut the gradients into several buckets, or to send a large one in pieces: one of its
 # tensors has two million elements, in more than a thousand rows.

@@ -254,7 +254,7 @@ class Task(ABC):
     @property
     @abstractmethod
     def num_evaluation_columns(self) -> int:
-        """The number of columns of `evaluation_rows`."""
+        """The number of columns of `evaluation_rows`, at least 1."""
 
     @abstractmethod
     def metrics(self, rows: torch.Tensor) -> dict[str, float | None]:

@@ -40,7 +40,7 @@ def assert_same_run(run: Path, unbroken: Path, *, stopped_after: int = 0) -> Non
     """
     ours, theirs = (json.loads((one / "record.json").read_text()) for one in (run, unbroken))
     assert ours["steps"] == theirs["steps"]
-    for name in ("step", "epoch", "metrics"):
+    for name in ("step", "epoch", "metrics", "positions_per_token"):
         assert [one[name] for one in ours["evaluations"]] == [one[name] for one in theirs["evaluations"]]
     assert ours["quality"] == theirs["quality"]
     assert [rank["weights_sha256"] for rank in ours["ranks"]] == [rank["weights_sha256"] for rank in theirs["ranks"]]

@@ -127,8 +127,8 @@ def clipping_acts_on_the_global_gradient(evidence: Evidence) -> None:
 def adamw_is_that_of_one_process(evidence: Evidence) -> None:
     """With AdamW, weight decay by group, and a schedule of the learning rate, weights are those of one process.
 
-    The schedule warms up and decays. One case has a threshold that never clips, the other one that does, with batches
-    without padding. The tolerance is 1e-9, because Adam enlarges the rounding of gradients that nearly vanish. Adam
+    The schedule warms up and decays. One case has a threshold that never clips, and batches without padding, the
+    other one that does. The tolerance is 1e-9, because Adam enlarges the rounding of gradients that nearly vanish. Adam
     also hides constant factors, so this check comes in addition to those with plain SGD.
     """
     require_weights(evidence, _ADAM)
