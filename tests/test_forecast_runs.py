@@ -144,11 +144,10 @@ def test_what_hosts_on_this_machine_do_not_do_is_refused(tmp_path: Path, changes
 @pytest.mark.parametrize(
     ("num_ranks", "options", "needed"),
     [
-        (2, [], None),
         (2, ["--threads-per-rank", "1"], None),
         (2, ["--threads-per-rank", "2"], 4),
-        (4, [], 4),
-        (4, ["--task", "text-classification"], 4),
+        (4, ["--threads-per-rank", "1"], 4),
+        (4, ["--task", "text-classification", "--threads-per-rank", "1"], 4),
         (4, ["--task", "paced", "--threads-per-rank", "1"], None),
         (4, ["--config", "options.yaml"], None),
     ],
@@ -184,6 +183,12 @@ def test_a_forecast_for_machines_of_their_own_needs_ranks_that_share_no_cores(
     ):
         validation.run(words)
     assert not started
+
+
+def test_the_threads_of_the_profile_have_to_be_given(tmp_path: Path) -> None:
+    path = _written(tmp_path, 2)
+    with pytest.raises(UsageError, match="give --threads-per-rank, as it was in the profile"):
+        validation.run(["run", str(path), str(tmp_path / "runs"), "--task", "paced"])
 
 
 def test_links_within_a_node_are_refused(tmp_path: Path) -> None:
