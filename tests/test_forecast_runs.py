@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -189,6 +190,16 @@ def test_the_threads_of_the_profile_have_to_be_given(tmp_path: Path) -> None:
     path = _written(tmp_path, 2)
     with pytest.raises(UsageError, match="give --threads-per-rank, as it was in the profile"):
         validation.run(["run", str(path), str(tmp_path / "runs"), "--task", "paced"])
+
+
+def test_a_forecast_of_an_earlier_version_is_to_be_made_again(tmp_path: Path) -> None:
+    """It does not say whether its ranks share anything."""
+    path = _written(tmp_path, 2)
+    file = json.loads(path.read_text())
+    file["forecasts"][0] |= {"is_as_profiled": False, "has_own_machines": None}
+    path.write_text(json.dumps(file))
+    with pytest.raises(UsageError, match="the forecast is of an earlier version; make it again"):
+        validation.run(["run", str(path), str(tmp_path / "runs")])
 
 
 def test_links_within_a_node_are_refused(tmp_path: Path) -> None:

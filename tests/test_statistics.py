@@ -241,6 +241,20 @@ def test_intervals_hold_against_an_opponent_that_was_chosen_because_it_is_the_fa
     assert held >= 0.945 * num_races
 
 
+@pytest.mark.parametrize(("starting_of_a_peer", "at_least"), [(0.0042, 0.945), (0.0175, 0.92)])
+def test_intervals_of_each_backend_beside_each_peer_hold_together(starting_of_a_peer: float, at_least: float) -> None:
+    """Beside a peer whose starts differ four times as much, they hold in 93 % of races with four starts, not in 95."""
+    random = np.random.default_rng(5)
+    starting = np.array([0.0042, 0.0042, 0.0042, 0.0042, 0.0042, starting_of_a_peer])[:, None, None]
+    num_races, held = 1000, 0
+    for _ in range(num_races):
+        turns = 0.03 * random.normal(size=(6, 4, 40)) + starting * random.normal(size=(6, 4, 1))
+        pairs = [PairedStarts(str(a), str(b), (turns[b] - turns[a]).tolist()) for a in range(4) for b in (4, 5)]
+        intervals = [one.slowdown for one in compare_group(pairs)]
+        held += all(interval.low <= 0 <= interval.high for interval in intervals)  # type: ignore[union-attr,operator]
+    assert held >= at_least * num_races
+
+
 def test_an_interval_that_says_nothing_is_still_a_number() -> None:
     pairs = [PairedStarts("a", "b", [[0.0, 900.0], [-900.0, 1.0], [5000.0, 3.0]])]
     (comparison,) = compare_group(pairs)
