@@ -12,8 +12,8 @@ from backends.capabilities import BackendSettings
 class BucketSettings(BackendSettings):
     """How gradients are collected into buckets, each of which is reduced at once."""
 
-    bucket_cap_mb: int | None = Field(
-        None, ge=1, le=100_000, description="size of a bucket of gradients, in MiB (default: torch's 25)"
+    bucket_cap_mb: float | None = Field(
+        None, ge=0.01, le=100_000, description="size of a bucket of gradients, in MiB (default: torch's 25)"
     )
 
 
