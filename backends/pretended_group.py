@@ -68,19 +68,16 @@ class PretendedGroup(dist.ProcessGroup):
 
     @override
     def _allgather_base(self, whole: Any, part: Any, options: Any = None) -> dist.Work:
-        copy = _copy_of_gloo(whole)
         parts = whole.view(self.size(), -1)
         parts[0].copy_(part.view(-1))  # which may be its own place
         parts[1:].copy_(parts[0])
-        del copy
-        return self._done("allgather_base", [whole], whole)
+        return self._done("allgather_base", [whole], [whole, _copy_of_gloo(whole)])
 
     @override
     def _reduce_scatter_base(self, part: Any, whole: Any, options: Any = None) -> dist.Work:
         copy = _copy_of_gloo(whole)
         part.view(-1).copy_(whole.view(-1)[: part.numel()])
-        del copy
-        return self._done("reduce_scatter_base", [whole], part)
+        return self._done("reduce_scatter_base", [whole], [part, copy])
 
     # As torch calls them since 2.13.
     all_gather_single = _allgather_base
@@ -94,8 +91,12 @@ class PretendedGroup(dist.ProcessGroup):
 
 
 def _copy_of_gloo(whole: torch.Tensor) -> torch.Tensor | None:
-    """Returns what gloo takes besides: it gathers into a copy of the whole, and scatters from one; NCCL needs none."""
-    return torch.empty_like(whole) if whole.device.type == "cpu" else None
+    """Returns what gloo takes besides: it gathers into a copy of the whole, and scatters from one; NCCL needs none.
+
+    Memory that nobody has written to is not resident, so the copy is written. Whoever holds the work of the collective
+    holds the copy, too.
+    """
+    return whole.clone() if whole.device.type == "cpu" else None
 
 
 def pretend_group(world_size: int) -> PretendedGroup:

@@ -13,7 +13,7 @@ from forecast.sending import Buckets, Fusion, Whole
 _SMALLEST_GAIN = 0.01
 _MOST = 4
 _ACCUMULATIONS = (2, 4, 8)
-_BUCKET_MEBIBYTES = (1, 5, 100)
+_BUCKET_MEBIBYTES = (0.5, 1, 5, 100)
 _CYCLES_MILLISECONDS = (0.1, 5)
 
 
@@ -56,8 +56,9 @@ def _others(scenario: Scenario, variant: Variant, num_ranks: int) -> Iterator[tu
             row = BACKENDS.get(profile.backend)
             has_option = row is not None and "bucket_cap_mb" in row.settings.model_fields
             for size in _BUCKET_MEBIBYTES:
-                buckets = Buckets(first_bytes=size * 2**20, bucket_bytes=size * 2**20)
-                words = f"--bucket-cap-mb {size}" if has_option else f"buckets of {size} MiB"
+                num_bytes = round(size * 2**20)
+                buckets = Buckets(first_bytes=num_bytes, bucket_bytes=num_bytes)
+                words = f"--bucket-cap-mb {size:g}" if has_option else f"buckets of {size:g} MiB"
                 yield "sending", words, variant._replace(sending=buckets)
         case Fusion(buffer_bytes=buffer_bytes):
             for cycle in _CYCLES_MILLISECONDS:

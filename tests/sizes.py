@@ -27,9 +27,10 @@ from records.traffic import sent_bytes
 from tests.launching import train
 from training import sizes
 
-BACKENDS = ("ddp", "fsdp2")
-MODELS = ("bert-tiny", "bert-small")
-NUMS_OF_RANKS = (2, 4)
+CASES = (
+    *product(("ddp", "fsdp2"), ("bert-tiny", "bert-small"), (2, 4)),
+    *product(("accelerate", "fabric", "deepspeed"), ("bert-small",), (2,)),
+)
 # A checkpoint after the first step; the last one leaves none.
 OPTIONS = ("--max-steps", "2", "--threads-per-rank", "1", "--save-every", "1", "--no-evaluate")
 _PARTS = ("parameter_bytes", "buffer_bytes", "gradient_bytes", "optimizer_bytes", "activation_bytes")
@@ -96,7 +97,7 @@ def _be_a_real_rank(directory: Path) -> None:
 
 def main() -> None:
     print(f"{'':28} {'part':16} {'dry run':>12} {'found':>12}  excess")
-    for backend, model, num_ranks in product(BACKENDS, MODELS, NUMS_OF_RANKS):
+    for backend, model, num_ranks in CASES:
         with tempfile.TemporaryDirectory() as name:
             for size in compare(backend, num_ranks, Path(name), "--model", model):
                 case = f"{backend}, {model}, {num_ranks} ranks"
