@@ -20,13 +20,15 @@ from tasks.registry import TASKS, load_task
 DOCKER = PROJECT_DIRECTORY / "docker"
 DOCKERFILES = sorted(DOCKER.glob("*/Dockerfile"))
 BACKENDS = [path.parent.name for path in DOCKERFILES]
+# That of an image on top of another, for the MPI operator.
+FOR_MPI_JOBS = DOCKER / "horovod" / "mpi-operator.Dockerfile"
 
 
 def test_each_backend_with_packages_of_its_own_has_one() -> None:
     assert BACKENDS == ["accelerate", "apex", "ddp", "deepspeed", "fabric", "horovod"]
 
 
-@pytest.mark.parametrize("path", DOCKERFILES, ids=BACKENDS)
+@pytest.mark.parametrize("path", [*DOCKERFILES, FOR_MPI_JOBS], ids=[*BACKENDS, "mpi-operator"])
 def test_hadolint_has_nothing_to_say(path: Path) -> None:
     done = subprocess.run([Path(sys.executable).with_name("hadolint"), path], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
