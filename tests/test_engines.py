@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,7 +21,6 @@ from launch.errors import UsageError
 from launch.run_directory import locked
 from launch.starters.interface import PROJECT_DIRECTORY
 from tests.launching import (
-    LOCKSTEP,
     ending,
     lockstep,
     needs_namespaces,
@@ -34,16 +31,11 @@ from tests.launching import (
     trains,
     wait_until,
 )
+from tests.networks import networks_gone
 
 OPTIONS = ("--task", "token-tagging", "--max-steps", "10", "--threads-per-rank", "1")
 TWO_NODES = ("--engine", "netns", "--num-nodes", "2")
 LOOPBACK = "127.0.0.1,127.0.0.2"
-
-
-def _links_of_hosts() -> list[str]:
-    """What connects the namespaces, if it was left on this machine; containers that come and go have other names."""
-    links = subprocess.run(["ip", "-json", "link"], check=True, capture_output=True, text=True).stdout
-    return [link["ifname"] for link in json.loads(links) if re.fullmatch(r"br0|v\d+", link["ifname"])]
 
 
 @needs_namespaces
@@ -52,18 +44,24 @@ def _links_of_hosts() -> list[str]:
 @pytest.mark.parametrize("backend", ["ddp", "horovod"])  # accelerate's launcher is torchrun's agent
 def test_two_hosts_compute_what_one_does(tmp_path: Path, backend: str) -> None:
     require_backend(backend)
-    alone = train(backend, tmp_path / "alone", *OPTIONS, "--num-processes", "2")
-    done = lockstep(backend, *TWO_NODES, "--bandwidth", "1gbit", *OPTIONS, "--output-dir", tmp_path / "run")
-    assert done.returncode == 0, done.stdout + done.stderr
-    together = json.loads((tmp_path / "run" / "node0" / "record.json").read_text())
+    run, go_on = tmp_path / "run", tmp_path / "go-on"
+    options = (*OPTIONS, "--task", "tests.faulty:HeldTask")  # which is not held without --until
+    alone = train(backend, tmp_path / "alone", *options, "--num-processes", "2")
+    network = (*TWO_NODES, "--bandwidth", "1gbit")
+    with ending(start_lockstep(backend, *network, *options, "--until", go_on, "--output-dir", run)) as job:
+        wait_until((run / "node1" / "logs").exists, "the start of node 1")
+        with networks_gone(run):
+            go_on.touch()
+            output, errors = job.communicate(timeout=600)
+    assert job.returncode == 0, output + errors
+    together = json.loads((run / "node0" / "record.json").read_text())
     assert [rank["weights_sha256"] for rank in together["ranks"]] == [rank["weights_sha256"] for rank in alone["ranks"]]
     assert [step["loss"] for step in together["steps"]] == [step["loss"] for step in alone["steps"]]
     assert together["environment"]["network"] == "2 network namespaces, 1gbit"
     assert {rank["hostname"] for rank in together["ranks"]} == {"n0", "n1"}
-    assert f"the model and the record are in {tmp_path / 'run' / 'node0'}" in done.stdout
-    assert _links_of_hosts() == []
+    assert f"the model and the record are in {run / 'node0'}" in output
     # The same command again would overwrite what is there.
-    again = lockstep(backend, *TWO_NODES, *OPTIONS, "--output-dir", tmp_path / "run")
+    again = lockstep(backend, *TWO_NODES, *OPTIONS, "--output-dir", run)
     assert again.returncode == 2
     assert "already holds a run" in again.stderr
 
@@ -72,15 +70,15 @@ def test_two_hosts_compute_what_one_does(tmp_path: Path, backend: str) -> None:
 @pytest.mark.slow
 @pytest.mark.processes
 def test_a_rank_that_is_killed_ends_all_hosts(tmp_path: Path) -> None:
-    words = ("ddp", *TWO_NODES, *OPTIONS, "--max-steps", "5000", "--output-dir", tmp_path / "run")
-    with ending(start_lockstep(*words)) as job:
-        wait_until(lambda: trains(tmp_path / "run" / "node1"), "a rank of node 1 in training")
-        pid = tmp_path / "run" / "node1" / "logs" / "rank1.pid"
-        os.kill(int(pid.read_text().split()[0]), signal.SIGKILL)
-        _, errors = job.communicate(timeout=300)
+    run = tmp_path / "run"
+    with ending(start_lockstep("ddp", *TWO_NODES, *OPTIONS, "--max-steps", "5000", "--output-dir", run)) as job:
+        wait_until(lambda: trains(run / "node1"), "a rank of node 1 in training")
+        with networks_gone(run):
+            os.kill(int((run / "node1" / "logs" / "rank1.pid").read_text().split()[0]), signal.SIGKILL)
+            _, errors = job.communicate(timeout=300)
     assert job.returncode == 1
     assert "lockstep: node 1: ddp failed: rank 1" in errors
-    assert not [one for node in (0, 1) for one in processes_of(tmp_path / "run" / f"node{node}")]
+    assert not [one for node in (0, 1) for one in processes_of(run / f"node{node}")]
 
 
 @needs_namespaces
@@ -88,15 +86,15 @@ def test_a_rank_that_is_killed_ends_all_hosts(tmp_path: Path) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_nothing_outlives_the_command(tmp_path: Path, number: signal.Signals) -> None:
-    words = ("ddp", *TWO_NODES, *OPTIONS, "--max-steps", "5000", "--output-dir", tmp_path / "run")
-    with ending(start_lockstep(*words)) as job:
-        wait_until(lambda: trains(tmp_path / "run" / "node1"), "a rank of node 1 in training")
-        job.send_signal(number)
-        job.communicate(timeout=300)
+    run = tmp_path / "run"
+    with ending(start_lockstep("ddp", *TWO_NODES, *OPTIONS, "--max-steps", "5000", "--output-dir", run)) as job:
+        wait_until(lambda: trains(run / "node1"), "a rank of node 1 in training")
+        with networks_gone(run):
+            job.send_signal(number)
+            job.communicate(timeout=300)
     assert job.returncode == (75 if number == signal.SIGTERM else -number)
     wait_until(
-        lambda: not [one for node in (0, 1) for one in processes_of(tmp_path / "run" / f"node{node}")],
-        "the end of all processes",
+        lambda: not [one for node in (0, 1) for one in processes_of(run / f"node{node}")], "the end of all processes"
     )
 
 
@@ -216,38 +214,6 @@ def test_nodes_with_gpus_are_not_judged_by_this_machine(monkeypatch: pytest.Monk
         BACKENDS["horovod"].declare().check(name="horovod", device="cuda", precision="fp32")
     with pytest.raises(UnsupportedError, match=r"^--device cuda: tests\.by_hand:ByHandBackend supports only cpu"):
         planned(["tests.by_hand:ByHandBackend", "--engine", "slurm", "--device", "cuda", "--gpus-per-node", "2"])
-
-
-@needs_namespaces
-@pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv takes the right away")
-def test_it_is_refused_without_the_right_to_make_namespaces(tmp_path: Path) -> None:
-    without = ["setpriv", "--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin"]
-    command = [*without, str(LOCKSTEP), "ddp", *TWO_NODES, *OPTIONS, "--output-dir", str(tmp_path / "run")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert len(done.stderr.splitlines()) == 1, done.stderr
-    assert "--engine netns: network namespaces cannot be made here" in done.stderr
-    assert "run as root on Linux, in a container with the capability SYS_ADMIN" in done.stderr
-    assert not (tmp_path / "run").exists()
-
-
-@needs_namespaces
-def test_latency_is_refused_where_the_kernel_cannot(tmp_path: Path) -> None:
-    probe = ["unshare", "--net", "tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"]
-    has_netem = subprocess.run(probe, capture_output=True).returncode == 0
-    done = lockstep(
-        "ddp", *TWO_NODES, "--latency", "1ms", *OPTIONS, "--max-steps", "1", "--output-dir", tmp_path / "run"
-    )
-    assert done.returncode == (0 if has_netem else 2)
-    if not has_netem:
-        assert "--latency: the kernel has no netem" in done.stderr
-
-
-def test_a_latency_below_a_microsecond_is_no_latency_of_nothing() -> None:
-    engine, _ = planned(["ddp", "--engine", "netns", "--num-nodes", "2", "--latency", "400ns", "--bandwidth", "1gbit"])
-    netem, tbf = engine._limit().split(";")
-    assert netem == "root handle 1: netem delay 0.400us limit 100000"  # tc knows no nanoseconds
-    assert tbf.startswith("parent 1: handle 2: tbf rate 1000000000bit ")
 
 
 @pytest.mark.parametrize(
