@@ -30,6 +30,7 @@ from tests.launching import (
     wait_until,
 )
 from tests.slurm_cluster import CLUSTER, STATE, on_slurm, slurm
+from tests.sparing import in_ci
 
 OPTIONS = ("--task", "token-tagging", "--max-steps", "10", "--threads-per-rank", "1")
 TWO_NODES = ("--engine", "slurm", "--num-nodes", "2", "--time", "10")
@@ -134,14 +135,16 @@ def test_two_nodes_of_two_ranks_compute_what_one_does(
 
 
 @on_slurm
-def test_a_job_survives_its_rank_its_time_limit_and_its_node(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", in_ci(["ddp"], OF_EACH_STARTER))
+def test_a_job_survives_its_rank_its_time_limit_and_its_node(tmp_path: Path, backend: str) -> None:
+    require_backend(backend)
     options = (*OPTIONS, "--max-steps", "16", "--batching", "padded")
     with starting("forked"):
-        alone = train("ddp", tmp_path / "alone", *options, "--num-processes", "2")
+        alone = train(backend, tmp_path / "alone", *options, "--num-processes", "2")
     run, go_on = tmp_path / "run", tmp_path / "go-on"
     options = (*options, "--save-every", "1", "--max-restarts", "1", "--logging-steps", "1")
     held = ("--task", "tests.faulty:HeldTask", "--until", go_on)
-    with ending(start_lockstep("ddp", *TWO_NODES, *options, *held, "--output-dir", run)) as job:
+    with ending(start_lockstep(backend, *TWO_NODES, *options, *held, "--output-dir", run)) as job:
         number = _number_of_job(run)
         _next_checkpoint(run)
         pid = next(run.glob("node1/logs/rank*.pid"))
