@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
+import importlib.util
 import json
 import os
 import random
@@ -17,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any, TypeVar
 
 import psutil
@@ -68,6 +70,13 @@ def require(name: str, reason: str | None) -> None:
 def require_backend(name: str) -> None:
     """Skips where a backend cannot run, unless LOCKSTEP_REQUIRE lists it."""
     require(name, find_backend(name).unavailable_reason())
+
+
+def require_module(name: str) -> ModuleType:
+    """Returns a module; skips where its package is not installed, unless LOCKSTEP_REQUIRE lists that package."""
+    package = name.partition(".")[0]
+    require(package, "it is not installed" if importlib.util.find_spec(package) is None else None)
+    return importlib.import_module(name)
 
 
 def skip_or_fail(reason: str | None, variable: str) -> None:

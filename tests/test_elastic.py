@@ -24,6 +24,7 @@ from tests.launching import (
     free_port,
     lockstep,
     require_backend,
+    require_module,
     run_config,
     start_lockstep,
     starting,
@@ -173,7 +174,7 @@ def test_a_step_that_was_computed_again_is_in_the_record_once(tmp_path: Path) ->
 @pytest.mark.parametrize("has_checkpoint", [True, False])
 def test_curves_have_each_step_once(tmp_path: Path, has_checkpoint: bool) -> None:
     """TensorBoard hides the steps that ranks had taken and take again, since they have started again."""
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    accumulator = require_module("tensorboard.backend.event_processing.event_accumulator")
     origin = Resumption(checkpoint="", step=2, backend="ddp", num_processes=2)
     again = [_step(number).model_copy(update={"loss": 2.0}) for number in range(3 if has_checkpoint else 1, 6)]
     log = ProgressLog(tmp_path, rank=0, tracker="tensorboard")

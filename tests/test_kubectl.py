@@ -14,12 +14,12 @@ import pytest
 
 from engines.command import planned
 from engines.kubectl import Copying, Kubectl, Logs, Pod, _pod
-from tests.launching import wait_until
+from tests.launching import require_module, wait_until
 
 
 def test_the_service_is_removed_with_its_job() -> None:
     """By the cluster, since the command that created both may have been killed."""
-    validate = pytest.importorskip("kubernetes_validate").validate
+    validate = require_module("kubernetes_validate").validate
     created: list[list[Mapping[str, Any]]] = []
 
     class Noting(Kubectl):

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from engines.command import planned
-from tests.launching import free_port, lockstep, start_lockstep, train, trains, wait_until
+from tests.launching import free_port, lockstep, require_module, start_lockstep, train, trains, wait_until
 from tests.standin_kubectl import UID, expanded
 
 IMAGE = ("--engine", "kubernetes", "--image", "registry/lockstep-ddp:1")
@@ -44,7 +44,7 @@ JOBS = {
 @pytest.mark.parametrize("case", JOBS)
 def test_the_cluster_knows_every_field(case: str, version: str) -> None:
     """By the schemas of Kubernetes, of which the strict ones refuse what they do not know."""
-    validate = pytest.importorskip("kubernetes_validate").validate
+    validate = require_module("kubernetes_validate").validate
     objects = _dry_run("ddp", *IMAGE, *JOBS[case])
     assert [one["kind"] for one in objects] == (["Job"] if case == "alone" else ["Service", "Job"])
     for one in objects:
@@ -57,7 +57,7 @@ def test_the_cluster_knows_every_field(case: str, version: str) -> None:
 
 def test_a_train_job_has_no_field_that_its_model_lacks() -> None:
     """The models of Kubeflow Trainer drop what they do not know, so what they write is compared with what they read."""
-    models = pytest.importorskip("kubeflow_trainer_api.models")
+    models = require_module("kubeflow_trainer_api.models")
     (job,) = _dry_run("ddp", *IMAGE, *JOBS["whole"], "--kind", "train-job")
     assert models.TrainerV1alpha1TrainJob.from_dict(job).to_dict() == job
     assert job["spec"]["trainer"]["numNodes"] == 4
@@ -84,7 +84,7 @@ MPI_FIELDS = {
 
 def test_an_mpi_job_has_only_fields_of_its_api() -> None:
     """By the fields of types.go (kubeflow/mpi-operator), and for its pods by the schema of Kubernetes."""
-    validate = pytest.importorskip("kubernetes_validate").validate
+    validate = require_module("kubernetes_validate").validate
     (job,) = _dry_run("horovod", *IMAGE, "--num-nodes", "4", "--kind", "mpi-job", "--namespace", "team")
     spec = job["spec"]
     assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v2beta1", "MPIJob")
