@@ -2,10 +2,10 @@
 
 A real cluster is seldom there where the tests run (tests/kubernetes/cluster.sh starts one). So this stores the
 objects that it is given, and runs the container of each pod as a process of this machine, from the manifest alone:
-its command after the kubelet's replacement of $(NAME) and $$, its variables and no others, and its volume as a
-directory of STATE. All pods share the network of this machine, so their names become 127.0.0.1. What it prints and the
-JSON of pods and jobs follow https://kubernetes.io/docs/reference/kubernetes-api/. It does not schedule, and checks no
-field, user or quota.
+its command after the kubelet's replacement of $(NAME) and $$, its variables and no others but those that the operator
+of a TrainJob adds, and its volume as a directory of STATE. All pods share the network of this machine, so their names
+become 127.0.0.1. What it prints and the JSON of pods and jobs follow
+https://kubernetes.io/docs/reference/kubernetes-api/. It does not schedule, and checks no field, user or quota.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from typing import Any
 import yaml
 
 STATE = Path(sys.argv[1]) if __name__ == "__main__" else Path()
+# The kinds of jobs whose pods are started; others are only stored.
+KINDS = ("Job", "TrainJob")
 # Of the job, of which there is one only.
 UID = "a3c1f1b6-0b1f-4d8e-9a57-6f2f0c9d7e10"
 
@@ -60,15 +62,15 @@ def create(options: tuple[str, ...]) -> int:
         return 0
     for one in objects:
         (STATE / f"{one['kind'].lower()}.json").write_text(json.dumps(one))
-        if one["kind"] == "Job":
-            start_pods(one)
+        if one["kind"] in KINDS:
+            start_pods()
     if "--output=jsonpath={.metadata.uid}" in options:
         print(UID, end="")
     return 0
 
 
-def start_pods(job: dict[str, Any]) -> None:
-    for index in range(job["spec"]["completions"]):
+def start_pods() -> None:
+    for index in range(num_pods()):
         command = [sys.executable, __file__, str(STATE), "_pod", str(index)]
         # A machine of a cluster inherits nothing from the user's.
         environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": "/tmp"}
@@ -79,22 +81,53 @@ def start_pods(job: dict[str, Any]) -> None:
 
 
 def run_pod(index: int) -> int:
-    job = json.loads((STATE / "job.json").read_text())
-    pod = job["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    variables = {one["name"]: one["value"] for one in container.get("env", [])}
-    variables["JOB_COMPLETION_INDEX"] = str(index)
+    container, given, address = node_of(the_job(), index)
+    variables = {one["name"]: one["value"] for one in container.get("env", [])} | given
     mounts = {one["name"]: one["mountPath"] for one in container["volumeMounts"]}
-    address = f"{job['metadata']['name']}-0.{pod['subdomain']}" if "subdomain" in pod else None
     words = [expanded(word, variables) for word in [*container["command"], *container.get("args", [])]]
     words = [word.replace(mounts["results"] + "/", f"{STATE}/volume/") for word in words]
-    words = [word.replace(address, "127.0.0.1") if address else word for word in words]
+    words = [word.replace(address, "127.0.0.1") for word in words]
+    variables = {name: value.replace(address, "127.0.0.1") for name, value in variables.items()}
     with (STATE / f"pod{index}.log").open("wb") as log:
         process = subprocess.Popen(words, env={**os.environ, **variables}, stdout=log, stderr=log, cwd="/")
     (STATE / f"pod{index}.pid").write_text(str(process.pid))
     code = process.wait()
     (STATE / f"pod{index}.exit").write_text(str(128 - code if code < 0 else code))
     return 0
+
+
+def the_job() -> dict[str, Any]:
+    (path,) = [path for kind in KINDS if (path := STATE / f"{kind.lower()}.json").exists()]
+    return json.loads(path.read_text())  # type: ignore[no-any-return]
+
+
+def num_pods() -> int:
+    job = the_job()
+    return int(job["spec"]["completions"] if job["kind"] == "Job" else job["spec"]["trainer"]["numNodes"])
+
+
+def node_of(job: dict[str, Any], index: int) -> tuple[dict[str, Any], dict[str, str], str]:
+    """The container of a pod, the variables that it is given besides its own, and the name of the first pod."""
+    name, spec = job["metadata"]["name"], job["spec"]
+    if job["kind"] == "Job":
+        pod = spec["template"]["spec"]
+        (container,) = pod["containers"]
+        return container, {"JOB_COMPLETION_INDEX": str(index)}, f"{name}-0.{pod.get('subdomain')}"
+    # Kubeflow Trainer puts the command and what torchrun reads into the container of its runtime, which is patched:
+    # https://github.com/kubeflow/trainer/blob/master/pkg/runtime/framework/plugins/torch/torch.go
+    trainer = spec["trainer"]
+    (patch,) = spec["runtimePatches"]
+    (replicated,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    (container,) = replicated["template"]["spec"]["template"]["spec"]["containers"]
+    address = f"{name}-node-0-0.{name}"
+    variables = {
+        "PET_NNODES": str(trainer["numNodes"]),
+        "PET_NPROC_PER_NODE": str(trainer["numProcPerNode"]),
+        "PET_NODE_RANK": str(index),
+        "PET_MASTER_ADDR": address,
+        "PET_MASTER_PORT": "29500",
+    }
+    return {**container, "command": trainer["command"]}, variables, address
 
 
 def expanded(word: str, variables: dict[str, str]) -> str:
@@ -114,15 +147,11 @@ def get(kind: str, name: str = "") -> int:
         print(json.dumps({"items": [] if are_gone() else [pod_of(index) for index in range(num_pods())]}))
         return 0
     if are_gone():
-        return refuse(f'Error from server (NotFound): jobs.batch "{name}" not found')
+        return refuse(f'Error from server (NotFound): {kind} "{name}" not found')
     codes = [code_of(index) for index in range(num_pods())]
     ends = [{"type": "Failed" if any(codes) else "Complete", "status": "True"}] if None not in codes else []
     print(json.dumps({"status": {"conditions": ends}}))
     return 0
-
-
-def num_pods() -> int:
-    return int(json.loads((STATE / "job.json").read_text())["spec"]["completions"])
 
 
 def code_of(index: int) -> int | None:

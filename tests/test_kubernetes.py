@@ -233,32 +233,39 @@ def _job(*options: str, task: str = "token-tagging", steps: int = 10) -> tuple[s
     return ("ddp", *pods, "--task", task, "--max-steps", str(steps), "--threads-per-rank", "1", *options)
 
 
+# The jobs whose pods the stand-in for kubectl runs.
+RUNNING = ["indexed-job", "train-job"]
+
+
 @pytest.mark.slow
 @pytest.mark.processes
-def test_two_pods_compute_what_one_machine_does(tmp_path: Path, cluster: Path) -> None:
+@pytest.mark.parametrize("kind", RUNNING)
+def test_two_pods_compute_what_one_machine_does(tmp_path: Path, cluster: Path, kind: str) -> None:
     """With the stand-in for kubectl, which runs what the manifests say as processes of this machine."""
     alone = train(
         *("ddp", tmp_path / "alone", "--task", "token-tagging", "--max-steps", "10", "--threads-per-rank", "1"),
         *("--num-processes", "2"),
     )
-    done = lockstep(*_job(), "--output-dir", tmp_path / "mine")
+    done = lockstep(*_job("--kind", kind), "--output-dir", tmp_path / "mine")
     assert done.returncode == 0, done.stdout + done.stderr
     together = json.loads((cluster / "volume" / "mine" / "node0" / "record.json").read_text())
     assert [rank["weights_sha256"] for rank in together["ranks"]] == [rank["weights_sha256"] for rank in alone["ranks"]]
     assert "into the volume of results: mine/node*" in done.stdout
     assert "record" in (tmp_path / "mine" / "node0.log").read_text()
     assert done.stdout.startswith((tmp_path / "mine" / "node0.log").read_text().splitlines()[0])
-    service = json.loads((cluster / "service.json").read_text())
-    assert [owner["uid"] for owner in service["metadata"]["ownerReferences"]] == [UID]
+    if kind == "indexed-job":  # the runtime of a TrainJob brings a Service of its own
+        service = json.loads((cluster / "service.json").read_text())
+        assert [owner["uid"] for owner in service["metadata"]["ownerReferences"]] == [UID]
     assert (cluster / "deleted").exists()
 
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_a_pod_that_fails_gives_its_exit_code(tmp_path: Path, cluster: Path) -> None:
+@pytest.mark.parametrize("kind", RUNNING)
+def test_a_pod_that_fails_gives_its_exit_code(tmp_path: Path, cluster: Path, kind: str) -> None:
     """With the stand-in for kubectl: the nodes refuse a file that they do not have; either may be seen first."""
     files = ("--train-file", "/runs/no.csv", "--validation-file", "/runs/no.csv")
-    done = lockstep(*_job(*files, task="text-classification"), "--output-dir", tmp_path / "mine")
+    done = lockstep(*_job("--kind", kind, *files, task="text-classification"), "--output-dir", tmp_path / "mine")
     assert done.returncode == 2
     assert re.search(r"^lockstep: (node 1: )?--train-file \S*no\.csv", done.stderr, re.MULTILINE), done.stderr
     assert (cluster / "deleted").exists()
