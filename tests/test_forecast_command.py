@@ -262,6 +262,21 @@ def test_the_page_can_be_read_on_a_phone(place: Path, scheme: str) -> None:
             visit.close()
 
 
+def _assert_forecast_of_a_record(run: Path, profile: Profile, capsys: pytest.CaptureFixture[str]) -> None:
+    """On machines of their own: one rank computes as it did, and on a network, the last gradients are waited for."""
+    output = run.with_suffix(".json")
+    assert command.run(shlex.split(f"--record {run} {N} --ranks 1,8 --output {output}")) == 0
+    (found,) = ForecastFile.model_validate_json(output.read_bytes()).forecasts
+    assert (found.backend, found.network, found.network_measured) == ("ddp", "1gbit,latency=0us", False)
+    assert found.gradient_bytes == sum(one.num_bytes for one in profile.gradients)
+    assert {*profile.remarks} <= {*found.remarks}
+    one, eight = found.rows
+    assert one.step_seconds.estimate == found.one_rank_seconds == pytest.approx(profile.work.seconds)
+    assert eight.exposed_seconds.estimate > 0
+    assert eight.step_seconds.estimate >= one.step_seconds.estimate + eight.exposed_seconds.estimate
+    assert f"\nforecast in {output}" in capsys.readouterr().out
+
+
 def test_a_record_with_a_diagnosis_is_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--task", "token-tagging", "--num-processes", "2", "--threads-per-rank", "1", "--max-steps", "12")
     train("ddp", tmp_path / "plain", *options)
@@ -277,6 +292,7 @@ def test_a_record_with_a_diagnosis_is_enough(tmp_path: Path, capsys: pytest.Capt
     assert profile.gradients[-1].ready_seconds == pytest.approx(profile.last_backward_seconds)
     assert any("evenly" in remark for remark in profile.remarks)
     assert 0 < profile.work.seconds < sum(record["ranks"][0]["step_seconds"])
+    _assert_forecast_of_a_record(tmp_path / "diagnosed", profile, capsys)
     diagnosed = read_record(tmp_path / "diagnosed" / "record.json")
     config = diagnosed.config.model_copy(update={"backend_settings": {"transport": "shared-memory"}})
     with pytest.raises(LacksTimes, match="--transport shared-memory: it stays on one node; choose another run"):
