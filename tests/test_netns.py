@@ -30,15 +30,14 @@ def test_it_is_refused_without_the_right_to_make_namespaces(tmp_path: Path) -> N
 
 
 @needs_namespaces
-def test_latency_is_refused_where_the_kernel_cannot(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("option", "value"), [("--latency", "1ms"), ("--loss", "0.1%")])
+def test_what_needs_netem_is_refused_where_the_kernel_has_none(tmp_path: Path, option: str, value: str) -> None:
     probe = ["unshare", "--net", "tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"]
     has_netem = subprocess.run(probe, capture_output=True).returncode == 0
-    done = lockstep(
-        "ddp", *TWO_NODES, "--latency", "1ms", *OPTIONS, "--max-steps", "1", "--output-dir", tmp_path / "run"
-    )
+    done = lockstep("ddp", *TWO_NODES, option, value, *OPTIONS, "--max-steps", "1", "--output-dir", tmp_path / "run")
     assert done.returncode == (0 if has_netem else 2)
     if not has_netem:
-        assert "--latency: the kernel has no netem" in done.stderr
+        assert f"{option}: the kernel has no netem" in done.stderr
 
 
 def test_a_latency_below_a_microsecond_is_no_latency_of_nothing() -> None:
@@ -46,6 +45,13 @@ def test_a_latency_below_a_microsecond_is_no_latency_of_nothing() -> None:
     netem, tbf = engine._limit().split(";")
     assert netem == "root handle 1: netem delay 0.400us limit 100000"  # tc knows no nanoseconds
     assert tbf.startswith("parent 1: handle 2: tbf rate 1000000000bit ")
+
+
+def test_what_tc_is_given_for_packets_that_are_late_and_lost() -> None:
+    engine, _ = planned(["ddp", *TWO_NODES, "--latency", "5ms", "--loss", "0.1%"])
+    assert engine._limit() == "root handle 1: netem delay 5000.000us loss 0.100000% limit 100000"
+    engine, _ = planned(["ddp", *TWO_NODES, "--loss", "0.1%"])
+    assert engine._limit() == "root handle 1: netem loss 0.100000% limit 100000"
 
 
 @pytest.mark.parametrize(("program", "package"), [("unshare", "util-linux"), ("ip", "iproute2"), ("tc", "iproute2")])
