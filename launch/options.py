@@ -265,7 +265,8 @@ def option_words(values: Mapping[str, Any]) -> list[str]:
         if isinstance(value, bool):
             words.append(option if value else option.replace("--", "--no-", 1))
         else:
-            words += [f"{option}={one}" for one in (value if isinstance(value, list) else [value])]
+            several = value if isinstance(value, list) else [value]
+            words += [f"{option}={str(one).removesuffix('.0') if isinstance(one, float) else one}" for one in several]
     return words
 
 

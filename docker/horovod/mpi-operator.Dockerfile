@@ -4,7 +4,7 @@
 # It is no stage of the other Dockerfile: without BuildKit, each build of Horovod's image would build it, too.
 ARG IMAGE=lockstep/horovod:0.1.0
 FROM ${IMAGE}
-USER root
+USER 0
 # Both packages come from the Debian of the image. The host keys that one of them makes would be the same wherever the image
 # runs, so they are removed: the operator mounts one pair of keys for each job, which hosts and users share. The mount is a
 # Secret, whose modes are not those that sshd asks for, and where ssh cannot write down which hosts it knows. The port needs
