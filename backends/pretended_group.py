@@ -12,6 +12,7 @@ in Python, as https://docs.pytorch.org/docs/stable/distributed.html#third-party-
 from __future__ import annotations
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import torch
@@ -21,6 +22,7 @@ from torch.distributed import distributed_c10d
 from typing_extensions import override
 
 _NAME = "pretended"
+_THREADS_OF_GLOO = 2  # torch/csrc/distributed/c10d/ProcessGroupGloo.hpp
 
 
 class PretendedGroup(dist.ProcessGroup):
@@ -33,6 +35,7 @@ class PretendedGroup(dist.ProcessGroup):
     def __init__(self, world_size: int) -> None:
         super().__init__(0, world_size)  # type: ignore[call-arg,arg-type]
         self.entered = Counter[str]()
+        self._threads = ThreadPoolExecutor(_THREADS_OF_GLOO)
 
     def getBackendName(self) -> str:
         """Returns what effective settings call the transport."""
@@ -71,7 +74,9 @@ class PretendedGroup(dist.ProcessGroup):
         parts = whole.view(self.size(), -1)
         parts[0].copy_(part.view(-1))  # which may be its own place
         parts[1:].copy_(parts[0])
-        return self._done("allgather_base", [whole], [whole, _copy_of_gloo(whole)])
+        # gloo makes the copy in one of its threads, each of which has memory of its own to take it from.
+        copy = self._threads.submit(_copy_of_gloo, whole).result()
+        return self._done("allgather_base", [whole], [whole, copy])
 
     @override
     def _reduce_scatter_base(self, part: Any, whole: Any, options: Any = None) -> dist.Work:

@@ -55,10 +55,10 @@ def _others(scenario: Scenario, variant: Variant, num_ranks: int) -> Iterator[tu
         case Buckets():
             row = BACKENDS.get(profile.backend)
             has_option = row is not None and "bucket_cap_mb" in row.settings.model_fields
-            for size in _BUCKET_MEBIBYTES:
-                num_bytes = round(size * 2**20)
+            for mebibytes in _BUCKET_MEBIBYTES:
+                num_bytes = round(mebibytes * 2**20)
                 buckets = Buckets(first_bytes=num_bytes, bucket_bytes=num_bytes)
-                words = f"--bucket-cap-mb {size:g}" if has_option else f"buckets of {size:g} MiB"
+                words = f"--bucket-cap-mb {mebibytes:g}" if has_option else f"buckets of {mebibytes:g} MiB"
                 yield "sending", words, variant._replace(sending=buckets)
         case Fusion(buffer_bytes=buffer_bytes):
             for cycle in _CYCLES_MILLISECONDS:
