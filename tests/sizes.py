@@ -96,12 +96,12 @@ def _be_a_real_rank(directory: Path) -> None:
 
 
 def main() -> None:
-    print(f"{'':28} {'part':16} {'dry run':>12} {'found':>12}  excess")
+    print(f"{'':31} {'part':16} {'dry run':>12} {'found':>12}  excess")
     for backend, model, num_ranks in CASES:
         with tempfile.TemporaryDirectory() as name:
             for size in compare(backend, num_ranks, Path(name), "--model", model):
                 case = f"{backend}, {model}, {num_ranks} ranks"
-                print(f"{case:28} {size.name:16} {size.estimate:12,} {size.found:12,} {size.excess:+7.1%}", flush=True)
+                print(f"{case:31} {size.name:16} {size.estimate:12,} {size.found:12,} {size.excess:+7.1%}", flush=True)
 
 
 if __name__ == "__main__":
