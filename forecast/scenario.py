@@ -190,7 +190,8 @@ class Scenario:
             return [f"all-reduces were measured on this network, over {numbers} ranks{within}"]
         found = [
             f"{PAYLOAD_SHARE:.0%} of a bandwidth between nodes are data, the rest headers (TCP over Ethernet)",
-            "a stated network carries what was stated: no interval covers what it loses (measure all-reduces on it)",
+            "the stated bandwidth is taken to be reached: no interval covers what a network falls short of it "
+            "(measure all-reduces on it)",
         ]
         if not self.profile.collectives:
             found.append("the library's own share of an all-reduce was not measured: the network alone counts")

@@ -13,7 +13,7 @@ from backends.registry import find_backend
 from engines.command import planned, run
 from engines.interface import NodeJob
 from launch.errors import UsageError
-from launch.options import Options, read_options
+from launch.options import Options, option_words, read_options
 from records.checkpoint import Checkpoint, CheckpointState, checkpoint_path, list_checkpoints, write_checkpoint
 from tests.launching import lockstep, needs_namespaces, run_config
 
@@ -68,6 +68,11 @@ def _options_of(job: NodeJob, node_rank: int) -> Options:
     """Reads the command line of a node as the node does."""
     words = job.words(node_rank, "127.0.0.1")[len(job.program) + 1 :]
     return read_options(job.backend, find_backend(job.backend).settings, words)
+
+
+def test_options_are_written_as_people_write_them() -> None:
+    values = {"bucket_cap_mb": 2.0, "dropout": 0.5, "max_steps": 20, "evaluate": False}
+    assert option_words(values) == ["--bucket-cap-mb=2", "--dropout=0.5", "--max-steps=20", "--no-evaluate"]
 
 
 def test_a_job_goes_on_with_the_options_of_its_run(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from forecast import command, validation
 from forecast.network import parse_network
-from forecast.profile import Profile, write_profile
+from forecast.profile import GradientTime, Profile, write_profile
 from forecast.records import LacksTimes, profile_of_record
 from forecast.result import Forecast, ForecastFile, forecast, forecast_file
 from forecast.scenario import Scenario, Variant
@@ -212,6 +212,13 @@ def test_advice_says_what_would_help_and_how_much() -> None:
     assert found[0] == f"{eight}: {becomes} {100 * eightfold:.0f} % on 8 ranks"
     assert f"--grad-compression fp16: {becomes} {100 * halved:.0f} % on 8 ranks" in found
     assert any(line.startswith("sending in buckets") for line in found)
+
+
+def test_advice_knows_buckets_smaller_than_a_mebibyte() -> None:
+    """Of gradients of 0.6 MB, a bucket of half a MiB takes one, and the first is sent as soon as it is ready."""
+    gradients = [GradientTime(name=f"weight{k}", num_bytes=600_000, ready_seconds=0.0075 * k) for k in range(1, 9)]
+    found = _forecast("1gbit", 8, profile=made_profile(gradients=gradients)).advice
+    assert any(line.startswith("--bucket-cap-mb 0.5: ") for line in found), found
 
 
 def test_no_algorithm_is_advised() -> None:

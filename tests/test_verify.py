@@ -20,7 +20,7 @@ STRAYING = "tests.variants_of_ddp:StrayingDDP"
 def test_a_run_that_trains_what_one_process_trains(tmp_path: Path) -> None:
     """In float64, with accumulation, and with options of the run, of the backend and of the task."""
     target = tmp_path / "verdict.json"
-    options = (*shlex.split(SMALL), "--bucket-cap-mb", "1", "--hidden-size", "9", "--json", target)
+    options = (*shlex.split(SMALL), "--bucket-cap-mb", "0.5", "--hidden-size", "9", "--json", target)
     done = lockstep("verify", "ddp", *options, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "SAME: ddp on 2 ranks trains what one process trains, up to rounding, in each of 6 steps" in done.stdout

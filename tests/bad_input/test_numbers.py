@@ -28,6 +28,7 @@ INTEGERS = {
     "hidden-size": ("ddp --task token-tagging", "0", "4097"),
 }
 FLOATS = {
+    "bucket-cap-mb": ("ddp", "0.001", "100001"),
     "timeout": ("ddp", "0", "1000001"),
     "max-grad-norm": ("ddp", "-0.5", "1e39"),
     "init-loss-scale": ("ddp", "0", "1e39"),
