@@ -281,6 +281,11 @@ def test_what_the_model_lacks_is_seen_on_the_profiled_machine() -> None:
     assert Scenario(faster, network, measured=measured, same_machine=True).step(variant, 2).total == pytest.approx(0.1)
 
 
+def test_a_stated_network_is_said_to_have_no_interval() -> None:
+    remarks = Scenario(made_profile(), parse_network("1gbit")).remarks
+    assert any("no interval covers what a network falls short of it" in line for line in remarks)
+
+
 def test_another_algorithm_is_as_much_slower_than_what_was_measured_as_the_model_says() -> None:
     measured = collective(4, latency=0.002, bandwidth=1e9, times=((1e6, 0.01), (4e6, 0.1)))
     scenario = Scenario(made_profile(), Network(Link(0.0, 2e9)), measured=(measured,))
