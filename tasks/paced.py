@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from tasks.interface import Batch, Split, Task, TaskSettings
+from tasks.interface import Batch, Split, Task, TaskSettings, draws_nothing
 from tasks.text.models import PRESETS, VOCAB_SIZE
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ class Paced(Task):
             seconds_per_sample=1 / self.settings.samples_per_second,
         )
 
+    @draws_nothing
     def collate(self, split: Split, sample_ids: Sequence[int]) -> Batch:
         """Makes `inputs` and `targets`, float32 [B] each."""
         import torch

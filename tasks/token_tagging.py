@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from tasks.interface import Batch, Split, Task, TaskSettings
+from tasks.interface import Batch, Split, Task, TaskSettings, draws_nothing
 
 if TYPE_CHECKING:
     import numpy as np
@@ -97,6 +97,7 @@ class TokenTagging(Task):
 
         return Tagger
 
+    @draws_nothing
     def collate(self, split: Split, sample_ids: Sequence[int]) -> Batch:
         """Pads `tokens` with 0 and `tags` with NO_TARGET, int64 [B, L] each, L being the longest of the B sentences."""
         import torch
@@ -110,6 +111,7 @@ class TokenTagging(Task):
     def packing_refusal(self) -> None:
         """Says that the model can be given sentences in one row."""
 
+    @draws_nothing
     def collate_packed(self, split: Split, sample_ids: Sequence[int]) -> Batch:
         """Puts sentences one after the other in a row of T tokens.
 

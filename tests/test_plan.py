@@ -15,7 +15,7 @@ from tests.launching import run_config
 from training.data import RankPlan
 from training.optimizer import build_optimizer, learning_rate_factor
 from training.plan import Layout, Plan, evaluation_batches
-from training.seeds import DROPOUT, random_seed, seed_all
+from training.seeds import DATA, DROPOUT, random_seed, seed_all
 
 SIZES = list(product((1, 7, 16, 23, 64), (1, 2, 4), (1, 2)))
 
@@ -46,16 +46,21 @@ def test_steps_are_laid_out_some_at_a_time_as_all_at_once(batching: Batching) ->
     plan = Plan(num_samples=3001, global_batch_size=8, micro_batch_size=2, world_size=2, seed=5, layout=layout)
     batches = plan.epoch(0)[7:]
     expected = [
-        (step, micro_step, micro_batch.sample_ids.tolist(), random_seed(5, DROPOUT, step))
+        (
+            micro_batch.sample_ids.tolist(),
+            random_seed(5, DATA, 1, step, micro_step),
+            random_seed(5, DROPOUT, 1, step, micro_step),
+            random_seed(5, DROPOUT, step),
+        )
         for step, batch in enumerate(batches, start=8)
         for micro_step, micro_batch in enumerate(plan.micro_batches(batch, 1))
     ]
     of_rank = RankPlan(plan, 1, 7, batches)
     assert len(of_rank) == len(expected) > 500
 
-    def seen(index: int) -> tuple[int, int, list[int], int]:
+    def seen(index: int) -> tuple[list[int], int, int, int]:
         item = of_rank[index]
-        return item.step, item.micro_step, item.micro_batch.sample_ids.tolist(), item.seed
+        return item.micro_batch.sample_ids.tolist(), item.making, item.forward, item.of_step
 
     assert [seen(index) for index in range(len(expected))] == expected
     for index in random.Random(0).sample(range(len(expected)), 20):
@@ -94,7 +99,7 @@ def test_all_generators_are_seeded_by_the_key() -> None:
     """Numbers of numpy are keys as good as Python's, and digits do not run into each other."""
     draws = []
     for key in ((7, DROPOUT, 1, 23), (7, DROPOUT, 12, 3), (7, DROPOUT, np.int64(1), np.int32(23))):
-        seed_all(*key)
+        seed_all(random_seed(*key))
         draws.append((float(torch.rand(())), float(np.random.random()), random.random()))
     assert draws[0] == draws[2]
     assert all(one != other for one, other in zip(draws[0], draws[1], strict=True))

@@ -42,10 +42,11 @@ def context_of_workers(num_workers: int) -> str | None:
 
 
 class Loaded(NamedTuple):
-    """A micro-batch of the plan, with its samples."""
+    """A micro-batch of the plan, with its samples, and what seeds the generators before its forward pass."""
 
     micro_batch: MicroBatch
     batch: Batch
+    seed: int
 
 
 class Loader:
@@ -82,23 +83,22 @@ class Loader:
 
 
 class _Item(NamedTuple):
-    """A micro-batch, where in the random stream of its rank it is made, and the seed of its step."""
+    """A micro-batch, and three seeds: of making it, of its forward pass, and of its step."""
 
     micro_batch: MicroBatch
-    step: int
-    micro_step: int
-    seed: int
+    making: int
+    forward: int
+    of_step: int
 
 
 class RankPlan:
     """What one rank computes in consecutive steps.
 
-    Steps are laid out some at a time. Those of an epoch may be many, and take long, and to lay out a single one between
-    two steps takes longer than in a row, in which caches hold what it needs.
+    Steps are laid out, and seeds mixed, for some steps at a time. Those of an epoch may be many, and take long, and to
+    do it for a single one between two steps takes longer than in a row, in which caches hold what it needs.
     """
 
     def __init__(self, plan: Plan, rank: int, step: int, global_batches: list[SampleIds]) -> None:
-        self.stream = (plan.seed, DATA, rank)
         self._plan, self._rank, self._global_batches = plan, rank, global_batches
         # The key has the number of the step after. It stays so: tasks that augment their samples draw from it.
         self._first_key = step + 1
@@ -119,24 +119,27 @@ class RankPlan:
 
     def _items_of(self, steps: slice) -> Iterator[_Item]:
         for key, global_batch in enumerate(self._global_batches[steps], start=self._first_key + steps.start):
-            seed = random_seed(self._plan.seed, DROPOUT, key)
+            seed, place = self._plan.seed, (self._rank, key)
+            of_step = random_seed(seed, DROPOUT, key)
             for micro_step, micro_batch in enumerate(self._plan.micro_batches(global_batch, self._rank)):
-                yield _Item(micro_batch, key, micro_step, seed)
+                making = random_seed(seed, DATA, *place, micro_step)
+                forward = random_seed(seed, DROPOUT, *place, micro_step)
+                yield _Item(micro_batch, making, forward, of_step)
 
 
 class MicroBatches(Dataset[Loaded]):
     """Micro-batches in order."""
 
     def __init__(self, collate: Collate, of_rank: RankPlan) -> None:
-        self._collate = collate
+        self._collate, self._draws = collate, not hasattr(collate, "draws_nothing")
         self._of_rank = of_rank
 
     def __len__(self) -> int:
         return len(self._of_rank)
 
     def __getitem__(self, index: int) -> Loaded:
-        # A task that augments its samples at random makes the same ones in any worker.
         item = self._of_rank[index]
-        seed_all(*self._of_rank.stream, item.step, item.micro_step)
-        batch = replace(self._collate("train", item.micro_batch.sample_ids.tolist()), seed=item.seed)
-        return Loaded(item.micro_batch, batch)
+        if self._draws:  # so that a task which augments its samples makes the same ones in any worker
+            seed_all(item.making)
+        batch = replace(self._collate("train", item.micro_batch.sample_ids.tolist()), seed=item.of_step)
+        return Loaded(item.micro_batch, batch, item.forward)

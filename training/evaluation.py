@@ -16,7 +16,7 @@ from training.data import Collate, collate_function
 from training.hooks import Hooks
 from training.losses import finite
 from training.plan import SampleIds, evaluation_batches
-from training.seeds import EVALUATION, seed_all
+from training.seeds import EVALUATION, random_seed, seed_all
 
 _ANY_SAMPLE = np.zeros(1, dtype=np.int64)
 
@@ -90,7 +90,7 @@ class Evaluator:
     ) -> tuple[Batch, torch.Tensor]:
         """Makes a batch, and computes its rows."""
         self._hooks.on_phase("data", step)
-        seed_all(self._config.seed, EVALUATION, int(sample_ids[0]))
+        seed_all(random_seed(self._config.seed, EVALUATION, int(sample_ids[0])))
         batch = collate("validation", sample_ids.tolist()).to(self._backend.device)
         self._hooks.on_phase("evaluation", step)
         with self._backend.autocast():

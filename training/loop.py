@@ -27,7 +27,7 @@ from training.losses import OpenStep, OpenSteps
 from training.optimizer import build_optimizer, learning_rate_factor
 from training.plan import Plan, SampleIds
 from training.receiving import IncomingCheckpoint
-from training.seeds import DROPOUT, WEIGHTS, random_seed, seed_all
+from training.seeds import WEIGHTS, random_seed, seed_all
 from training.state import TrainingState, Trajectory
 
 
@@ -146,12 +146,12 @@ class Trainer:
         num_targets = max(1, task.num_targets("train", global_batch.tolist()))  # the loss of none is zero
         losses = []
         for micro_step in range(num_micro_steps):
-            micro_batch, batch = next(batches)
+            micro_batch, batch, seed = next(batches)
             observers.on_micro_batch(micro_batch, batch)
             batch = batch.to(backend.device)
             observers.on_phase("forward", state.step)
             self._statistics.counts = micro_batch.weight > 0
-            seed_all(config.seed, DROPOUT, backend.rank, state.step, micro_step)
+            seed_all(seed)
             with nullcontext() if micro_step == num_micro_steps - 1 else backend.no_sync():
                 with backend.autocast():
                     loss = task.loss_sum(state.model, batch) * (micro_batch.weight / num_targets)
@@ -310,6 +310,8 @@ def require_gradients(backend: Backend, parameters: Mapping[str, torch.nn.Parame
     Raises:
         ValueError: It names the parameters that got none.
     """
+    if all(map(backend.has_gradient, parameters.values())):  # in each step but those of a model with frozen weights
+        return
     missing = [name for name, one in parameters.items() if one.requires_grad and not backend.has_gradient(one)]
     if missing:
         raise ValueError(

@@ -22,9 +22,8 @@ def random_seed(*key: int) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def seed_all(*key: int) -> None:
-    """Seeds the random generators of torch, numpy and Python with the mixed key."""
-    seed = random_seed(*key)
+def seed_all(seed: int) -> None:
+    """Seeds the random generators of torch, numpy and Python with what `random_seed` returned."""
     # torch.manual_seed also asks for devices that do not exist, which takes milliseconds where there is no GPU.
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]

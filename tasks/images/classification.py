@@ -13,7 +13,7 @@ from tasks.classification import Classification
 from tasks.images import drawing, idx, models
 from tasks.images.drawing import Images
 from tasks.images.settings import ImageClassificationSettings
-from tasks.interface import Batch, Overview, Split
+from tasks.interface import Batch, Overview, Split, draws_nothing
 
 if TYPE_CHECKING:
     import torch
@@ -86,6 +86,7 @@ class ImageClassification(Classification):
 
         return models.build_preset(self.settings.model, self._labels).to(getattr(torch, self.settings.dtype))
 
+    @draws_nothing
     def collate(self, split: Split, sample_ids: Sequence[int]) -> Batch:
         """Stacks B images.
 

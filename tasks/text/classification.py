@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.classes import baseline, majority
 from tasks.classification import Classification
-from tasks.interface import Batch, Overview, Split, TaskInputError
+from tasks.interface import Batch, Overview, Split, TaskInputError, draws_nothing
 from tasks.text import grammar, labels, packing
 from tasks.text import models as bert_models
 from tasks.text import prepared as prepared_text
@@ -189,6 +189,7 @@ class TextClassification(Classification):
             packing.take_rows(model)
         return model
 
+    @draws_nothing
     def collate(self, split: Split, sample_ids: Sequence[int]) -> Batch:
         """Pads texts to the longest of the batch; the tensors are those of `batches.padded_batch`.
 
@@ -203,6 +204,7 @@ class TextClassification(Classification):
         """Says whether the attention of the model can be kept within a sample."""
         return self._refuses_rows
 
+    @draws_nothing
     def collate_packed(self, split: Split, sample_ids: Sequence[int]) -> Batch:
         """Puts texts one after the other in a row; the tensors are those of `batches.packed_batch`."""
         from tasks.text.batches import packed_batch
