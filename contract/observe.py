@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from backends.interface import Backend, StepResult
 from contract.case import Overflow
-from tasks.interface import Batch, PackedData, Split, Task
+from tasks.interface import Batch, PackedData, Split, Task, draws_nothing
+from training.data import may_draw
 
 Tensors = dict[str, torch.Tensor]
 
@@ -175,6 +177,9 @@ class ObservedTask:
 
     def __init__(self, task: Task, watch: Watch, rank: int, overflow: Overflow | None) -> None:
         self._task, self._watch, self._rank, self._overflow = task, watch, rank, overflow
+        for name in ("collate", "collate_packed"):  # whoever draws nothing is seeded as seldom as without an observer
+            if not may_draw(getattr(task, name, None)):
+                setattr(self, name, draws_nothing(partial(getattr(ObservedTask, name), self)))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._task, name)

@@ -120,12 +120,12 @@ _Collate = TypeVar("_Collate", bound=Callable[..., Batch])
 
 
 def draws_nothing(collate: _Collate) -> _Collate:
-    """Marks a method that makes batches without random numbers.
+    """Marks a `collate` or `collate_packed` that uses none of the global generators of torch, numpy and Python.
 
-    The generators of torch, numpy and Python are then not seeded for each micro-batch, which takes 20 us. A method that
-    overrides it, as one that augments samples at random, is not marked.
+    In training, these are then not seeded before it, which saves 20 us for each micro-batch. A method that overrides a
+    marked one, or wraps it, is not marked unless it is decorated, too; one that augments samples must not be.
     """
-    collate.__dict__["draws_nothing"] = True
+    collate.__dict__["draws_nothing"] = collate
     return collate
 
 
@@ -216,6 +216,9 @@ class Task(ABC):
     @abstractmethod
     def collate(self, split: Split, sample_ids: Sequence[int]) -> Batch:
         """Makes one batch.
+
+        It may draw from the global generators of torch, numpy and Python, which are seeded before, so that the same
+        samples are drawn in any worker and after a resumption. If it does not, mark it with `draws_nothing`.
 
         Args:
             split: The split that the samples belong to.

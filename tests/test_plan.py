@@ -49,7 +49,7 @@ def test_steps_are_laid_out_some_at_a_time_as_all_at_once(batching: Batching) ->
         (
             micro_batch.sample_ids.tolist(),
             random_seed(5, DATA, 1, step, micro_step),
-            random_seed(5, DROPOUT, 1, step, micro_step),
+            random_seed(5, DROPOUT, 1, step - 1, micro_step),
             random_seed(5, DROPOUT, step),
         )
         for step, batch in enumerate(batches, start=8)

@@ -23,11 +23,30 @@ from tests.launching import (
     wait_until,
 )
 from tests.resuming import UnbrokenRuns, assert_same_run
+from training import stopping
 
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory) -> UnbrokenRuns:
     return UnbrokenRuns(tmp_path_factory)
+
+
+def test_ranks_stop_after_the_step_that_rank_0_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(stopping.time, "monotonic", lambda: now)
+    (tmp_path / "logs").mkdir()
+    first, second = (stopping.StopRequest(tmp_path, rank=rank, travels_with_loss=False) for rank in (0, 1))
+    assert not first.is_agreed(4)
+    stopping.request_stop(tmp_path)
+    assert not second.is_agreed(5)
+    assert not first.is_agreed(5), "rank 0 has just looked"
+    assert not second.is_agreed(6), "nobody but rank 0 decides"
+    now = 0.06
+    assert not first.is_agreed(6), "another rank may have ended this step before"
+    late = stopping.StopRequest(tmp_path, rank=2, travels_with_loss=False)
+    for one in (first, second, late):
+        assert not one.is_agreed(6)
+        assert one.is_agreed(7)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,12 @@ def collate_function(task: Task, config: RunConfig) -> Collate:
     return cast("PackedData", task).collate_packed if config.batching == "packed" else task.collate
 
 
+def may_draw(collate: Callable[..., Batch] | None) -> bool:
+    """Returns whether a method that makes batches may use the global generators: whether it is not marked."""
+    function = getattr(collate, "__func__", collate)
+    return getattr(function, "draws_nothing", None) is not function
+
+
 def context_of_workers(num_workers: int) -> str | None:
     """Returns the start method of data-loader workers, which are new in each epoch; None if there are none.
 
@@ -46,7 +52,7 @@ class Loaded(NamedTuple):
 
     micro_batch: MicroBatch
     batch: Batch
-    seed: int
+    forward_seed: int
 
 
 class Loader:
@@ -100,7 +106,8 @@ class RankPlan:
 
     def __init__(self, plan: Plan, rank: int, step: int, global_batches: list[SampleIds]) -> None:
         self._plan, self._rank, self._global_batches = plan, rank, global_batches
-        # The key has the number of the step after. It stays so: tasks that augment their samples draw from it.
+        # The key of a batch has the number of the step after, and that of a forward pass the number of its own. Both
+        # stay so: a run that goes on from a checkpoint draws what it would have drawn.
         self._first_key = step + 1
         self._ends = list(accumulate(map(plan.num_micro_steps, global_batches)))
         self._laid_out = range(0)
@@ -119,11 +126,11 @@ class RankPlan:
 
     def _items_of(self, steps: slice) -> Iterator[_Item]:
         for key, global_batch in enumerate(self._global_batches[steps], start=self._first_key + steps.start):
-            seed, place = self._plan.seed, (self._rank, key)
+            seed = self._plan.seed
             of_step = random_seed(seed, DROPOUT, key)
             for micro_step, micro_batch in enumerate(self._plan.micro_batches(global_batch, self._rank)):
-                making = random_seed(seed, DATA, *place, micro_step)
-                forward = random_seed(seed, DROPOUT, *place, micro_step)
+                making = random_seed(seed, DATA, self._rank, key, micro_step)
+                forward = random_seed(seed, DROPOUT, self._rank, key - 1, micro_step)
                 yield _Item(micro_batch, making, forward, of_step)
 
 
@@ -131,7 +138,7 @@ class MicroBatches(Dataset[Loaded]):
     """Micro-batches in order."""
 
     def __init__(self, collate: Collate, of_rank: RankPlan) -> None:
-        self._collate, self._draws = collate, not hasattr(collate, "draws_nothing")
+        self._collate, self._draws = collate, may_draw(collate)
         self._of_rank = of_rank
 
     def __len__(self) -> int:

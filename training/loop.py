@@ -146,12 +146,12 @@ class Trainer:
         num_targets = max(1, task.num_targets("train", global_batch.tolist()))  # the loss of none is zero
         losses = []
         for micro_step in range(num_micro_steps):
-            micro_batch, batch, seed = next(batches)
+            micro_batch, batch, forward_seed = next(batches)
             observers.on_micro_batch(micro_batch, batch)
             batch = batch.to(backend.device)
             observers.on_phase("forward", state.step)
             self._statistics.counts = micro_batch.weight > 0
-            seed_all(seed)
+            seed_all(forward_seed)
             with nullcontext() if micro_step == num_micro_steps - 1 else backend.no_sync():
                 with backend.autocast():
                     loss = task.loss_sum(state.model, batch) * (micro_batch.weight / num_targets)
@@ -310,8 +310,6 @@ def require_gradients(backend: Backend, parameters: Mapping[str, torch.nn.Parame
     Raises:
         ValueError: It names the parameters that got none.
     """
-    if all(map(backend.has_gradient, parameters.values())):  # in each step but those of a model with frozen weights
-        return
     missing = [name for name, one in parameters.items() if one.requires_grad and not backend.has_gradient(one)]
     if missing:
         raise ValueError(

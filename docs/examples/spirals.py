@@ -12,7 +12,7 @@ from pydantic import Field
 from safetensors.torch import save_file
 from torch import nn
 
-from tasks.interface import Batch, Overview, Task, TaskSettings
+from tasks.interface import Batch, Overview, Task, TaskSettings, draws_nothing
 
 
 class SpiralsSettings(TaskSettings):
@@ -54,6 +54,7 @@ class SpiralsTask(Task):
         size = self.settings.hidden_size
         return nn.Sequential(nn.Linear(2, size), nn.Tanh(), nn.Linear(size, size), nn.Tanh(), nn.Linear(size, 2))
 
+    @draws_nothing
     def collate(self, split, sample_ids):
         """Makes one micro-batch; the loop decides which samples belong to it."""
         points, labels = (tensor[list(sample_ids)] for tensor in self.data[split])

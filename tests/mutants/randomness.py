@@ -11,7 +11,7 @@ import torch
 from contract import cases
 from tests.mutants.changes import replaced
 from tests.mutants.mutant import mutant
-from training import seeds
+from training import data
 
 
 @mutant("C34", cases.DROPOUT, words="rank 1: expected other masks than on rank 0, saw 13 of 13 equal masks")
@@ -19,7 +19,7 @@ def same_noise_on_all_ranks(backend: Any) -> Iterator[None]:
     def mutated(original: Any) -> Any:
         return lambda seed, purpose, *key: original(seed, purpose, *key[1:])
 
-    with replaced(seeds, "random_seed", mutated):
+    with replaced(data, "random_seed", mutated):
         yield
 
 
@@ -28,7 +28,7 @@ def noise_that_does_not_repeat(backend: Any) -> Iterator[None]:
     def mutated(original: Any) -> Any:
         return lambda seed, purpose, *key: original(seed, purpose, *key, *([time.monotonic_ns()] if key else []))
 
-    with replaced(seeds, "random_seed", mutated):
+    with replaced(data, "random_seed", mutated):
         yield
 
 
