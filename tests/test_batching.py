@@ -53,16 +53,19 @@ def _texts(directory: Path) -> dict[str, Path]:
     return {f"{split}_file": directory / f"{split}.csv" for split in ("train", "validation")}
 
 
-def _albert(directory: Path) -> Path:
-    """A model of a type whose samples are not packed."""
-    from transformers import AlbertConfig, AlbertForSequenceClassification
+def _pretrained(tmp_path: Path, kind: str) -> str:
+    """A model of a type in a directory of its own; the samples of albert are not packed."""
+    from transformers import AutoConfig, AutoModelForSequenceClassification
 
     from tasks.text.tokenizers import train_wordpiece
 
-    config = AlbertConfig(vocab_size=300, embedding_size=8, hidden_size=16, num_attention_heads=2, intermediate_size=16)
-    AlbertForSequenceClassification(config).save_pretrained(directory)
+    directory = tmp_path / kind
+    sizes = {"vocab_size": 300, "embedding_size": 8, "hidden_size": 16, "num_attention_heads": 2}
+    sizes |= {"num_hidden_layers": 2, "intermediate_size": 16, "pad_token_id": 0}
+    config = AutoConfig.for_model(kind, **sizes)
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(directory)
     train_wordpiece([text for text, _ in ROWS], vocab_size=300, max_length=512).save_pretrained(directory)
-    return directory
+    return str(directory)
 
 
 def _task(tmp_path: Path, **settings: Any) -> TextClassification:
@@ -82,14 +85,14 @@ def _options(**options: Any) -> RunOptions:
 def test_what_is_best_is_the_default(tmp_path: Path) -> None:
     assert settle_batching(_options(), _task(tmp_path)) == "packed"
     assert settle_batching(_options(), _tagging()) == "packed"
-    assert settle_batching(_options(), _task(tmp_path, model=str(_albert(tmp_path / "albert")))) == "sorted"
+    assert settle_batching(_options(), _task(tmp_path, model=_pretrained(tmp_path, "albert"))) == "sorted"
     assert settle_batching(_options(), SlowTask(SlowSettings())) == "padded"
     assert settle_batching(_options(), _tagging(_Silent)) == "packed"  # without lengths, ranks get equal numbers
     assert settle_batching(_options(torch_compile=True), _tagging()) == "padded"
 
 
 def test_a_run_says_why_it_computes_padding(tmp_path: Path) -> None:
-    albert = _task(tmp_path, model=str(_albert(tmp_path / "albert")))
+    albert = _task(tmp_path, model=_pretrained(tmp_path, "albert"))
     config = run_config("ddp", 2, tmp_path, micro_batch_size=8, batching="sorted")
     said = describe_padding(config, albert, cuts_batches=False)
     assert said is not None
@@ -104,7 +107,7 @@ def test_what_is_asked_for_is_done(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_done_is_refused(tmp_path: Path) -> None:
-    albert = _task(tmp_path, model=str(_albert(tmp_path / "albert")))
+    albert = _task(tmp_path, model=_pretrained(tmp_path, "albert"))
     for task, options, words in (
         (
             albert,
@@ -249,6 +252,19 @@ def test_the_record_says_what_was_computed(tmp_path: Path, batching: str) -> Non
         assert uneven <= 1.05
     else:
         assert min(computed, *evaluated) > 1.1
+
+
+@pytest.mark.parametrize(
+    "kind", ["bert", "data2vec-text", "ernie", "roberta", "roberta-prelayernorm", "xlm-roberta-xl"]
+)
+def test_a_pretrained_model_computes_the_same_from_a_row(tmp_path: Path, kind: str) -> None:
+    """Also where it counts positions from the number of the padding token on."""
+    task, samples = _task(tmp_path, model=_pretrained(tmp_path, kind)), list(range(len(ROWS)))
+    assert settle_batching(_options(), task) == "packed"
+    model = task.build_model().double().eval()
+    packed = task.logits(model, task.collate_packed("train", samples))
+    padded = task.logits(model, task.collate("train", samples))
+    torch.testing.assert_close(packed, padded, rtol=1e-12, atol=1e-12)
 
 
 def test_steps_and_losses_are_the_same_with_any_batches(tmp_path: Path) -> None:

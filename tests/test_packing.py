@@ -20,12 +20,13 @@ from tasks.text import attention
 from tasks.text.attention import Layer, side_by_side
 from tasks.text.batches import MODEL_INPUTS, Texts, packed_batch, padded_batch
 from tasks.text.dropout import Draws, SampleDropout
-from tasks.text.packing import row_options, take_rows
+from tasks.text.packing import _AFTER_ATTENTION, row_options, take_rows
 
 _SIZES = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 _SIZES |= {"intermediate_size": 64, "max_position_embeddings": 64, "pad_token_id": 1, "num_labels": 3}
-KINDS = ("bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta")
-FIRST_POSITIONS = {"camembert": 2, "roberta": 2, "xlm-roberta": 2}
+KINDS = tuple(_AFTER_ATTENTION)
+_COUNT_FROM_PADDING = ("camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl")
+FIRST_POSITIONS = dict.fromkeys(_COUNT_FROM_PADDING, 2)
 
 
 def _stock_model(kind: str, *, dropout: float) -> Any:
@@ -34,6 +35,8 @@ def _stock_model(kind: str, *, dropout: float) -> Any:
     sizes: dict[str, Any] = dict(_SIZES)
     if kind == "distilbert":
         sizes |= {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64}
+    if kind == "ernie":
+        sizes["use_task_id"] = True  # ERNIE 2.0 and 3.0 embed the number of a task, too
     drops = ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout")
     drops = (*drops, "dropout", "attention_dropout", "seq_classif_dropout")
     config = AutoConfig.for_model(kind, **sizes, **dict.fromkeys(drops, dropout))

@@ -32,7 +32,18 @@ def test_dropout_has_another_name_in_each_type_of_model(tmp_path: Path, kind: st
     assert dropout_in_force(None, tmp_path) == 0.3
 
 
-@pytest.mark.parametrize(("kind", "num_positions"), [("bert", 514), ("roberta", 512), ("mpnet", 512)])
+@pytest.mark.parametrize(
+    ("kind", "num_positions"),
+    [
+        ("bert", 514),
+        ("ernie", 514),
+        ("data2vec-text", 512),
+        ("mpnet", 512),
+        ("roberta", 512),
+        ("roberta-prelayernorm", 512),
+        ("xlm-roberta-xl", 512),
+    ],
+)
 def test_positions_of_padding_are_none_of_a_text(tmp_path: Path, kind: str, num_positions: int) -> None:
     for padding in ("", ', "pad_token_id": 1'):
         (tmp_path / "config.json").write_text(f'{{"model_type": "{kind}", "max_position_embeddings": 514{padding}}}')

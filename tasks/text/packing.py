@@ -23,13 +23,21 @@ if TYPE_CHECKING:
 
 # Models whose attention can be replaced, and whose classifier reads the first token: the names of their encoder,
 # and of the first module of a layer that is given what attention returned together with what the layer was given.
+# In each of them, nothing but attention mixes tokens, the dropout of attention is its module `dropout`, and an encoder
+# calls each dropout once. So these are left out, although their attention can be replaced: MobileBERT makes the
+# embedding of a token from those of its neighbours, ALBERT calls one layer again and again, X-MOD calls a dropout twice
+# and chooses adapters for a whole row, ModernBERT attends within windows, and the dropout of NomicBERT is no module.
 _AFTER_ATTENTION = {
     "bert": ("encoder", "attention.output"),
     "camembert": ("encoder", "attention.output"),
+    "data2vec-text": ("encoder", "attention.output"),
     "distilbert": ("transformer", "sa_layer_norm"),
     "electra": ("encoder", "attention.output"),
+    "ernie": ("encoder", "attention.output"),
     "roberta": ("encoder", "attention.output"),
+    "roberta-prelayernorm": ("encoder", "attention.output"),
     "xlm-roberta": ("encoder", "attention.output"),
+    "xlm-roberta-xl": ("encoder", "attention.output"),
 }
 # These count positions from the number of the padding token on.
 _COUNT_FROM_PADDING = (
