@@ -6,6 +6,10 @@ another process, name the cases whose evidence they judge.
 Most trainings use the token-tagging task, which makes mistakes show: shards differ tenfold in tokens
 and in their mix of labels, some targets are masked, a weight is tied, and a buffer holds integers.
 An epoch consists of three global batches and one sample, so that in its last step only one rank has a sample.
+
+A run has packed batches by default, and so have some cases of each kind; the others have padded ones, which a backend
+may cut into shares for its devices. A model that depends on places in a row, as some awkward ones do, has padded ones
+alone: where a sample lies in a packed row depends on the number of ranks.
 """
 
 from __future__ import annotations
@@ -27,6 +31,11 @@ def _saved_and_resumed(training: Training, *, overflow: Overflow | None = None) 
 def _counted(options: Mapping[str, Any], accumulation: int = 2) -> Training:
     """Returns a training in which every collective is counted: optimizer state and clipping need none of their own."""
     return Training(options, accumulation=accumulation, count_traffic=True)
+
+
+def _packed(training: Training) -> Training:
+    """Returns the same training with packed batches."""
+    return replace(training, options={**training.options, "batching": "packed"})
 
 
 _FLOAT32 = {"dtype": "float32"}
@@ -57,7 +66,6 @@ LAYOUTS = tuple(
     for batching in ("packed", "sorted")
 )
 MOMENTUM = Case("momentum", (_counted({"momentum": 0.9}),))
-# Batches without padding here and under AdamW, too: LAYOUTS has them under plain SGD alone.
 CLIPPED = (
     Case("clipped-1", (_counted({"max_grad_norm": 0.05, "batching": "packed"}, 1),)),
     Case("clipped-2", (_counted({"max_grad_norm": 0.05}, 2),)),
@@ -110,11 +118,12 @@ SMALL_EVALUATION = Case("small-evaluation", (Training({"max_steps": 2}, {"num_va
 ONE_BY_ONE_EVALUATION = Case(
     "evaluation-one-by-one", (Training({"max_steps": 2, "eval_batch_size": 1}, {"num_validation_samples": 7}),)
 )
+# Padded, so that each device of a backend that cuts batches draws masks.
 _DROPOUT = Training({"max_steps": 4}, {**_FLOAT32, "dropout": 0.5}, accumulation=4)
 DROPOUT = Case("dropout", (_DROPOUT, _DROPOUT), world_sizes=_PAIR)
 
 _STATEFUL = Training({**_ADAMW, "max_grad_norm": 1.0}, accumulation=2)
-STATE = Case("state", _saved_and_resumed(_STATEFUL), world_sizes=_PAIR)
+STATE = Case("state", _saved_and_resumed(_packed(_STATEFUL)), world_sizes=_PAIR)
 # With buffers that change.
 STATE_VARIED = Case(
     "state-of-varied-tensors",
@@ -133,8 +142,8 @@ HALF = tuple(
     for precision in ("bf16", "fp16")
     for name, options, steps in (
         ("accumulation", {}, 1),
-        ("accumulation", {}, 2),
-        ("clipped", {"max_grad_norm": 0.05}, 2),
+        ("accumulation", {"batching": "packed"}, 2),
+        ("clipped", {"max_grad_norm": 0.05, "batching": "packed"}, 2),
         ("adamw", _ADAMW, 2),
     )
 )
@@ -142,11 +151,14 @@ _DECAYING_CLIPPED = Training({"lr_scheduler": "linear", "max_grad_norm": 0.5}, _
 OVERFLOWS = tuple(
     Case(
         f"overflow-on-rank-{overflow.rank}-micro-batch-{overflow.micro_step}",
-        (replace(_DECAYING_CLIPPED, overflow=overflow),),
+        (replace(training, overflow=overflow),),
         precision="fp16",
         world_sizes=_PAIR,
     )
-    for overflow in (Overflow(1, 3, 0), Overflow(0, 3, 1))
+    for training, overflow in (
+        (_DECAYING_CLIPPED, Overflow(1, 3, 0)),
+        (_packed(_DECAYING_CLIPPED), Overflow(0, 3, 1)),
+    )
 )
 # The same without a loss scale, so that no scaler skips the step.
 # With momentum, which must survive the step, and in float64.
@@ -154,7 +166,7 @@ _DECAYING_MOMENTUM = _counted({**_DECAYING_CLIPPED.options, "momentum": 0.9})
 INFINITE_LOSS = Case("infinite-loss", (replace(_DECAYING_MOMENTUM, overflow=Overflow(1, 3, 0)),), world_sizes=_PAIR)
 INFINITE_GRADIENT = Case(
     "infinite-gradient",
-    (replace(_DECAYING_MOMENTUM, overflow=Overflow(1, 3, 0, of_gradient=True)),),
+    (replace(_packed(_DECAYING_MOMENTUM), overflow=Overflow(1, 3, 0, of_gradient=True)),),
     world_sizes=_PAIR,
 )
 # Under a loss scale. Of a gradient that is cut into parts, one rank alone has the infinite element.
@@ -181,7 +193,7 @@ CLIP_FP16 = Case(
 )
 STATE_BF16 = Case(
     "state-bf16",
-    _saved_and_resumed(Training(_ADAMW, _FLOAT32, accumulation=2))[:2],
+    _saved_and_resumed(_packed(Training(_ADAMW, _FLOAT32, accumulation=2)))[:2],
     precision="bf16",
     world_sizes=_PAIR,
 )
@@ -228,7 +240,7 @@ BATCH_NORM = Case(
 _DECAYING = {"momentum": 0.9, "weight_decay": 0.5, "max_steps": 4}
 UNUSED = Case(
     "unused-parameter",
-    (Training(_DECAYING, accumulation=2, task="contract.awkward_tasks:UnusedParameterTask"),),
+    (_packed(Training(_DECAYING, accumulation=2, task="contract.awkward_tasks:UnusedParameterTask")),),
     world_sizes=_PAIR,
     find_unused_parameters=True,
 )

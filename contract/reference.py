@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from records.config import RunConfig
-from tasks.interface import Split, Task
+from tasks.interface import Batch, PackedData, Split, Task
 from tasks.registry import load_task
 from tasks.token_tagging import NO_TARGET, NUM_TAGS, TokenTagging, draw_sentences
 
@@ -279,7 +279,7 @@ class Arithmetic(NamedTuple):
         loss_scale: The loss scale.
         casts_model: Whether the precision is that of a model that is cast as a whole, returns float32, and gets new
             weights from float32 ones after every step. Otherwise it is that of torch.autocast.
-        num_shares: Into how many shares each micro-batch is cut, whose gradients are added up.
+        num_shares: Into how many shares each micro-batch is cut, unless it is packed; their gradients are added up.
     """
 
     loss_scale: float = 1.0
@@ -376,10 +376,9 @@ def _summed_gradients(
     num_targets = max(1, task.num_targets("train", batch))
     totals = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
     for share in micro_batches(config, batch):
-        for piece in chain.from_iterable(_shares(samples, arithmetic.num_shares) for samples in share):
+        for inputs in chain.from_iterable(_batches(task, config, samples, arithmetic.num_shares) for samples in share):
             with torch.autocast(config.device, dtype=dtype, enabled=dtype is not None):
-                inputs = task.collate("train", piece).to(torch.device(config.device))
-                loss = task.loss_sum(model, inputs) * (1.0 / num_targets)
+                loss = task.loss_sum(model, inputs.to(torch.device(config.device))) * (1.0 / num_targets)
             (loss * config.num_processes * arithmetic.loss_scale).backward()  # type: ignore[no-untyped-call]
         for name, parameter in parameters.items():
             if parameter.grad is not None:
@@ -388,7 +387,13 @@ def _summed_gradients(
     return totals
 
 
-def _shares(samples: list[int], num_shares: int) -> list[list[int]]:
-    """Cuts a micro-batch as torch.chunk cuts a tensor: all shares but the last are equally large, and none is empty."""
+def _batches(task: Task, config: RunConfig, samples: list[int], num_shares: int) -> list[Batch]:
+    """Makes a micro-batch: whole if it is packed, otherwise in shares as torch.chunk cuts a tensor.
+
+    All shares but the last are equally large, and none is empty.
+    """
+    if config.batching == "packed":
+        assert isinstance(task, PackedData)
+        return [task.collate_packed("train", samples)] if samples else []
     size = max(1, math.ceil(len(samples) / num_shares))
-    return [samples[begin : begin + size] for begin in range(0, len(samples), size)]
+    return [task.collate("train", samples[begin : begin + size]) for begin in range(0, len(samples), size)]

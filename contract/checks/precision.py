@@ -49,8 +49,8 @@ def half_precision_gradients_are_the_average(evidence: Evidence) -> None:
     gradients in float32. A comparison with training in float32 would need a tolerance that hides mistakes. In the first
     step both have the same weights, so that gradients must agree to 1e-5: a sum over ranks that is rounded to half
     precision is off by a thousandth. Later ones, and all of a model that is cast itself, need to agree to one rounding
-    to bfloat16. One case does not clip, one clips in every step, and one has AdamW. Under bf16, the loss must not be
-    scaled.
+    to bfloat16. One case does not clip, one clips in every step, and one has AdamW. With accumulation, batches are
+    packed under SGD and padded under AdamW. Under bf16, the loss must not be scaled.
     """
     simulation = simulation_of(evidence)
     for rank, (seen,) in enumerate(evidence.ranks):
@@ -98,7 +98,8 @@ def an_overflow_makes_all_ranks_skip(evidence: Evidence) -> None:
     each rank decided on its own gradients, the others would step to NaN. In fp32, which has no loss scale, the option
     `skip_nonfinite` asks for the same. In two cases, one of them under a loss scale, the loss is finite and a gradient
     has one infinite element, which a single rank holds if gradients are cut into parts. In another, gradients are
-    finite where they are computed, and overflow when they are compressed to fp16.
+    finite where they are computed, and overflow when they are compressed to fp16. Two cases have packed batches, one of
+    them under a loss scale.
     """
     overflow = evidence.case.trainings[0].overflow
     assert overflow is not None

@@ -34,8 +34,8 @@ def training_resumes_where_it_was_saved(evidence: Evidence) -> None:
     """A training that loads the state saved after step 3 continues, bit for bit, like one that was not interrupted.
 
     The state consists of model, optimizer, loss scaler, and the position in the plan and in the schedule. Under fp16, a
-    step overflows before the state is saved, so that the loss scale and its counter have changed. With three ranks or
-    more, weights need to agree to 1e-5 only, since ranks may be summed in another order.
+    step overflows before the state is saved, so that the loss scale and its counter have changed. Batches are packed in
+    two cases. With three ranks or more, weights need to agree to 1e-5 only, since ranks may be summed in another order.
     """
     saved_after = _saved_after(evidence)
     for rank, (whole, resumed, *_) in enumerate(evidence.ranks):

@@ -26,7 +26,8 @@ def an_unused_parameter_stays_as_it_is(evidence: Evidence) -> None:
     """With `find_unused_parameters`, a parameter that no rank uses keeps its bits, despite weight decay and momentum.
 
     A single process leaves it alone because it has no gradient. A backend that reduces zeros for it must remove them
-    again, or weight decay acts on the parameter. All other parameters move as they do in the single process.
+    again, or weight decay acts on the parameter. All other parameters move as they do in the single process. Batches
+    are packed.
     """
     for rank, (seen,) in enumerate(evidence.ranks):
         before = {"idle": seen["setup"]["weights_after"]["idle"]}
