@@ -191,9 +191,10 @@ _FP16 = Training(settings=_FLOAT32, accumulation=2)
 CLIP_FP16 = Case(
     "clip-just-above-the-norm", (_FP16, replace(_FP16, clip_just_above=True)), precision="fp16", world_sizes=_PAIR
 )
+# With dropout, whose masks are not those of one process: it goes on from its own state alone.
 STATE_BF16 = Case(
     "state-bf16",
-    _saved_and_resumed(_packed(Training(_ADAMW, _FLOAT32, accumulation=2)))[:2],
+    _saved_and_resumed(_packed(Training(_ADAMW, {**_FLOAT32, "dropout": 0.5}, accumulation=2)))[:2],
     precision="bf16",
     world_sizes=_PAIR,
 )

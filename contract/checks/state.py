@@ -35,7 +35,8 @@ def training_resumes_where_it_was_saved(evidence: Evidence) -> None:
 
     The state consists of model, optimizer, loss scaler, and the position in the plan and in the schedule. Under fp16, a
     step overflows before the state is saved, so that the loss scale and its counter have changed. Batches are packed in
-    two cases. With three ranks or more, weights need to agree to 1e-5 only, since ranks may be summed in another order.
+    two cases, of which the one in bf16 has dropout: its masks must be those of the training that was not interrupted.
+    With three ranks or more, weights need to agree to 1e-5 only, since ranks may be summed in another order.
     """
     saved_after = _saved_after(evidence)
     for rank, (whole, resumed, *_) in enumerate(evidence.ranks):
