@@ -223,6 +223,7 @@ class PeerRow(_Strict):
     failures: list[str] = Field(description="one line for each run that failed")
     tokens_per_second: Interval | None = Field(description="real tokens, padding left out")
     positions_per_token: float | None = Field(description="positions computed for each real token")
+    cpu_seconds_per_token: float | None = Field(default=None, description="of all ranks; null where not recorded")
     longer: Interval | None = Field(
         description="time for a real token relative to the opponent's, minus 1; null for the opponent"
     )

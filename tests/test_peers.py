@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 import os
 import random
@@ -17,21 +18,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compare.numbers import NOTHING
 from compare.race.directory import RaceDirectory
 from compare.race.live import EntrantEnded, LiveEntrant
 from compare.race.messages import Turn
 from compare.race.peers.table import PEERS, find_peer
 from compare.race.report import is_decided
 from compare.report.analysis import analyse
+from compare.report.html import render_html
 from compare.report.info import ReportInfo
 from compare.report.markdown import render_markdown
 from compare.report.peers import pseudo_values
-from compare.report.runs import Purpose, RaceFacts, Run, TurnFacts
+from compare.report.runs import Purpose, RaceFacts, Run, TurnFacts, spent
 from compare.report.sections import beside_the_ranking
-from compare.results import Comparison, Interval, Role, read_results
+from compare.results import Comparison, Interval, Results, Role, read_results
 from launch.errors import UsageError
 from launch.starters.interface import PROJECT_DIRECTORY
 from records.record import RunRecord, read_record
+from records.throughput import NUM_WARMUP_STEPS
 from tests.forked.client import interpreter
 from tests.launching import lockstep, require, train, wait_until
 from tests.sample_peers import sample_peers
@@ -74,18 +78,9 @@ def trained(peer: str, task: list[str], directory: Path) -> RunRecord:
     name, *options = peer.split()
     require_peer(name)
     if peer not in _records:
-        command = [
-            interpreter(),
-            "-m",
-            "compare.race.entrant",
-            "compare.race.peers.rank",
-            "-",
-            name,
-            *options,
-            *task,
-            "--num-processes=2",
-        ]
-        command += ["--num-train-epochs=3", "--micro-batch-size=3", f"--output-dir={directory / 'run'}"]
+        command = [interpreter(), "-m", "compare.race.entrant", "compare.race.peers.rank", "-", name, *options, *task]
+        command += ["--num-processes=2", "--num-train-epochs=3", "--micro-batch-size=3"]
+        command.append(f"--output-dir={directory / 'run'}")
         done = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT_DIRECTORY)
         assert done.returncode == 0, done.stderr
         _records[peer] = read_record(directory / "run" / "record.json")
@@ -250,8 +245,19 @@ def test_a_peer_is_compared_by_its_real_tokens_and_not_ranked(adapter: RunRecord
     assert theirs.positions_per_token is not None
     assert ours.positions_per_token is not None
     assert theirs.positions_per_token > 1.9 * ours.positions_per_token
+    for row, record in ((ours, adapter), (theirs, peer)):  # three turns, each with a second of the processor's time
+        tokens = sum(sum(rank.tokens[10:40]) for rank in record.ranks)
+        assert row.cpu_seconds_per_token == pytest.approx(3 / tokens)
     assert theirs.metrics == {"accuracy": 0.8}
     assert any("times Another trainer" in sentence for sentence in results.verdict)
+
+
+def test_processor_time_without_turns_is_what_ranks_recorded(adapter: RunRecord) -> None:
+    run, (rank,) = Run("alone", adapter, None), adapter.ranks
+    assert spent([run], "cpu_seconds") == pytest.approx(sum(rank.step_cpu_seconds[NUM_WARMUP_STEPS:]))
+    lacking = rank.model_copy(update={"step_cpu_seconds": []})  # as in records that are older than the field
+    older = replace(run, record=adapter.model_copy(update={"ranks": [lacking]}))
+    assert spent([run, older], "cpu_seconds") is None
 
 
 def test_peers_meet_the_opponent_of_all_others(adapter: RunRecord) -> None:
@@ -284,10 +290,22 @@ def test_pages_show_peers_under_a_heading_of_their_own() -> None:
     rows = [[cell.text for cell in row.cells] for row in section.sections[0].blocks[-1].rows]
     assert rows[1][2] == "1.62 [1.58, 1.66]"
     assert "perhaps as fast" in rows[2][2]
+    assert [row[3] for row in rows] == ["191", "310", "194", NOTHING]
     assert "rank 1 ended" in section.sections[0].blocks[0].items[0]
     markdown = render_markdown(results)
     assert f"## {section.heading}" in markdown
     assert "| transformers.Trainer | 5,800 \\[5,684, 5,916\\] | 1.62 \\[1.58, 1.66\\] |" in markdown
+
+
+def test_pages_of_older_results_have_no_processor_time_of_peers() -> None:
+    content = json.loads(sample_results().model_dump_json())
+    for row in content["peers"][0]["rows"]:
+        del row["cpu_seconds_per_token"]
+    older = Results.model_validate_json(json.dumps(content))
+    section = next(section for section in beside_the_ranking(older) if section.id == "peers")
+    assert {row.cells[3].text for row in section.sections[0].blocks[-1].rows} == {NOTHING}
+    assert f"| 1.62 \\[1.58, 1.66\\] | {NOTHING} | 1.90 |" in render_markdown(older)
+    assert "CPU time for a million real tokens" in render_html(older)
 
 
 def _other(first: str, second: str, slowdown: Interval) -> Comparison:
@@ -374,3 +392,5 @@ def test_peers_take_turns_and_train_to_the_end(task: list[str], tmp_path: Path) 
         assert row.metrics["accuracy"] is not None
         assert row.positions_per_token is not None
         assert row.positions_per_token > 1
+        assert row.cpu_seconds_per_token is not None
+        assert row.cpu_seconds_per_token > 0

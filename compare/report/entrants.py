@@ -12,7 +12,7 @@ import numpy as np
 from compare.report.breakdown import measure_breakdown
 from compare.report.flops import model_flops_per_second, peak_flops_per_second
 from compare.report.grouping import EntrantRuns
-from compare.report.runs import Run
+from compare.report.runs import Run, spent
 from compare.report.statistics import mean_interval
 from compare.report.traffic import excess_of, wire_of
 from compare.results import ASKED, RANKED, Entrant, Setting
@@ -85,17 +85,8 @@ def _per_second(run: Run, what: Literal["samples", "tokens"]) -> float:
 
 def _of_a_step(runs: Sequence[Run], what: Literal["cpu_seconds", "instructions"]) -> float | None:
     """Returns what a step costs on the second clock, over all ranks; None where a part of it was not counted."""
-    costs: list[float | None] = []
-    num_steps = 0
-    for run in runs:
-        num_steps += sum(span.number for span in run.timed_steps)
-        if run.race is not None and run.race.turns:
-            costs += [getattr(turn, what) for turn in run.race.turns if turn.round > 0]
-        else:
-            lists = [getattr(rank, f"step_{what}") for rank in run.record.ranks]
-            costs += [sum(span.of(one) for one in lists) if all(lists) else None for span in run.timed_steps]
-    counted = [cost for cost in costs if cost is not None]
-    return sum(counted) / num_steps if counted and len(counted) == len(costs) else None
+    cost = spent(runs, what)
+    return None if cost is None else cost / sum(span.number for run in runs for span in run.timed_steps)
 
 
 def _timed_steps(runs: Sequence[Run]) -> dict[int, float]:

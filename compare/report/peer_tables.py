@@ -51,33 +51,28 @@ def _against(row: PeerRow) -> str:
     return f"{_ratio(row.longer)} times {row.name}"
 
 
-def peer_columns(comparison: PeerComparison) -> list[str]:
-    """Returns the headings of the table of a comparison."""
+def _columns(comparison: PeerComparison) -> list[str]:
     epochs = "1 epoch" if comparison.num_epochs == 1 else f"{comparison.num_epochs} epochs"
     return [
         "trainer",
         "real tokens/s [95 %]",
         f"{comparison.opponent or 'fastest'} is so many times as fast [95 %]",
+        "CPU time for a million real tokens, all ranks (s)",
         "positions for each real token",
         f"accuracy after {epochs}",
     ]
 
 
-def peer_cells(row: PeerRow) -> list[str]:
-    """Returns what the table shows of a row, as texts."""
+def _cells(row: PeerRow) -> list[Cell]:
     speed = row.tokens_per_second
     return [
-        row.name,
-        NOTHING if speed is None else _bounded(speed, number),
-        times_as_fast(row),
-        NOTHING if row.positions_per_token is None else number(row.positions_per_token, 3),
-        score(row.metrics.get("accuracy")),
+        Cell(row.name),
+        Cell(NOTHING) if speed is None else Cell(_bounded(speed, number), speed.estimate),
+        Cell(NOTHING if row.claim is None else _times(row.claim, row.longer)),
+        measured(row.cpu_seconds_per_token, 1e6, _short),
+        measured(row.positions_per_token, written=_short),
+        Cell(score(row.metrics.get("accuracy"))),
     ]
-
-
-def times_as_fast(row: PeerRow) -> str:
-    """Says how many times as fast the opponent is, with the interval; a dash for the opponent itself."""
-    return NOTHING if row.claim is None else _times(row.claim, row.longer)
 
 
 def _times(claim: Claim, longer: Interval | None) -> str:
@@ -89,14 +84,10 @@ def _times(claim: Claim, longer: Interval | None) -> str:
 
 
 def _table(comparison: PeerComparison) -> Table:
-    rows = []
-    for row in comparison.rows:
-        cells = [Cell(text) for text in peer_cells(row)]
-        if row.tokens_per_second is not None:
-            cells[1] = Cell(cells[1].text, row.tokens_per_second.estimate)
-        cells[3] = measured(row.positions_per_token, 1, lambda value: number(value, 3))
-        rows.append(Row(cells, "failed" if row.failures and row.tokens_per_second is None else ""))
-    return Table(f"Peers, {comparison.group}", peer_columns(comparison), rows)
+    rows = [
+        Row(_cells(row), "failed" if row.failures and row.tokens_per_second is None else "") for row in comparison.rows
+    ]
+    return Table(f"Peers, {comparison.group}", _columns(comparison), rows)
 
 
 def _others(comparison: PeerComparison) -> list[Block]:
@@ -122,3 +113,7 @@ def _bounded(interval: Interval, written: Callable[[float], str]) -> str:
     if interval.low is None or interval.high is None:
         return written(interval.estimate)
     return f"{written(interval.estimate)} [{written(interval.low)}, {written(interval.high)}]"
+
+
+def _short(value: float) -> str:
+    return number(value, 3)

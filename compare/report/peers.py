@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from compare.report.grouping import EntrantRuns, condition
 from compare.report.references import sample_of
-from compare.report.runs import Run, TimedSteps
+from compare.report.runs import Run, TimedSteps, spent
 from compare.report.statistics import PairedStarts, compare_group, mean_interval
 from compare.results import Comparison, GroupResult, PeerComparison, PeerRow, Standing
 
@@ -109,11 +109,13 @@ def _row(runs: EntrantRuns, comparison: Comparison | None) -> PeerRow:
         sum(span.of(getattr(rank, what)) for run in timed for span in run.timed_steps for rank in run.record.ranks)
         for what in ("tokens", "positions")
     )
+    cpu_seconds = spent(timed, "cpu_seconds")
     return PeerRow(
         name=runs.name,
         failures=runs.failures,
         tokens_per_second=mean_interval(rates) if rates else None,
         positions_per_token=positions / tokens if tokens else None,
+        cpu_seconds_per_token=cpu_seconds / tokens if cpu_seconds is not None and tokens else None,
         longer=comparison.slowdown if comparison else None,
         claim=comparison.claim if comparison else None,
         metrics=runs.whole.record.quality if runs.whole else {},

@@ -163,6 +163,27 @@ class Run:
         return str(self.record.error)
 
 
+def spent(runs: Sequence[Run], what: Literal["cpu_seconds", "instructions"]) -> float | None:
+    """Sums what the timed steps of runs cost the processor, over all ranks.
+
+    Args:
+        runs: The runs.
+        what: The processor time in seconds, or the number of instructions in user mode.
+
+    Returns:
+        The sum; None where a part of it was not counted, or nothing was timed.
+    """
+    costs: list[float | None] = []
+    for run in runs:
+        if run.race is not None and run.race.turns:
+            costs += [getattr(turn, what) for turn in run.race.turns if turn.round > 0]
+        else:
+            lists = [getattr(rank, f"step_{what}") for rank in run.record.ranks]
+            costs += [sum(span.of(one) for one in lists) if all(lists) else None for span in run.timed_steps]
+    counted = [cost for cost in costs if cost is not None]
+    return sum(counted) if counted and len(counted) == len(costs) else None
+
+
 def race_file(record: Path) -> Path:
     """Returns where a race writes what it knows of the run with this record."""
     return record.with_name(f"{record.stem}.race.json")
