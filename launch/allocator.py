@@ -36,7 +36,6 @@ class Allocator(NamedTuple):
 
 
 ALLOCATOR_OF_C = Allocator("glibc", None)
-ADVICE = "glibc; install tcmalloc (on Debian libtcmalloc-minimal4) for faster steps"
 
 
 def settle_allocator(asked: str) -> Allocator:
@@ -45,12 +44,11 @@ def settle_allocator(asked: str) -> Allocator:
     Raises:
         UsageError: It cannot be loaded here, or LD_PRELOAD has another one.
     """
-    for library in re.split("[ :]+", os.environ.get("LD_PRELOAD", "")):  # as ld.so(8) separates them
-        own = next((name for name in _LIBRARIES if name in Path(library).name and _loads(library)), None)
-        if own not in (None, asked) and asked != "auto":
-            raise UsageError(f"--allocator {asked}: LD_PRELOAD has {library}; unset it, or leave the option out")
-        if own is not None:
-            return Allocator(own, None)
+    for name, library in _preloaded():
+        if _loads(library):
+            if asked not in ("auto", name):
+                raise UsageError(f"--allocator {asked}: LD_PRELOAD has {library}; unset it, or leave the option out")
+            return Allocator(name, None)
     if asked == "glibc":
         return ALLOCATOR_OF_C
     for name, (libraries, _) in _LIBRARIES.items():
@@ -67,8 +65,30 @@ def settle_allocator(asked: str) -> Allocator:
 
 
 def describe_fallback(asked: str, settled: str) -> str | None:
-    """Says that ranks have the allocator of the C library because no other one loads; None otherwise."""
-    return f"memory allocator: {ADVICE}" if (asked, settled) == ("auto", ALLOCATOR_OF_C.name) else None
+    """Says that an allocator in LD_PRELOAD does not load, or that none but that of the C library does.
+
+    Args:
+        asked: The value of --allocator.
+        settled: The name of the allocator that ranks have.
+
+    Returns:
+        A line with the remedy; None where ranks have what was asked for.
+    """
+    missing = [library for _, library in _preloaded() if not _loads(library)]
+    if missing:
+        return (
+            f"memory allocator: {settled}; LD_PRELOAD has {' and '.join(missing)}, which cannot be loaded here; "
+            "install it, or correct or unset LD_PRELOAD"
+        )
+    if (asked, settled) == ("auto", ALLOCATOR_OF_C.name):
+        return f"memory allocator: {settled}; install tcmalloc (on Debian libtcmalloc-minimal4) for faster steps"
+    return None
+
+
+def _preloaded() -> list[tuple[str, str]]:
+    """Returns the allocators in the user's LD_PRELOAD in their order: of each, the name and the library."""
+    libraries = re.split("[ :]+", os.environ.get("LD_PRELOAD", ""))  # as ld.so(8) separates them
+    return [(name, library) for library in libraries for name in _LIBRARIES if name in Path(library).name]
 
 
 def _loads(library: str) -> bool:

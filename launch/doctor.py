@@ -9,7 +9,7 @@ from rich.table import Table
 
 from backends.devices import count_gpus
 from backends.registry import BACKENDS
-from launch.allocator import ADVICE, ALLOCATOR_OF_C, settle_allocator
+from launch.allocator import describe_fallback, settle_allocator
 from launch.arguments import Parser
 from launch.display import console
 from records.energy import EnergyCounter, NoCountersError, gpu_counters, processor_counters
@@ -46,16 +46,16 @@ def run(arguments: list[str]) -> int:
         if reasons[name] is None and (remark := row.remark()) is not None:
             terminal.print(f"{name}: {remark}")
     terminal.print(f"bf16: {'the processor has it' if has_bf16() else SLOW_BF16}")
-    terminal.print(f"memory allocator: {_allocator()}")
+    terminal.print(_allocator())
     terminal.print(f"instructions: {why_no_instructions() or 'the processor counts them in every step of a run'}")
     terminal.print(f"energy of a run: {_energy(with_gpus=device == 'cuda')}")
     return 0 if None in reasons.values() else 1
 
 
 def _allocator() -> str:
-    """Says what ranks take memory with, and what to install where that is glibc."""
+    """Says what ranks take memory with, and what is missing for another allocator."""
     name = settle_allocator("auto").name
-    return name if name != ALLOCATOR_OF_C.name else ADVICE
+    return describe_fallback("auto", name) or f"memory allocator: {name}"
 
 
 def _energy(*, with_gpus: bool) -> str:

@@ -8,12 +8,16 @@ import pytest
 
 from launch import allocator
 from launch.allocator import Allocator, describe_fallback, settle_allocator
+from launch.doctor import run as doctor
 from launch.errors import UsageError
 from launch.starters.environment import starter_environment
 from launch.starters.interface import Ranks
 from launch.starters.python import Python
-from tests.launching import DISTRIBUTED, require_backend, train
+from tests.launching import DISTRIBUTED, lockstep, require_backend, train
 from tests.sparing import in_ci
+
+IN_VAIN = "libjemalloc-of-nobody.so.1"
+REMARK = f"LD_PRELOAD has {IN_VAIN}, which cannot be loaded here; install it, or correct or unset LD_PRELOAD"
 
 
 @pytest.fixture
@@ -49,10 +53,32 @@ def test_one_that_the_user_loads_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     monkeypatch.setenv("LD_PRELOAD", "libjemalloc.so.1")
     assert settle_allocator("auto") == settle_allocator("jemalloc") == Allocator("jemalloc", None)
+    assert describe_fallback("auto", "jemalloc") is None
     with pytest.raises(UsageError, match=r"^--allocator glibc: LD_PRELOAD has libjemalloc.so.1; unset it, or leave"):
         settle_allocator("glibc")
     monkeypatch.delenv("LD_LIBRARY_PATH")  # then it is not loaded
     assert settle_allocator("auto") == Allocator("glibc", None)
+
+
+@pytest.mark.usefixtures("nothing_installed")
+@pytest.mark.parametrize("preload", [IN_VAIN, f"libm.so.6:{IN_VAIN}", f"{IN_VAIN} libm-of-nobody.so.6"])
+def test_one_that_the_user_loads_in_vain_is_named(
+    preload: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LD_PRELOAD", preload)
+    assert settle_allocator("auto") == settle_allocator("glibc") == Allocator("glibc", None)
+    wanted = f"memory allocator: glibc; {REMARK}"
+    assert describe_fallback("auto", "glibc") == describe_fallback("glibc", "glibc") == wanted
+    doctor([])
+    assert wanted in capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.processes
+def test_a_run_names_what_the_user_loads_in_vain(tmp_path: Path) -> None:
+    options = ("--task", "token-tagging", "--max-steps", "2", "--output-dir", tmp_path / "run")
+    done = lockstep("single", *options, env={"LD_PRELOAD": IN_VAIN})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines().count(f"memory allocator: {settle_allocator('auto').name}; {REMARK}") == 1
 
 
 def test_it_comes_before_what_the_user_loads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
