@@ -94,7 +94,7 @@ class LibraryFound(_Item):
     event: Literal["library"] = "library"
     transport: str
     operations: list[str]
-    environment: Environment | None = Field(description="the machine of rank 0, if that is another than the launcher's")
+    environment: Environment = Field(description="that of rank 0")
 
 
 class PointMeasured(_Item):

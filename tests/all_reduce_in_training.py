@@ -4,9 +4,9 @@ In each step, ranks first wait for each other, and then all-reduce a bucket, so 
 rank nor DDP's own copies are counted. After the step they do the same again with buffers that are in their caches. The
 command trains the default job of a race on two ranks and prints, for each --scheduling, the medians and their ratio.
 
-After each training, the ranks of ``launch/run.sh allreduce`` measure all-reduces of the same bytes, under the same
-backend, number of threads and scheduling. There, the slower rank of each repetition counts, in training rank 0. As in
-that command, these ranks are not bound to cores.
+After each training, the ranks of ``launch/run.sh allreduce`` measure all-reduces of the same bytes, with the same
+backend, number of threads, scheduling and allocator. There, the slower rank of each repetition counts, in training
+rank 0. As in that command, these ranks are not bound to cores.
 """
 
 from __future__ import annotations
@@ -146,7 +146,6 @@ def _seconds_alone(sizes: list[int], scheduling: _Scheduling, directory: Path) -
         operations=["all_reduce"],
         sizes=sorted({ELEMENT_BYTES * size for size in sizes}),
         seconds_per_point=0.3,
-        is_elsewhere=False,
     )
     job = MeasuringJob(measurement, directory / "alone", Console(quiet=True))
     failure = job.run()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from compare.collectives.measurement import read_collectives
 from launch import allocator
 from launch.allocator import Allocator, describe_fallback, settle_allocator
 from launch.doctor import run as doctor
@@ -102,3 +103,13 @@ def test_ranks_have_it(backend: str, asked: str, tmp_path: Path) -> None:
     options = ("--task", "token-tagging", "--num-processes", "2", "--max-steps", "2", "--allocator", asked)
     record = train(backend, tmp_path / "run", *options)
     assert record["config"]["allocator"] == record["environment"]["allocator"] == settle_allocator(asked).name
+
+
+@pytest.mark.processes
+def test_ranks_that_measure_collectives_have_that_of_a_training(tmp_path: Path) -> None:
+    options = ("--backends", "ddp", "--num-processes", "2", "--threads-per-rank", "2", "--operations", "all_reduce")
+    done = lockstep("allreduce", *options, "--sizes", "1KiB", "--seconds-per-point", "0", "--output", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    environment = read_collectives(tmp_path / "out").environment
+    assert environment.allocator == settle_allocator("auto").name
+    assert environment.variables["OMP_NUM_THREADS"] == "2"  # of the ranks, not of the command

@@ -34,7 +34,7 @@ from launch.options import add_options, own_options, settings_in, validated
 from launch.scheduling import default_scheduling
 from launch.signals import Interrupted, signals_raised
 from launch.starters.registry import find_starter, settle_starter
-from records.environment import describe_environment, num_cpus
+from records.environment import num_cpus
 from records.files import write_atomically
 from records.record import Environment
 
@@ -82,12 +82,13 @@ def run(arguments: list[str]) -> int:
     if not found.series:
         operations = ",".join(options.operations)
         raise UsageError(f"--operations {operations}: none of the chosen backends implements these; choose all_reduce")
+    assert found.environment is not None, "rank 0 describes its environment before it measures"
     show(found.series, terminal)
     content = CollectivesFile(
         kind="collectives",
         created_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         command=command_line(["allreduce", *arguments], without="--output"),
-        environment=found.environment or describe_environment(with_torch=True),
+        environment=found.environment,
         network=None if cluster is None else cluster.network,
         series=found.series,
     )
@@ -106,7 +107,7 @@ class _RanksFailed(Exception):
 
 
 class _Found(NamedTuple):
-    """What was measured, and on which machine, if that is another than this one."""
+    """What was measured, and the environment of rank 0; None if nothing was measured."""
 
     series: list[CollectiveSeries]
     environment: Environment | None
@@ -223,7 +224,6 @@ def _settle(
         device=device,
         num_processes=num_processes,
         threads_per_rank=options.threads_per_rank or (1 if is_elsewhere else max(1, num_cpus() // num_processes)),
-        is_elsewhere=is_elsewhere,
         **shared,
     )
     if cluster is None:  # on nodes, the command of each one checks this

@@ -18,6 +18,7 @@ from compare.collectives.measurement import MEASUREMENT_NAME, Measurement, colle
 from compare.numbers import format_size
 from compare.results import CollectivePoint, CollectiveSeries
 from launch import own_command
+from launch.allocator import settle_allocator
 from launch.job import compose_job
 from launch.starters.interface import Ranks
 from launch.starters.registry import find_starter
@@ -38,6 +39,7 @@ def ranks_of(measurement: Measurement, directory: Path) -> Ranks:
         master_port=None,
         timeout_seconds=measurement.timeout,
         log_directory=directory / LOGS_NAME,
+        preload=settle_allocator("auto").library,  # as the ranks of a training, unless these are told otherwise
     )
 
 
@@ -45,7 +47,7 @@ class MeasuringJob:
     """One group of ranks, and what it has measured.
 
     Attributes:
-        environment: The machine of rank 0, if that is another than this one.
+        environment: That of rank 0; None until its ranks have met.
     """
 
     def __init__(

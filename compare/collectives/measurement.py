@@ -44,7 +44,6 @@ class Measurement(OfBackend):
     operations: list[Operation]
     sizes: list[int]
     seconds_per_point: float
-    is_elsewhere: bool = Field(description="whether the ranks are on other machines, so that rank 0 describes its own")
 
 
 class CollectivesFile(Strict):

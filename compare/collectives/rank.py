@@ -168,9 +168,9 @@ def measure(measurement: Measurement, directory: Path, rank: int) -> None:
     library = backend.collectives()
     operations = [operation for operation in measurement.operations if operation in library]
     transport = backend.effective_settings().get("transport", "unknown")
-    is_described = measurement.is_elsewhere and backend.rank == 0
-    environment = describe_environment(with_torch=True) if is_described else None
-    log.write(LibraryFound(transport=transport, operations=list(operations), environment=environment))
+    if backend.rank == 0:  # the only one that reports
+        environment = describe_environment(with_torch=True)
+        log.write(LibraryFound(transport=transport, operations=list(operations), environment=environment))
 
     bench = Bench(
         backend,
