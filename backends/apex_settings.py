@@ -43,6 +43,6 @@ class ApexSettings(BackendSettings):
             )
 
     @override
-    def check_machine(self) -> None:
+    def check_machine(self, *, start_method: str) -> None:
         if self.fused_adam and find_spec("amp_C") is None:
             raise UnsupportedError(NO_KERNELS)

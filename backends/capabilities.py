@@ -69,8 +69,11 @@ class BackendSettings(BaseModel):
             UnsupportedError: Two options contradict each other; the message names the value and a remedy.
         """
 
-    def check_machine(self) -> None:
+    def check_machine(self, *, start_method: str) -> None:
         """Refuses options, and variables that the library reads, with which it cannot run on this machine.
+
+        Args:
+            start_method: The name of what starts the ranks.
 
         Raises:
             UnsupportedError: It cannot; the message names the value and a remedy.

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import metadata
 from importlib.util import find_spec
-from pathlib import Path
 
 from backends.apex_settings import ApexSettings
 from backends.bucket_settings import BucketSettings
@@ -31,42 +30,24 @@ from backends.ddp_settings import DDPSettings
 from backends.deepspeed_settings import DeepSpeedSettings, deepspeed_capabilities, deepspeed_missing
 from backends.devices import count_gpus
 from backends.fsdp2_settings import FSDP2Settings
-from backends.horovod_settings import HorovodSettings
+from backends.horovod_settings import HorovodSettings, horovod_capabilities, horovod_missing
 from backends.interface import Backend, BackendOptions
+from backends.packages import package_directory
 
 
 def _nothing() -> str | None:
     return None
 
 
-def _horovod_missing() -> str | None:
-    build = (
-        "run launch/run.sh horovod, which builds 0.28.1 (about 2 minutes; needs g++, CMake, make and Python's headers)"
-    )
-    package = _package_directory("horovod")
-    if package is None:
-        return f"horovod is not built; {build}"
-    if not any((package / "torch").glob("mpi_lib*.so")):
-        return f"horovod was built without its PyTorch extension; uninstall it and {build}"
-    return None
-
-
-def _horovod_has_nccl() -> bool:
-    """Returns whether Horovod was built with GPU operations; without them it refuses CUDA tensors."""
-    package = _package_directory("horovod")
-    libraries = (package / "torch").glob("mpi_lib*.so") if package else ()
-    return any(b"ncclAllReduce" in library.read_bytes() for library in libraries)
-
-
 def _accelerate_missing() -> str | None:
-    if _package_directory("accelerate") is None:
+    if package_directory("accelerate") is None:
         return "accelerate is not installed; run launch/run.sh accelerate, or pip install 'accelerate>=1.15,<2'"
     return None
 
 
 def _apex_missing() -> str | None:
     source = "use NVIDIA's image nvcr.io/nvidia/pytorch:25.04-py3 or conda-forge's nvidia-apex 25.04"
-    package = _package_directory("apex")
+    package = package_directory("apex")
     if package is None:
         return f"apex is not installed (PyPI's apex is another program); {source}"
     if not (package / "multi_tensor_apply").is_dir():
@@ -92,13 +73,6 @@ def _apex_remark() -> str | None:
     return None
 
 
-def _package_directory(name: str) -> Path | None:
-    spec = find_spec(name)
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    return Path(next(iter(spec.submodule_search_locations)))
-
-
 @dataclass(frozen=True)
 class BackendRow:
     """What is known of one backend without importing its library.
@@ -114,8 +88,8 @@ class BackendRow:
         signs: How its library shows that a rank waits for others, or has lost one.
         communicates_like: The backend whose collectives it uses, too; None where its library has its own.
         variables: Beginnings of the environment variables that change what its library does, for the run record.
-        knobs: What may make it faster: for each knob its positions other than the default, each as an option or as a
-            variable.
+        knobs: What may make it faster: for each knob its positions other than the default, each of options and
+            variables as those of an entrant (compare/race/own_entrants.py).
     """
 
     adapter: str
@@ -173,7 +147,7 @@ def _dp() -> Capabilities:
 
 
 def _fabric_missing() -> str | None:
-    if _package_directory("lightning_fabric") is None:
+    if package_directory("lightning_fabric") is None:
         return "lightning-fabric is not installed; run launch/run.sh fabric, or pip install 'lightning-fabric>=2.6,<3'"
     return None
 
@@ -224,17 +198,6 @@ def _apex() -> Capabilities:
     )
 
 
-def _horovod() -> Capabilities:
-    has_nccl = _horovod_has_nccl()
-    return Capabilities(
-        {"cpu": PRECISIONS, **({"cuda": PRECISIONS} if has_nccl else {})},
-        gpus_depend_on_build=True,
-        start_methods=("horovodrun", "mpirun", "horovod-node", "horovod-torchrun"),
-        compressions=("fp16",),
-        reasons={} if has_nccl else {"cuda": "it was built without NCCL; set it up where nvcc is installed"},
-    )
-
-
 def _accelerate() -> Capabilities:
     return Capabilities(
         {"cpu": ("fp32", "bf16"), "cuda": PRECISIONS},
@@ -246,6 +209,8 @@ def _accelerate() -> Capabilities:
 
 
 _BUCKETS = tuple(f"--bucket-cap-mb={mebibytes}" for mebibytes in (1, 5, 100))
+# Over Open MPI, whose ranks poll while they wait: they look often, and give their cores away in between.
+_YIELDING_MPI = "--start-method=mpirun HOROVOD_CYCLE_TIME=0.1 OMPI_MCA_mpi_yield_when_idle=1"
 
 BACKENDS = {
     "single": BackendRow("backends.single:SingleBackend", "one process, the reference", _single),
@@ -255,7 +220,7 @@ BACKENDS = {
         "torch DistributedDataParallel",
         _ddp,
         settings=DDPSettings,
-        knobs=(_BUCKETS,),
+        knobs=(("--transport=shared-memory",), _BUCKETS),
         signs=Signs(
             (*TORCH_SIGNS.waiting, "backends/shared_memory.py"),
             (*TORCH_SIGNS.lost_peer, "Timed out waiting", "Broken pipe"),
@@ -285,14 +250,14 @@ BACKENDS = {
     "horovod": BackendRow(
         "backends.horovod:HorovodBackend",
         "Horovod, ring all-reduce",
-        _horovod,
-        _horovod_missing,
+        horovod_capabilities,
+        horovod_missing,
         settings=HorovodSettings,
         packages=("horovod",),
         # Milliseconds between two looks at what is to be reduced (1), and bytes that are reduced at once (128 MiB):
         # https://horovod.readthedocs.io/en/stable/tensor-fusion_include.html.
         knobs=(
-            tuple(f"HOROVOD_CYCLE_TIME={milliseconds}" for milliseconds in (0.1, 5, 20)),
+            (*(f"HOROVOD_CYCLE_TIME={milliseconds}" for milliseconds in (0.1, 5, 20)), _YIELDING_MPI),
             tuple(f"HOROVOD_FUSION_THRESHOLD={mebibytes * 2**20}" for mebibytes in (1, 8)),
             ("--wait=sleep",),
         ),

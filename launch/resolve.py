@@ -113,7 +113,7 @@ def settle(
     options = _with_whole_batches(options, world.num_processes, noted)
     _check_early(backend, row, options, task_class)
     with of_this_machine(noted):
-        _check_programs(options, backend_settings, world.device)
+        _check_programs(options, backend_settings, world)
     micro_batch_size = settle_batch_sizes(options.global_batch_size, options.micro_batch_size, world.num_processes)
     allocator = ALLOCATOR_OF_C
     with of_this_machine(noted):
@@ -210,12 +210,12 @@ def _check_early(backend: str, row: BackendRow, options: RunOptions, task: type[
     _check_metric(options.metric_for_best_model, task.metric_names)
 
 
-def _check_programs(options: RunOptions, settings: BackendSettings, device: str) -> None:
+def _check_programs(options: RunOptions, settings: BackendSettings, world: _World) -> None:
     """Checks that this machine has what some options need."""
     if options.torch_compile:
-        check_compiler(device)
+        check_compiler(world.device)
     _check_tracker(options.tracker)
-    settings.check_machine()
+    settings.check_machine(start_method=world.starter.name)
 
 
 def _check_sync_batchnorm(backend: str, row: BackendRow, batching: Batching | None, task: type[Task]) -> None:

@@ -90,12 +90,12 @@ def skip_or_fail(reason: str | None, variable: str) -> None:
 def require_start_method(name: str) -> None:
     """Skips where mpirun cannot start Horovod's ranks, unless LOCKSTEP_REQUIRE lists it."""
     if name == "mpirun":
-        lacks = shutil.which(name) is None or not _horovod_has_mpi()
+        lacks = shutil.which(name) is None or not horovod_has_mpi()
         require(name, "there is no mpirun, or Horovod was built without MPI" if lacks else None)
 
 
 @functools.cache
-def _horovod_has_mpi() -> bool:
+def horovod_has_mpi() -> bool:
     """Whether Horovod was built with MPI, which a process of its own finds out: Horovod stays out of this one."""
     built = [sys.executable, "-c", "import sys, horovod.torch; sys.exit(not horovod.torch.mpi_built())"]
     return subprocess.run(built, check=False).returncode == 0

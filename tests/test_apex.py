@@ -107,12 +107,12 @@ def test_options_that_do_not_fit_are_refused(arguments: tuple[str, ...], words: 
 def test_fused_adam_without_kernels_is_refused_before_any_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if find_spec("amp_C"):
         pytest.skip("the kernels are installed here")
-    ApexSettings().check_machine()
+    ApexSettings().check_machine(start_method="torchrun")
     with pytest.raises(UnsupportedError, match="--fused-adam: this Apex was built without its kernels"):
-        ApexSettings(fused_adam=True).check_machine()
+        ApexSettings(fused_adam=True).check_machine(start_method="torchrun")
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "amp_C.py").touch()
-    ApexSettings(fused_adam=True).check_machine()
+    ApexSettings(fused_adam=True).check_machine(start_method="torchrun")
 
 
 def test_options_of_apex_are_options_of_apex_alone() -> None:

@@ -205,7 +205,7 @@ def test_a_job_is_refused_before_anything_starts(case: str) -> None:
     ],
 )
 def test_nodes_with_gpus_are_not_judged_by_this_machine(monkeypatch: pytest.MonkeyPatch, arguments: str) -> None:
-    monkeypatch.setattr("backends.registry._horovod_has_nccl", lambda: False)
+    monkeypatch.setattr("backends.horovod_settings._was_built_with", lambda function: False)
     engine, _ = planned([*arguments.split(), "--num-nodes", "2"])
     engine.check()
     with pytest.raises(UnsupportedError, match="accelerate cannot compute in fp16 on cpu"):

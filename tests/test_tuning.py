@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from backends.registry import find_backend
 from compare.race import tuning
 from compare.race.costs import Costs
 from compare.race.directory import RaceDirectory
 from compare.race.entrants import make_plan, read_run_options
 from compare.race.options import RaceOptions
 from compare.race.plan import PlannedRun, RacePlan
+from compare.report.reading import read_run
 from compare.report.runs import Run
+from tests.launching import require_backend, require_start_method
 from tests.test_turns import _timed
+
+# A position that is another way of starting, with variables.
+_OPEN_MPI = "--start-method=mpirun HOROVOD_CYCLE_TIME=0.1 OMPI_MCA_mpi_yield_when_idle=1"
 
 
 def _costs(available: int = 2**40) -> Costs:
@@ -32,50 +39,119 @@ def _costs(available: int = 2**40) -> Costs:
     )
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_programs")
-def test_positions_take_turns_and_the_fastest_races_under_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[dict[str, float]] = []
+def _plan(backend: str) -> RacePlan:
+    options = RaceOptions(backends=[backend], num_processes=[2], limits=False, tune=True, wait_for_idle=False)
+    plan, _ = make_plan(options, read_run_options(["--task=token-tagging", "--device=cpu"], None))
+    return plan
 
-    def noting(*arguments: object) -> object:
-        result = run_heat(*arguments)  # type: ignore[arg-type]
-        directory, runs = arguments[2], arguments[1]
-        tried.append({run.entrant.variant: directory.is_finished(run) for run in runs})  # type: ignore[attr-defined]
+
+def _has_knob(monkeypatch: pytest.MonkeyPatch, backend: str, *positions: str) -> None:
+    row = replace(find_backend(backend), knobs=(positions,))
+    monkeypatch.setattr(tuning, "find_backend", lambda name: row)
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Run | None]]:
+    """What each heat of the test leaves: the run of each position, or None if it was refused or failed."""
+    heats: list[dict[str, Run | None]] = []
+    run_heat = tuning.run_heat
+
+    def noting(
+        plan: RacePlan, runs: list[PlannedRun], directory: RaceDirectory, *others: Any
+    ) -> dict[PlannedRun, str | None]:
+        result = run_heat(plan, runs, directory, *others)
+        heats.append(
+            {
+                run.entrant.variant: read_run(directory.record(run)) if directory.is_finished(run) else None
+                for run in runs
+            }
+        )
         return result
 
-    run_heat = tuning.run_heat
     monkeypatch.setattr(tuning, "run_heat", noting)
-    options = RaceOptions(backends=["ddp"], num_processes=[2], limits=False, tune=True, wait_for_idle=False)
-    plan, _ = make_plan(options, read_run_options(["--task=token-tagging", "--device=cpu"], None))
+    return heats
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_programs")
+def test_positions_take_turns_and_the_fastest_races_under_its_own_name(tried: list[dict[str, Run | None]]) -> None:
     said: list[str] = []
-    found = tuning.tuned_entrants(plan, _costs(), said.append)
-    (positions,) = tried
-    assert len(positions) > 2
-    assert all(positions.values())  # none was refused or failed
-    assert "" in positions  # as it comes
-    assert said[0].startswith("tuning ddp: knob 1 of 1, ")
+    found = tuning.tuned_entrants(_plan("ddp"), _costs(), said.append)
+    transports, buckets = tried
+    assert list(transports) == ["", "--transport=shared-memory"]  # first as it comes
+    assert len(buckets) > 2
+    assert all([*transports.values(), *buckets.values()])
+    shared = transports["--transport=shared-memory"]
+    assert shared is not None
+    assert shared.record.ranks[0].effective_settings["transport"] == "shared memory"
+    assert said[0] == "tuning ddp: knob 1 of 2, 2 positions"
     assert said[-1].startswith("tuned ddp: ")
     if found:
-        assert found[0].variant.removeprefix("tuned: ") in positions
+        assert found[0].variant.removeprefix("tuned: ") in buckets
         assert found[0].options
     else:
         assert said[-1] == "tuned ddp: nothing is faster than its defaults"
 
 
+@pytest.mark.slow
+def test_a_position_may_be_another_way_of_starting_with_variables(
+    tried: list[dict[str, Run | None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_backend("horovod")
+    require_start_method("mpirun")
+    _has_knob(monkeypatch, "horovod", _OPEN_MPI)
+    tuning.tuned_entrants(_plan("horovod"), _costs(), lambda text: None)
+    (positions,) = tried
+    assert list(positions) == ["", _OPEN_MPI]
+    by_default, yielding = (run.record for run in positions.values() if run is not None)
+    assert [one.ranks[0].effective_settings["transport"] for one in (by_default, yielding)] == ["gloo", "mpi"]
+    assert yielding.ranks[0].effective_settings["cycle_time_ms"] == 0.1
+    assert yielding.environment.variables["OMPI_MCA_mpi_yield_when_idle"] == "1"
+
+
 def test_what_is_faster_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = RaceOptions(backends=["ddp"], num_processes=[2], limits=False, tune=True)
-    plan, _ = make_plan(options, read_run_options(["--task=token-tagging", "--device=cpu"], None))
     monkeypatch.setattr(tuning, "_fastest", lambda plan, positions, *_: positions[-1])
-    (entrant,) = tuning.tuned_entrants(plan, _costs(), lambda text: None)
-    assert entrant.variant.startswith("tuned: --bucket-cap-mb")
+    (entrant,) = tuning.tuned_entrants(_plan("ddp"), _costs(), lambda text: None)
+    assert entrant.variant.startswith("tuned: --transport=shared-memory --bucket-cap-mb")
     assert entrant.options == tuple(entrant.variant.removeprefix("tuned: ").split())
 
 
+def test_what_cannot_run_on_gpus_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "_fastest", lambda plan, positions, *_: positions[-1])
+    plan = _plan("ddp")
+    plan.run_options.append("--device=cuda")
+    said: list[str] = []
+    found = tuning.tuned_entrants(plan, _costs(), said.append)
+    assert said[0] == (
+        "tuning ddp: --transport=shared-memory is left out: --transport shared-memory is for ranks that compute on the "
+        "CPUs of one node, not on GPUs; leave it out"
+    )
+    assert all("--transport=shared-memory" not in entrant.options for entrant in found)
+
+
+def test_what_needs_open_mpi_is_left_out_without_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    require_backend("horovod")
+    require_start_method("mpirun")
+    plan = _plan("horovod")
+    with_it = tuning.seconds_of_tuning(plan, _costs())
+    monkeypatch.setattr(tuning, "_fastest", lambda plan, positions, *_: positions[-1])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    said: list[str] = []
+    (entrant,) = tuning.tuned_entrants(plan, _costs(), said.append)
+    assert said[:2] == [
+        f"tuning horovod: {_OPEN_MPI} is left out: mpirun is not installed; install Open MPI (Debian: openmpi-bin), "
+        "or use horovodrun",
+        "tuning horovod: knob 1 of 3, 4 positions",
+    ]
+    assert "--start-method=mpirun" not in entrant.options
+    assert tuning.seconds_of_tuning(plan, _costs()) < with_it
+
+
 @pytest.fixture
-def plan() -> RacePlan:
-    options = RaceOptions(backends=["ddp"], num_processes=[2], limits=False, tune=True)
-    plan, _ = make_plan(options, read_run_options(["--task=token-tagging", "--device=cpu"], None))
-    return plan
+def plan(monkeypatch: pytest.MonkeyPatch) -> RacePlan:
+    """Of DDP, whose only knob is the size of its buckets."""
+    _has_knob(monkeypatch, "ddp", *find_backend("ddp").knobs[-1])
+    return _plan("ddp")
 
 
 def _made_up(monkeypatch: pytest.MonkeyPatch, seconds: Mapping[tuple[int, str], float]) -> list[list[str]]:
@@ -115,9 +191,7 @@ def test_positions_that_do_not_fit_into_memory_take_turns_in_parts(
     (entrant,) = tuning.tuned_entrants(plan, _costs(available=2**30), lambda text: None)
     assert heats == [["", first], ["", second], ["", third]]
     assert entrant.options == (second,)
-    assert tuning.seconds_of_tuning(plan.entrants, _costs(available=2**30)) > tuning.seconds_of_tuning(
-        plan.entrants, _costs()
-    )
+    assert tuning.seconds_of_tuning(plan, _costs(available=2**30)) > tuning.seconds_of_tuning(plan, _costs())
 
 
 @pytest.mark.parametrize(

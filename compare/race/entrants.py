@@ -19,15 +19,15 @@ from compare.race.bare import add_loops
 from compare.race.costs import measure_costs
 from compare.race.options import RaceOptions
 from compare.race.own_entrants import OwnEntrant, check_effect, read_own_entrant
-from compare.race.peers.table import PEERS, check_peer, find_peer
+from compare.race.peers.table import PEERS, find_peer
 from compare.race.plan import Entrant, PlannedRun, RacePlan, Schedule
+from compare.race.resolving import resolve_run
 from compare.race.schedule import make_schedule
 from compare.race.tuning import can_be_tuned, seconds_of_tuning
 from compare.results import Role
 from launch.arguments import command_line
 from launch.errors import UsageError
 from launch.options import read_option_file, read_options
-from launch.resolve import resolve
 from records.config import RunConfig, RunOptions
 from records.environment import num_cpus
 from records.throughput import NUM_WARMUP_STEPS
@@ -145,7 +145,7 @@ def make_plan(options: RaceOptions, of_runs: RunOptionsOfRace) -> tuple[RacePlan
         plan.diagnosis_options += ["--dropout=0"]  # its masks depend on how a batch is split over ranks
     for run in plan.runs():
         if run.purpose == "diagnosis":
-            _resolve(plan, run)
+            resolve_run(plan, run)
     return plan, configs
 
 
@@ -160,7 +160,7 @@ def schedule_race(plan: RacePlan, configs: dict[Entrant, RunConfig]) -> None:
     if plan.options.tune:
         # Each of these will have a tuned one beside it, if one is found.
         entrants = [*entrants, *(one.model_copy(update={"variant": "tuned"}) for one in can_be_tuned(entrants))]
-        tuning = seconds_of_tuning(plan.entrants, costs)
+        tuning = seconds_of_tuning(plan, costs)
     plan.costs = costs
     plan.schedule = make_schedule(entrants, plan.options, costs, seconds_of_tuning=tuning)
 
@@ -207,7 +207,7 @@ def _able(plan: RacePlan, backends: Sequence[str]) -> dict[Entrant, RunConfig]:
     refused: dict[Entrant, ValueError] = {}
     for entrant in _candidates(backends, plan.options):
         try:
-            configs[entrant] = _resolve(plan, PlannedRun(entrant=entrant, purpose="timed", block=1, position=0))
+            configs[entrant] = resolve_run(plan, PlannedRun(entrant=entrant, purpose="timed", block=1, position=0))
         except (UnsupportedError, UsageError) as error:
             # Backends that the user did not name are left out where they cannot take part.
             if isinstance(error, UsageError) and (plan.options.backends or entrant.role == "peer"):
@@ -320,13 +320,3 @@ def _global_batch_sizes(options: RaceOptions, num_processes: int) -> Iterator[in
     yield options.global_batch_size
     if options.weak_scaling:
         yield options.global_batch_size * num_processes // min(options.num_processes)
-
-
-def _resolve(plan: RacePlan, run: PlannedRun) -> RunConfig:
-    name, is_peer = run.entrant.backend, run.entrant.role == "peer"
-    row = PEERS[name].row if is_peer else find_backend(name)
-    asked = read_options(name, row.settings, plan.arguments(run, here=True)[1:])
-    resolved = resolve(name, row, asked, started_at=time.time())
-    if is_peer:
-        check_peer(name, resolved.task, resolved.config)
-    return resolved.config

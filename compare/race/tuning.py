@@ -2,8 +2,8 @@
 
 One knob after the other is turned: its positions take turns with the best that was found so far, on the same steps.
 What is found this way is measured again in the race itself, beside the backend as it comes, since the fastest of
-several is partly the luckiest. Positions that do not fit into memory together take turns in parts, as entrants of a
-race do.
+several is partly the luckiest. Positions that cannot start here are left out. Those that do not fit into memory
+together take turns in parts, as entrants of a race do.
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from backends.capabilities import UnsupportedError
 from backends.registry import find_backend
 from compare.race.costs import Costs
 from compare.race.directory import RaceDirectory
 from compare.race.heat import run_heat
 from compare.race.own_entrants import read_own_entrant
 from compare.race.plan import Entrant, PlannedRun, RacePlan, Schedule
+from compare.race.resolving import resolve_run
 from compare.report.reading import read_run
 from compare.report.runs import Run
+from launch.errors import UsageError, one_line
 from launch.guardian import scratch_directory
 
 # A difference that so short a time does not show is not worth a setting.
@@ -35,13 +38,13 @@ def can_be_tuned(entrants: Sequence[Entrant]) -> list[Entrant]:
     ]
 
 
-def seconds_of_tuning(entrants: Sequence[Entrant], costs: Costs) -> float:
+def seconds_of_tuning(plan: RacePlan, costs: Costs) -> float:
     """Returns how long `tuned_entrants` is expected to take."""
-    first = {entrant.backend: entrant for entrant in reversed(can_be_tuned(entrants))}
+    first = {entrant.backend: entrant for entrant in reversed(can_be_tuned(plan.entrants))}
     return sum(
         costs.start(part) + costs.turns(part, _steps(entrant, costs)) + costs.end(part)
         for entrant in first.values()
-        for knob in find_backend(entrant.backend).knobs
+        for knob in _knobs(plan, entrant, lambda text: None)
         for part in _parts(_positions(entrant, knob), costs)
     )
 
@@ -52,7 +55,7 @@ def tuned_entrants(plan: RacePlan, costs: Costs, say: Callable[[str], None]) -> 
     Args:
         plan: The plan of the race.
         costs: What was measured on this machine.
-        say: Is told what is being tried, what failed, and what was found.
+        say: Is told what cannot run here, what is being tried, what failed, and what was found.
 
     Returns:
         For each entrant whose backend became faster, the same with what was found.
@@ -62,7 +65,7 @@ def tuned_entrants(plan: RacePlan, costs: Costs, say: Callable[[str], None]) -> 
     for entrant in able:
         if entrant.backend in found:
             continue
-        best, knobs, nothing = entrant, find_backend(entrant.backend).knobs, "all that was tried failed"
+        best, knobs, nothing = entrant, _knobs(plan, entrant, say), "all that was tried failed"
         for number, knob in enumerate(knobs, start=1):
             say(f"tuning {entrant.backend}: knob {number} of {len(knobs)}, {len(knob) + 1} positions")
             fastest = _fastest(plan, _positions(best, knob), _steps(entrant, costs), costs, say)
@@ -77,6 +80,25 @@ def tuned_entrants(plan: RacePlan, costs: Costs, say: Callable[[str], None]) -> 
         for entrant in able
         if (best := found[entrant.backend]).variant
     ]
+
+
+def _knobs(plan: RacePlan, entrant: Entrant, say: Callable[[str], None]) -> list[list[str]]:
+    """Returns the positions of each knob of a backend, without those that cannot run here."""
+    knobs = [
+        [position for position in knob if _can_run(plan, _turned(entrant, position), say)]
+        for knob in find_backend(entrant.backend).knobs
+    ]
+    return [knob for knob in knobs if knob]
+
+
+def _can_run(plan: RacePlan, turned: Entrant, say: Callable[[str], None]) -> bool:
+    """Whether a position can start here; if it cannot, says why."""
+    try:
+        resolve_run(plan, PlannedRun(entrant=turned, purpose="timed", block=1, position=0))
+    except (UnsupportedError, UsageError) as error:
+        say(f"tuning {turned.backend}: {turned.variant} is left out: {one_line(error)}")
+        return False
+    return True
 
 
 def _steps(entrant: Entrant, costs: Costs) -> int:
