@@ -36,9 +36,10 @@ from tests.launching import lockstep, require_backend, run_config
 
 NUM_STEPS = 12
 ON_CPU = [name for name, row in BACKENDS.items() if "cpu" in row.capabilities.precisions]
+STEPS = ["--global-batch-size", "16", "--threads-per-rank", "1", "--save-every", "never", f"--max-steps={NUM_STEPS}"]
 # The last of three global batches of an epoch is short, and has fewer micro-batches than the others.
-TRAINING = ["--task", "token-tagging", "--dtype", "float32", "--num-train-samples", "36", "--global-batch-size", "16"]
-TRAINING += ["--threads-per-rank", "1", "--save-every", "never", f"--max-steps={NUM_STEPS}"]
+TRAINING = [*STEPS, "--task", "token-tagging", "--dtype", "float32", "--num-train-samples", "36"]
+OF_BERT = [*STEPS, "--vocab-size", "1000", "--dropout", "0.3", "--no-evaluate"]
 RACE = ["compare", "--bare", "--no-limits", "--task", "token-tagging", "--global-batch-size", "16"]
 RACE += ["--diagnosis-steps", "10", "--timed-steps", "30", "--repeats", "3", "--no-collectives", "--no-wait-for-idle"]
 
@@ -47,16 +48,14 @@ PROGRAMS = ("compare.race.rank", "compare.race.bare_rank")
 TWINS: dict[str, Role] = {"ddp": "backend", "ddp (by hand)": "bare"}
 
 
-def _both(backend: str, num_ranks: int, accumulation: int, place: Path) -> list[RunRecord]:
+def _both(options: list[str], num_ranks: int, place: Path) -> list[RunRecord]:
     """Trains with the adapter and with the loop, each in one turn of its own processes, and returns their records."""
-    options = [backend, *TRAINING, f"--num-processes={num_ranks}"]
-    options += [f"--micro-batch-size={16 // num_ranks // accumulation}"]
     environment = {**os.environ, "PYTHONPATH": str(PROJECT_DIRECTORY)}
     with ExitStack() as stack:
         entrants = [
             stack.enter_context(
                 LiveEntrant(
-                    [*options, f"--output-dir={place / program}"],
+                    [*options, f"--num-processes={num_ranks}", f"--output-dir={place / program}"],
                     num_processes=num_ranks,
                     address=place / f"to-{program}",
                     environment=environment,
@@ -81,7 +80,8 @@ def _both(backend: str, num_ranks: int, accumulation: int, place: Path) -> list[
 def test_a_loop_computes_what_its_adapter_computes(backend: str, accumulation: int, tmp_path: Path) -> None:
     require_backend(backend)
     num_ranks = BACKENDS[backend].capabilities.max_world_size or 2
-    adapter, bare = _both(backend, num_ranks, accumulation, tmp_path)
+    options = [backend, *TRAINING, f"--micro-batch-size={16 // num_ranks // accumulation}"]
+    adapter, bare = _both(options, num_ranks, tmp_path)
     assert [len(rank.step_seconds) for rank in bare.ranks] == [NUM_STEPS] * num_ranks
     for ours, theirs in zip(adapter.steps, bare.steps, strict=True):
         assert (ours.epoch, ours.num_samples, ours.skipped) == (theirs.epoch, theirs.num_samples, theirs.skipped)
@@ -94,6 +94,19 @@ def test_a_loop_computes_what_its_adapter_computes(backend: str, accumulation: i
     assert bare.quality == pytest.approx(adapter.quality, rel=1e-4)
     for ours, theirs in zip(adapter.ranks, bare.ranks, strict=True):
         assert (ours.samples, ours.tokens, ours.positions) == (theirs.samples, theirs.tokens, theirs.positions)
+
+
+@pytest.mark.parametrize("batching", ["packed", pytest.param("padded", marks=pytest.mark.slow)])
+@pytest.mark.usefixtures("forked_programs")
+def test_a_loop_draws_the_dropout_of_its_adapter(batching: str, tmp_path: Path) -> None:
+    """The masks of BERT follow from the seed of the step and the number of the sample."""
+    options = ["ddp", *OF_BERT, f"--batching={batching}", "--micro-batch-size=4"]
+    adapter, bare = _both(options, 2, tmp_path)
+    for record in (adapter, bare):
+        assert (record.config.batching, record.task["dropout"]) == (batching, 0.3)
+    for ours, theirs in zip(adapter.steps, bare.steps, strict=True):
+        assert theirs.loss == pytest.approx(ours.loss, rel=1e-4)
+        assert theirs.grad_norm == pytest.approx(ours.grad_norm, rel=1e-3)
 
 
 def test_the_loop_of_apex_calls_it_in_this_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -34,19 +34,6 @@ def may_draw(collate: Callable[..., Batch] | None) -> bool:
     return getattr(function, "draws_nothing", None) is not function
 
 
-def context_of_workers(num_workers: int) -> str | None:
-    """Returns the start method of data-loader workers, which are new in each epoch; None if there are none.
-
-    They are forks of a process that has loaded torch once, and communicates with nobody: to fork a rank, which
-    communicates in background threads, may deadlock. Each worker imports the task itself, since a module of the user's
-    may start threads.
-    """
-    if num_workers == 0:
-        return None
-    multiprocessing.set_forkserver_preload([__name__])
-    return "forkserver"
-
-
 class Loaded(NamedTuple):
     """A micro-batch of the plan, with its samples, and what seeds the generators before its forward pass."""
 
@@ -71,13 +58,8 @@ class Loader:
         # The first worker waits until torch has been loaded, and each imports the task. This may take long and must not
         # look like a hang.
         self._hooks.on_phase("start" if num_workers else "data", self._state.step)
-        batches = DataLoader(
-            self.micro_batches(self._state.step, global_batches),
-            batch_size=None,
-            num_workers=num_workers,
-            pin_memory=backend.device.type == "cuda",
-            multiprocessing_context=context_of_workers(num_workers),
-        )
+        micro_batches = self.micro_batches(self._state.step, global_batches)
+        batches = data_loader(micro_batches, num_workers, for_gpu=backend.device.type == "cuda")
         for number, loaded in enumerate(batches, start=1):
             yield loaded
             self._hooks.on_phase("start" if number < num_workers else "data", self._state.step)
@@ -102,6 +84,12 @@ class RankPlan:
 
     Steps are laid out, and seeds mixed, for some steps at a time. Those of an epoch may be many, and take long, and to
     do it for a single one between two steps takes longer than in a row, in which caches hold what it needs.
+
+    Args:
+        plan: The plan of the training.
+        rank: The rank.
+        step: The number of the first of these steps; the first one of a training is 1.
+        global_batches: The global batch of each step.
     """
 
     def __init__(self, plan: Plan, rank: int, step: int, global_batches: list[SampleIds]) -> None:
@@ -150,3 +138,33 @@ class MicroBatches(Dataset[Loaded]):
             seed_all(item.making)
         batch = replace(self._collate("train", item.micro_batch.sample_ids.tolist()), seed=item.of_step)
         return Loaded(item.micro_batch, batch, item.forward)
+
+
+def data_loader(micro_batches: MicroBatches, num_workers: int, *, for_gpu: bool) -> DataLoader[Loaded]:
+    """Returns what makes micro-batches one after the other, in order.
+
+    Args:
+        micro_batches: The micro-batches.
+        num_workers: The number of processes that make them ahead; 0 for none, so that each is made when it is read.
+        for_gpu: Whether they are put into page-locked memory, from which they are copied to a GPU.
+    """
+    return DataLoader(
+        micro_batches,
+        batch_size=None,
+        num_workers=num_workers,
+        pin_memory=for_gpu,
+        multiprocessing_context=_context_of_workers(num_workers),
+    )
+
+
+def _context_of_workers(num_workers: int) -> str | None:
+    """Returns the start method of data-loader workers, which are new in each epoch; None if there are none.
+
+    They are forks of a process that has loaded torch once, and communicates with nobody: to fork a rank, which
+    communicates in background threads, may deadlock. Each worker imports the task itself, since a module of the user's
+    may start threads.
+    """
+    if num_workers == 0:
+        return None
+    multiprocessing.set_forkserver_preload([__name__])
+    return "forkserver"

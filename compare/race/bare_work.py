@@ -13,15 +13,13 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
-from functools import partial
 from importlib import import_module
+from itertools import islice
 from typing import NamedTuple
 
 import torch
 from pydantic import BaseModel
 from torch.distributed import FileStore  # type: ignore[attr-defined]
-from torch.utils.data import DataLoader
 
 from backends.interface import BackendOptions
 from backends.registry import reference_backend
@@ -32,19 +30,19 @@ from records.config import RunConfig
 from records.names import LOGS_NAME
 from records.notice import prepare_notice
 from records.record import EvaluationRecord, RankRecord, StepRecord, World
-from tasks.interface import Batch, Task
+from tasks.interface import Task
 from tasks.registry import load_task
 from training.batch_norm import batch_norms
-from training.data import collate_function, context_of_workers
+from training.data import Loaded, MicroBatches, RankPlan, collate_function, data_loader
 from training.ending import Results, save_results
 from training.evaluation import Evaluator
 from training.hooks import Hooks
 from training.losses import finite
 from training.measurements import Measurements
-from training.plan import MicroBatch, Plan
+from training.plan import Plan, SampleIds
 from training.rank import RankStart
 from training.rank_record import Place, rank_record
-from training.seeds import DROPOUT, WEIGHTS, random_seed
+from training.seeds import WEIGHTS, random_seed
 from training.state import Trajectory
 from training.world import weights_digest
 
@@ -152,39 +150,26 @@ class BareWork:
         assert self._turns is not None
         task, plan, measurements = self._task, self._plan, self._measurements
         global_batches = plan.epoch(epoch)[: self._num_steps - len(self._taken)]
-        laid_out = [plan.micro_batches(global_batch, self._start.rank) for global_batch in global_batches]
-        batches = self._load(laid_out)
-        taken = len(self._taken)
-        seeds = [
-            random_seed(self._config.seed, DROPOUT, taken + number) for number in range(1, 1 + len(global_batches))
-        ]
+        batches = self._load(global_batches)
         measurements.on_epoch_begin()
         self._turns.on_epoch_begin()
-        for global_batch, of_step in zip(global_batches, laid_out, strict=True):
+        for global_batch in global_batches:
             self._place_in_plan = (epoch, len(global_batch))
             # Where ranks wait for each other is up to the loop, so this is the phase of the whole step.
             measurements.on_phase("update", len(self._taken) + 1)
             measurements.on_step_begin(global_batch)
             micro_batches = []
-            for micro_batch in of_step:
-                batch = replace(next(batches), seed=seeds[len(self._taken) - taken])
+            for micro_batch, batch, _ in islice(batches, plan.num_micro_steps(global_batch)):
                 measurements.on_micro_batch(micro_batch, batch)
                 micro_batches.append((batch, micro_batch.weight))
             yield Step(micro_batches, max(1, task.num_targets("train", global_batch.tolist())))
 
-    def _load(self, laid_out: list[list[MicroBatch]]) -> Iterator[Batch]:
-        """Returns the micro-batches of consecutive steps."""
-        sample_ids = [micro_batch.sample_ids.tolist() for of_step in laid_out for micro_batch in of_step]
-        num_workers = self._config.dataloader_num_workers
-        loader: DataLoader[Batch] = DataLoader(
-            range(self._plan.num_samples),  # type: ignore[arg-type]  # the numbers are the data set
-            batch_sampler=sample_ids,
-            collate_fn=partial(collate_function(self._task, self._config), "train"),
-            num_workers=num_workers,
-            pin_memory=self._config.device == "cuda",
-            multiprocessing_context=context_of_workers(num_workers),
-        )
-        return iter(loader)
+    def _load(self, global_batches: list[SampleIds]) -> Iterator[Loaded]:
+        """Returns the micro-batches of the steps that come next, which are those of Lockstep's own loop."""
+        config = self._config
+        of_rank = RankPlan(self._plan, self._start.rank, len(self._taken) + 1, global_batches)
+        micro_batches = MicroBatches(collate_function(self._task, config), of_rank)
+        return iter(data_loader(micro_batches, config.dataloader_num_workers, for_gpu=config.device == "cuda"))
 
     def _end_step(self, outcome: Outcome) -> None:
         assert self._turns is not None
