@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -19,9 +20,12 @@ from torch.testing import assert_close
 from backends.registry import BACKENDS
 from compare.bare.job import BareJob, Outcome, Settings, Step
 from compare.race.bare import add_loops, why_no_loop
+from compare.race.entrants import make_plan, read_run_options
 from compare.race.live import LiveEntrant
 from compare.race.messages import Turn
-from compare.race.plan import Entrant
+from compare.race.options import RaceOptions
+from compare.race.plan import Entrant, PlannedRun
+from compare.race.tuning import can_be_tuned
 from compare.report.bare import adapter_cost_blocks, adapter_cost_lines, adapter_costs_of
 from compare.report.grouping import EntrantRuns
 from compare.report.page import Table
@@ -158,15 +162,44 @@ def test_what_a_loop_cannot_do_is_said_in_a_line(
     assert (found is None) if reason is None else (found is not None and reason in found)
 
 
-def test_an_entrant_with_settings_of_its_own_has_no_loop(tmp_path: Path) -> None:
+def test_an_entrant_has_a_loop_unless_its_settings_are_of_the_library(tmp_path: Path) -> None:
     simple = {"optimizer": "adamw", "lr_scheduler": "linear"}
     config = run_config("ddp", 2, tmp_path, micro_batch_size=8).model_copy(update=simple)
     plain = Entrant(backend="ddp", num_processes=2, precision="fp32", accumulation=1, global_batch_size=16)
-    padded = plain.model_copy(update={"variant": "padded", "options": ("--batching=padded",)})
-    configs, left_out = {plain: config, padded: config}, [""]
+    of_a_run = ("--batching=padded", "--allocator=glibc", "--scheduling=batch")
+    padded = plain.model_copy(update={"variant": "padded", "options": of_a_run})
+    of_the_library: list[dict[str, object]] = [
+        {"options": ("--bucket-cap-mb=1",)},
+        {"options": ("--batching=padded", "--grad-compression=fp16")},
+        {"options": ("--start-method=spawn",)},
+        {"variables": (("NCCL_ALGO", "Ring"),)},
+    ]
+    without = [plain.model_copy(update={"variant": "mine", **settings}) for settings in of_the_library]
+    configs, left_out = dict.fromkeys((plain, padded, *without), config), list[str]()
     add_loops(configs, left_out)
-    assert [entrant.name for entrant in configs] == ["ddp", "ddp (padded)", "ddp (by hand)"]
-    assert left_out[1].startswith("ddp (padded), 2 rank(s), fp32, 8 x 1: has no loop written by hand beside it")
+    loops = [entrant for entrant in configs if entrant.role == "bare"]
+    assert [(loop.name, loop.options) for loop in loops] == [
+        ("ddp (by hand)", ()),
+        ("ddp (padded) (by hand)", of_a_run),
+    ]
+    runs = [PlannedRun(entrant=loop, purpose="timed", block=1, position=0).name for loop in loops]
+    assert runs == [f"timed-001-00-{name}-2x-fp32-a1-g16" for name in ("ddp-by-hand", "ddp-padded-by-hand")]
+    said = "ddp (mine), 2 rank(s), fp32, 8 x 1: has no loop written by hand beside it"
+    assert [line[: len(said)] for line in left_out] == [said] * len(without)
+
+
+def test_a_loop_has_the_options_of_its_entrant_and_is_not_tuned() -> None:
+    entrants = ["padded=ddp:--batching padded", "slim=ddp:--bucket-cap-mb 1"]
+    options = RaceOptions(backends=["ddp"], entrant=entrants, num_processes=[2], limits=False, tune=True, bare=True)
+    plan, configs = make_plan(options, read_run_options(["--task=token-tagging", "--device=cpu"], None))
+    assert {who.name: config.batching for who, config in configs.items()} == {
+        "ddp": "packed",
+        "ddp (padded)": "padded",
+        "ddp (slim)": "packed",
+        "ddp (by hand)": "packed",
+        "ddp (padded) (by hand)": "padded",
+    }
+    assert [(who.name, who.role) for who in can_be_tuned(plan.entrants)] == [("ddp", "backend")]
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -190,26 +223,33 @@ def test_a_race_in_which_no_loop_can_take_part_is_refused(tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_a_race_says_what_an_adapter_costs(tmp_path: Path) -> None:
     own = "tests.by_hand:ByHandBackend"
-    options = ["--backends", f"single,{own}", "--num-processes", "1", "--output-dir", tmp_path / "race"]
-    done = lockstep(*RACE, "--no-diagnosis", *options)
+    options = ["--backends", f"single,{own}", "--entrant", "padded=single:--batching padded", "--num-processes", "1"]
+    done = lockstep(*RACE, "--no-diagnosis", *options, "--output-dir", tmp_path / "race")
     assert done.returncode == 0, done.stderr
     results = Results.model_validate_json((tmp_path / "race" / "results.json").read_bytes())
     (group,) = results.groups
-    assert [entrant.name for entrant in group.entrants] == ["single", own]
-    (cost,) = results.adapter_costs
-    assert (cost.name, cost.group, cost.num_starts) == ("single", group.group.key, 3)
-    assert cost.time is not None
-    assert cost.time.low is not None
-    assert cost.cpu_seconds is not None
-    assert cost.cpu_seconds_interval is not None
+    assert [entrant.name for entrant in group.entrants] == ["single", "single (padded)", own]
+    assert [cost.name for cost in results.adapter_costs] == ["single", "single (padded)"]
+    for cost in results.adapter_costs:
+        assert (cost.group, cost.num_starts) == (group.group.key, 3)
+        assert cost.time is not None
+        assert cost.time.low is not None
+        assert cost.cpu_seconds is not None
+        assert cost.cpu_seconds_interval is not None
     assert any(f"no loop was written by hand for {own}" in line for line in results.problems)
     assert not any("by hand" in what for what in results.commands)  # it has no command of its own
     for page in ("report.md", "report.html"):
         assert "What the adapters cost" in (tmp_path / "race" / page).read_text()
+    kept = (tmp_path / "race" / "records").glob("timed-*-single-*by-hand-1x-*.json")
+    loops = [path for path in kept if not path.name.endswith(".race.json")]
+    assert sorted(("-padded-" in path.name, read_record(path).config.batching) for path in loops) == [
+        *[(False, "packed")] * 3,
+        *[(True, "padded")] * 3,
+    ]
 
 
-def _start(block: int, role: Role, cpu_seconds: Sequence[float], instructions: Sequence[int | None]) -> Run:
-    """A start of ddp or of its loop, with what each turn took; the first turn was the warm-up."""
+def _start(who: EntrantRuns, block: int, cpu_seconds: Sequence[float], instructions: Sequence[int | None]) -> Run:
+    """A start of an adapter or of its loop, with what each turn took; the first turn was the warm-up."""
     turns = [
         TurnFacts(
             round=number,
@@ -226,8 +266,8 @@ def _start(block: int, role: Role, cpu_seconds: Sequence[float], instructions: S
     facts = RaceFacts(
         race="made up",
         purpose="timed",
-        entrant=next(name for name, one in TWINS.items() if one == role),
-        role=role,
+        entrant=who.name,
+        role=who.role,
         block=block,
         position=0,
         busy_share=0.0,
@@ -236,18 +276,38 @@ def _start(block: int, role: Role, cpu_seconds: Sequence[float], instructions: S
         matmul_flops_per_second=None,
         turns=turns,
     )
-    return Run(f"{role}-{block}.json", RunRecord.model_construct(), facts)
+    return Run(f"{who.name}-{block}.json", RunRecord.model_construct(), facts)
+
+
+def _entrants(roles: Mapping[str, Role]) -> list[EntrantRuns]:
+    """Entrants of ddp without runs; a loop reads back none of the settings that are in force."""
+    return [
+        EntrantRuns(name, json.dumps({"name": name, "in force": {} if role == "bare" else {"a": 1}}), "ddp", role)
+        for name, role in roles.items()
+    ]
 
 
 def _cost(ratios: Sequence[float], last_count: int | None = 1000) -> AdapterCost:
     """What an adapter costs that takes so many times the CPU seconds and instructions of its loop in each start."""
-    entrants = [EntrantRuns(name, f'{{"name": "{name}"}}', "ddp", role) for name, role in TWINS.items()]
+    adapter, loop = _entrants(TWINS)
     for block, ratio in enumerate(ratios):
         counts = (1, round(1000 * ratio), round(1000 * ratio))
-        entrants[0].timed.append(_start(block, "backend", (1.0, 1.0, 4.0 * ratio - 1.0), counts))
-        entrants[1].timed.append(_start(block, "bare", (9.0, 1.0, 3.0), (1, 1000, last_count)))
-    (cost,) = adapter_costs_of(["here"], [entrants])
+        adapter.timed.append(_start(adapter, block, (1.0, 1.0, 4.0 * ratio - 1.0), counts))
+        loop.timed.append(_start(loop, block, (9.0, 1.0, 3.0), (1, 1000, last_count)))
+    (cost,) = adapter_costs_of(["here"], [[adapter, loop]])
     return cost
+
+
+def test_each_variant_is_compared_with_its_own_loop() -> None:
+    """And one without a loop with none."""
+    variants: dict[str, Role] = {"ddp (padded)": "backend", "ddp (slim)": "backend", "ddp (padded) (by hand)": "bare"}
+    entrants = _entrants(TWINS | variants)
+    seconds = {"ddp": 1.1, "ddp (padded)": 2.4, "ddp (slim)": 1.0, "ddp (by hand)": 1.0, "ddp (padded) (by hand)": 2.0}
+    for who in entrants:
+        who.timed += [_start(who, block, (9.0, seconds[who.name]), (None, None)) for block in range(3)]
+    costs = adapter_costs_of(["here"], [entrants])
+    found = {cost.name: cost.cpu_seconds for cost in costs}
+    assert found == pytest.approx({"ddp": 0.1, "ddp (padded)": 0.2})
 
 
 def test_cpu_seconds_and_instructions_have_an_interval_over_starts() -> None:

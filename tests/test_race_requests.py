@@ -44,6 +44,7 @@ from tests.launching import lockstep
         (["--entrant", "horovod:5"], "'5' is neither an option (--name value) nor a variable (NAME=value)"),
         (["--entrant", "horovod:'x"], "No closing quotation; close the quotation"),
         (["--entrant", "a=ddp:NCCL_X=1", "--entrant", "a=ddp:NCCL_X=2"], "there are two entrants ddp (a)"),
+        (["--bare", "--entrant", "by hand=ddp:--batching padded"], "there are two entrants ddp (by hand)"),
         (["--repeats", "x"], "--repeats x"),
         (["--num-processes", "1,zwei"], "--num-processes"),
         (["--num-processes", "0"], "--num-processes"),

@@ -248,11 +248,15 @@ def test_what_is_no_backend_is_never_ranked(records: dict[str, Path]) -> None:
     assert not any("hand" in sentence or "trainer" in sentence for sentence in results.verdict[:2])
 
 
-def test_a_loop_stands_beside_the_backend_as_it_comes(records: dict[str, Path]) -> None:
+def test_a_loop_stands_beside_its_own_entrant(records: dict[str, Path]) -> None:
     ddp = read_record(records["ddp"])
-    roles: dict[str, Role] = {"ddp": "backend", "ddp (padded)": "backend", "ddp (by hand)": "bare"}
+    roles: dict[str, Role] = {"ddp": "backend", "ddp (padded)": "backend", "ddp (slim)": "backend"}
+    roles |= {"ddp (by hand)": "bare", "ddp (padded) (by hand)": "bare"}
     runs = [_entered(ddp, i, name, role) for name, role in roles.items() for i in range(3)]
-    assert [cost.name for cost in analyse(runs, [], ReportInfo("test")).adapter_costs] == ["ddp"]
+    results = analyse(runs, [], ReportInfo("test"))
+    (group,) = results.groups
+    assert [entrant.role for entrant in group.entrants] == ["backend"] * 3
+    assert [cost.name for cost in results.adapter_costs] == ["ddp", "ddp (padded)"]
 
 
 def test_an_interval_knows_that_its_opponent_was_chosen_by_what_was_measured(records: dict[str, Path]) -> None:

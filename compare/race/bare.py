@@ -6,12 +6,11 @@ from importlib.util import find_spec
 
 from backends.devices import count_gpus
 from backends.registry import BACKENDS
+from compare.race.own_entrants import OF_A_RUN
 from compare.race.plan import Entrant
 from launch.errors import UsageError
 from launch.options import own_options
 from records.config import RunConfig
-
-_VARIANT = "by hand"
 
 
 def add_loops(configs: dict[Entrant, RunConfig], left_out: list[str]) -> None:
@@ -19,7 +18,7 @@ def add_loops(configs: dict[Entrant, RunConfig], left_out: list[str]) -> None:
 
     Args:
         configs: The configuration of each entrant, which a loop shares with the adapter.
-        left_out: Receives one line for each backend whose loop cannot take part.
+        left_out: Receives one line for each entrant whose loop cannot take part.
 
     Raises:
         UsageError: There is no loop that can.
@@ -28,10 +27,13 @@ def add_loops(configs: dict[Entrant, RunConfig], left_out: list[str]) -> None:
     for entrant, config in list(configs.items()):
         if entrant.role != "backend":
             continue
-        if entrant.variant:
-            reasons.append(f"{entrant.label}: has no loop written by hand beside it, which the backend as it comes has")
+        if _has_settings_of_library(entrant):
+            reasons.append(
+                f"{entrant.label}: has no loop written by hand beside it, which the backend as it comes has; "
+                f"of an entrant's own options, a loop takes only {', '.join(OF_A_RUN)}"
+            )
             continue
-        loop = entrant.model_copy(update={"role": "bare", "variant": _VARIANT})
+        loop = entrant.model_copy(update={"role": "bare"})
         reason = why_no_loop(config)
         if reason is None:
             configs[loop] = config
@@ -40,6 +42,11 @@ def add_loops(configs: dict[Entrant, RunConfig], left_out: list[str]) -> None:
     if not any(entrant.role == "bare" for entrant in configs):
         raise UsageError(f"--bare: no loop written by hand can take part; {(reasons or ['no backend does'])[0]}")
     left_out += reasons
+
+
+def _has_settings_of_library(entrant: Entrant) -> bool:
+    """Whether an entrant differs from its backend as it comes in something that the library is told."""
+    return bool(entrant.variables) or any(option.partition("=")[0] not in OF_A_RUN for option in entrant.options)
 
 
 def why_no_loop(config: RunConfig) -> str | None:

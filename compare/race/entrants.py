@@ -222,6 +222,7 @@ def _able(plan: RacePlan, backends: Sequence[str]) -> dict[Entrant, RunConfig]:
         raise [*peers, *refused.values()][0]
     if plan.options.bare:
         add_loops(configs, plan.left_out)
+    _require_names(list(configs))
     return configs
 
 
@@ -240,7 +241,6 @@ def _candidates(names: Sequence[str], options: RaceOptions) -> list[Entrant]:
                         f"{accumulation} accumulation step(s); change one of the three"
                     )
                 found[entrant] = None
-    _require_names(list(found))
     return list(found)
 
 

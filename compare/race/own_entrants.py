@@ -14,8 +14,10 @@ from records.environment import VARIABLES
 
 # A backend is a name of the table, or "package.module:Class".
 _FORM = re.compile(r"(?:(?P<name>[^=:]*)=)?(?P<backend>[\w.]+\.\w+:\w+|[^:]*)(?::(?P<options>.*))?", re.DOTALL)
+# Options in which entrants may differ that do the same whatever the library is.
+OF_A_RUN = ("--batching", "--allocator", "--scheduling")
 # Options of any run in which entrants may differ: they change no more than rounding, or are marked as an approximation.
-_COMMON = ("--batching", "--allocator", "--scheduling", "--start-method", "--grad-compression")
+_COMMON = (*OF_A_RUN, "--start-method", "--grad-compression")
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from backends.registry import REFERENCE
 from compare.race.costs import Costs
 from compare.race.options import RaceOptions
-from compare.report.runs import Purpose
+from compare.report.runs import Purpose, name_of_loop
 from compare.results import RANKED, Role
 
 # Of what an entrant is called, in the name of a file. With all that stands before and behind it, also while the file is
@@ -58,7 +58,8 @@ class Entrant(BaseModel):
         """What a report calls it, beside the number of its ranks."""
         if self.role in ("limit", "peer"):  # no backend that a user could choose
             return self.variant
-        return f"{self.backend} ({self.variant})" if self.variant else self.backend
+        adapter = f"{self.backend} ({self.variant})" if self.variant else self.backend
+        return name_of_loop(adapter) if self.role == "bare" else adapter
 
     @property
     def rank_program(self) -> str:

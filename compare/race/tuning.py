@@ -30,11 +30,14 @@ _FEWEST_STEPS = 30
 
 
 def can_be_tuned(entrants: Sequence[Entrant]) -> list[Entrant]:
-    """Returns the entrants that `tuned_entrants` tries to make faster: those that communicate and have knobs."""
+    """Returns the entrants that `tuned_entrants` tries to make faster: backends that communicate and have knobs."""
     return [
         entrant
         for entrant in entrants
-        if entrant.num_processes > 1 and not entrant.variant and find_backend(entrant.backend).knobs
+        if entrant.role == "backend"
+        and not entrant.variant
+        and entrant.num_processes > 1
+        and find_backend(entrant.backend).knobs
     ]
 
 

@@ -10,7 +10,7 @@ from compare.numbers import NOTHING, difference, joined, longer
 from compare.report.grouping import EntrantRuns
 from compare.report.page import Block, Cell, Row, Table, Text, measured
 from compare.report.pairing import paired
-from compare.report.runs import Run, TurnFacts
+from compare.report.runs import Run, TurnFacts, name_of_loop
 from compare.report.statistics import compare_group, mean_interval
 from compare.results import MIN_PAIRS, AdapterCost, Comparison, Interval
 
@@ -48,24 +48,24 @@ def adapter_costs_of(keys: Sequence[str], grouped: Sequence[list[EntrantRuns]]) 
 
 
 def _twins(entrants: Sequence[EntrantRuns]) -> list[_Twins]:
-    bare = {_software(entrant): entrant for entrant in entrants if entrant.role == "bare" and entrant.timed}
+    bare = {_loop_of(entrant): entrant for entrant in entrants if entrant.role == "bare" and entrant.timed}
     return [
-        _Twins(entrant, bare[_software(entrant)])
+        _Twins(entrant, bare[_loop_of(entrant)])
         for entrant in entrants
-        if entrant.role == "backend" and entrant.timed and _is_plain(entrant) and _software(entrant) in bare
+        if entrant.role == "backend" and entrant.timed and _loop_of(entrant) in bare
     ]
 
 
-def _is_plain(entrant: EntrantRuns) -> bool:
-    """Returns whether this is the backend as it comes, and not one of `--entrant` or `--tune`, which has no loop."""
-    return entrant.timed[0].entrant == entrant.backend
+def _loop_of(entrant: EntrantRuns) -> str:
+    """Returns what is the same for an adapter and its loop: the name of the loop, and all software.
 
-
-def _software(entrant: EntrantRuns) -> str:
-    """Returns what is the same for an adapter and its loop: all but its name, and the settings that it reads back."""
-    return json.dumps(
-        {name: value for name, value in json.loads(entrant.key).items() if name not in ("name", "in force")}
-    )
+    The settings that an adapter reads back from its library are left out: a loop reads none.
+    """
+    facts = json.loads(entrant.key)
+    del facts["in force"]
+    if entrant.role == "backend":
+        facts["name"] = name_of_loop(facts["name"])
+    return json.dumps(facts)
 
 
 def _cost(key: str, twins: _Twins, comparison: Comparison) -> AdapterCost:

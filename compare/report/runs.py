@@ -82,6 +82,11 @@ class RaceFacts(BaseModel):
     )
 
 
+def name_of_loop(adapter: str) -> str:
+    """Returns what a race calls the loop written by hand beside the adapter that it calls so."""
+    return f"{adapter} (by hand)"
+
+
 class TimedSteps(NamedTuple):
     """Consecutive steps of a run that were timed together.
 
