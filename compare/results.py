@@ -84,7 +84,7 @@ class Entrant(_Strict):
         default=None, description="processor time of all threads of all ranks in a step, as a mean over timed steps"
     )
     mean_step_instructions: float | None = Field(
-        default=None, description="their instructions in user mode, likewise; null where some were not counted"
+        default=None, description="likewise, in user mode; null if not counted"
     )
     seconds_to_first_step: list[float]
     peak_memory_bytes: int | None = Field(description="largest resident set of a rank")
@@ -248,6 +248,8 @@ class AdapterCost(_Strict):
     group: str = Field(description="key of the group")
     name: str = Field(description="the entrant whose adapter this is")
     num_starts: int = Field(description="how often both were started together")
+    samples_per_second: Interval | None = Field(default=None, description="of the adapter")
+    bare_samples_per_second: Interval | None = Field(default=None, description="of the loop by hand")
     time: Interval | None = Field(description="of a step; null with fewer starts than a comparison needs")
     cpu_seconds: float | None = Field(description="of all threads of all ranks, in the same steps")
     cpu_seconds_interval: Interval | None = Field(default=None, description="as a mean of starts; null if too few")

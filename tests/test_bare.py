@@ -32,7 +32,7 @@ from compare.report.page import Table
 from compare.report.runs import RaceFacts, Run, TurnFacts
 from compare.results import AdapterCost, Interval, Results, Role
 from launch.starters.interface import PROJECT_DIRECTORY
-from records.record import RunRecord, read_record
+from records.record import RankRecord, RunRecord, read_record
 from tasks.interface import Batch
 from tests import apex_double
 from tests.apex_double import CALLS
@@ -276,7 +276,8 @@ def _start(who: EntrantRuns, block: int, cpu_seconds: Sequence[float], instructi
         matmul_flops_per_second=None,
         turns=turns,
     )
-    return Run(f"{who.name}-{block}.json", RunRecord.model_construct(), facts)
+    record = RunRecord.model_construct(ranks=[RankRecord.model_construct(samples=[4] * 12) for _ in range(2)])
+    return Run(f"{who.name}-{block}.json", record, facts)
 
 
 def _entrants(roles: Mapping[str, Role]) -> list[EntrantRuns]:
@@ -308,6 +309,9 @@ def test_each_variant_is_compared_with_its_own_loop() -> None:
     costs = adapter_costs_of(["here"], [entrants])
     found = {cost.name: cost.cpu_seconds for cost in costs}
     assert found == pytest.approx({"ddp": 0.1, "ddp (padded)": 0.2})
+    # Two ranks with four samples in each step of a tenth of a second.
+    rates = [one for cost in costs for one in (cost.samples_per_second, cost.bare_samples_per_second)]
+    assert [one and one.estimate for one in rates] == pytest.approx([80.0] * 4)
 
 
 def test_cpu_seconds_and_instructions_have_an_interval_over_starts() -> None:

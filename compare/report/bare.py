@@ -10,8 +10,9 @@ from compare.numbers import NOTHING, difference, joined, longer
 from compare.report.grouping import EntrantRuns
 from compare.report.page import Block, Cell, Row, Table, Text, measured
 from compare.report.pairing import paired
-from compare.report.runs import Run, TurnFacts, name_of_loop
+from compare.report.runs import Run, TurnFacts, name_of_loop, per_second
 from compare.report.statistics import compare_group, mean_interval
+from compare.report.tables import interval_cell
 from compare.results import MIN_PAIRS, AdapterCost, Comparison, Interval
 
 _ABOUT = (
@@ -85,12 +86,19 @@ def _cost(key: str, twins: _Twins, comparison: Comparison) -> AdapterCost:
         group=key,
         name=twins.adapter.name,
         num_starts=comparison.num_pairs,
+        samples_per_second=_rate(twins.adapter),
+        bare_samples_per_second=_rate(twins.bare),
         time=comparison.slowdown,
         cpu_seconds=_more(cpu_seconds),
         cpu_seconds_interval=_more_of_starts(cpu_seconds),
         instructions=_more(instructions),
         instructions_interval=_more_of_starts(instructions),
     )
+
+
+def _rate(entrant: EntrantRuns) -> Interval | None:
+    rates = [per_second(run, "samples") for run in entrant.timed if run.timed_steps]
+    return mean_interval(rates) if rates else None
 
 
 def _starts(twins: _Twins) -> list[tuple[Run, Run]]:
@@ -141,7 +149,7 @@ def adapter_cost_blocks(costs: Sequence[AdapterCost]) -> list[Block]:
     if not costs:
         return []
     columns = ["adapter", "conditions", "more time of a step than by hand (%)", "more CPU seconds (%)"]
-    columns += ["more instructions (%)", "starts"]
+    columns += ["more instructions (%)", "starts", "samples/s", "samples/s by hand"]
     rows = [
         Row(
             [
@@ -151,6 +159,8 @@ def adapter_cost_blocks(costs: Sequence[AdapterCost]) -> list[Block]:
                 _counted(cost.cpu_seconds, cost.cpu_seconds_interval),
                 _counted(cost.instructions, cost.instructions_interval),
                 measured(cost.num_starts),
+                interval_cell(cost.samples_per_second),
+                interval_cell(cost.bare_samples_per_second),
             ]
         )
         for cost in costs

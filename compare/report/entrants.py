@@ -12,7 +12,7 @@ import numpy as np
 from compare.report.breakdown import measure_breakdown
 from compare.report.flops import model_flops_per_second, peak_flops_per_second
 from compare.report.grouping import EntrantRuns
-from compare.report.runs import Run, spent
+from compare.report.runs import Run, per_second, spent
 from compare.report.statistics import mean_interval
 from compare.report.traffic import excess_of, wire_of
 from compare.results import ASKED, RANKED, Entrant, Setting
@@ -28,8 +28,8 @@ def measure_entrant(runs: EntrantRuns, parity: Parity, shares_of_long_steps: lis
     timed = [run.record for run in runs.timed]
     measured = [run for run in runs.timed if run.timed_steps]
     records = [run.record for run in measured]
-    rates = [_per_second(run, "samples") for run in measured]
-    tokens = [_per_second(run, "tokens") for run in measured if any(rank.tokens for rank in run.record.ranks)]
+    rates = [per_second(run, "samples") for run in measured]
+    tokens = [per_second(run, "tokens") for run in measured if any(rank.tokens for rank in run.record.ranks)]
     steps = [slowest_rank(record).step_seconds[NUM_WARMUP_STEPS:] for record in records]
     pooled = [second for run in steps for second in run]
     cuda = [rank.peak_cuda_memory_bytes for record in timed for rank in record.ranks if rank.peak_cuda_memory_bytes]
@@ -75,12 +75,6 @@ def _seconds_to_first_step(runs: EntrantRuns) -> list[float]:
     """Returns how long starting took where nothing else was started: entrants that take turns start all at once."""
     alone = [runs.diagnosis, runs.whole, *(run for run in runs.timed if run.race is None or not run.race.turns)]
     return [run.record.seconds_to_first_step for run in alone if run and run.record.seconds_to_first_step]
-
-
-def _per_second(run: Run, what: Literal["samples", "tokens"]) -> float:
-    """Returns the samples or the real tokens of all ranks in the timed steps, divided by their time."""
-    done = sum(span.of(getattr(rank, what)) for span in run.timed_steps for rank in run.record.ranks)
-    return done / sum(sum(span.seconds) for span in run.timed_steps)
 
 
 def _of_a_step(runs: Sequence[Run], what: Literal["cpu_seconds", "instructions"]) -> float | None:

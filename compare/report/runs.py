@@ -189,6 +189,12 @@ def spent(runs: Sequence[Run], what: Literal["cpu_seconds", "instructions"]) -> 
     return sum(counted) if counted and len(counted) == len(costs) else None
 
 
+def per_second(run: Run, what: Literal["samples", "tokens"]) -> float:
+    """Returns the samples or the real tokens of all ranks in the timed steps, divided by their time."""
+    done = sum(span.of(getattr(rank, what)) for span in run.timed_steps for rank in run.record.ranks)
+    return done / sum(sum(span.seconds) for span in run.timed_steps)
+
+
 def race_file(record: Path) -> Path:
     """Returns where a race writes what it knows of the run with this record."""
     return record.with_name(f"{record.stem}.race.json")
