@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +14,13 @@ from rich.console import Console
 from compare.race import pace as module
 from compare.race import progress as progress_module
 from compare.race import run as race_module
+from compare.race.collectives import seconds_of_collectives
 from compare.race.costs import Costs
+from compare.race.directory import RaceDirectory
 from compare.race.options import RaceOptions
 from compare.race.pace import Pace
 from compare.race.plan import Entrant, PlannedRun, RacePlan, Schedule, heats_of
+from launch.quantities import format_duration
 
 COSTS = Costs(
     step_seconds={"fp32, 1, 32": 0.01, "bf16, 1, 32": 0.01},
@@ -46,10 +50,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def _plan(*, repeats: int, most_repeats: int, precisions: tuple[str, ...] = ("fp32",)) -> RacePlan:
+def _plan(
+    *,
+    repeats: int,
+    most_repeats: int,
+    precisions: tuple[str, ...] = ("fp32",),
+    backends: tuple[str, ...] = ("one", "other"),
+) -> RacePlan:
     entrants = [
         Entrant(backend=name, num_processes=2, precision=precision, accumulation=1, global_batch_size=32)
-        for name in ("one", "other")
+        for name in backends
         for precision in precisions
     ]
     return RacePlan(
@@ -173,3 +183,23 @@ def test_starts_on_nodes_are_expected_to_take_longer() -> None:
     assert on_nodes.start([ranks]) > COSTS.start([ranks])
     one = ranks.model_copy(update={"num_processes": 1})
     assert on_nodes.start([one]) == COSTS.start([one])
+
+
+@pytest.mark.parametrize("measured", [[], ["ddp"], ["ddp", "horovod"]])
+def test_what_is_left_includes_the_collectives_that_are_not_measured_yet(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, measured: list[str]
+) -> None:
+    """They come after the last run, unless an earlier call has measured them."""
+    plan = _plan(repeats=3, most_repeats=3, backends=("ddp", "horovod"))
+    *earlier, _ = heats_of(plan.runs())
+    directory: Any = Directory()
+    directory.finished.update(run for heat in earlier for run in heat)
+    directory.collectives = RaceDirectory(tmp_path).collectives
+    for name in measured:
+        directory.collectives(name).touch()
+    monkeypatch.setattr(race_module, "run_heat", lambda plan, heat, *_: dict.fromkeys(heat))
+    terminal = io.StringIO()
+    race_module.run_race(plan, directory, Console(file=terminal), seconds=math.inf)
+    seconds = seconds_of_collectives([one for one in plan.entrants if one.backend not in measured], plan.options)
+    assert terminal.getvalue().splitlines()[-1] == f"[6/6] about {format_duration(seconds)} left"
+    assert (seconds > 0) is (len(measured) < 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import socket
 import subprocess
@@ -14,14 +15,16 @@ import pytest
 from rich.console import Console
 
 from compare.race import command
-from compare.race.command import _measure_collectives, run
+from compare.race.collectives import measure_collectives, seconds_of_collectives, seconds_still_to_come
+from compare.race.command import run
 from compare.race.directory import RaceDirectory
 from compare.race.heat import require_place_for_sockets
 from compare.race.options import RaceOptions
 from compare.race.plan import Entrant, RacePlan
-from compare.race.schedule import seconds_of_collectives
+from launch import own_command
 from launch.errors import UsageError
 from launch.guardian import scratch_directory
+from launch.quantities import format_duration
 from tests.made_races import plan_of
 
 OPTIONS = ["--backends", "single", "--num-processes", "1", "--task", "token-tagging", "--no-collectives"]
@@ -140,11 +143,22 @@ def test_collectives_are_measured_on_as_many_ranks_as_a_library_takes_part_with(
         asked.append(arguments)
         return subprocess.CompletedProcess(arguments, 0, "", "")
 
-    monkeypatch.setattr(command.own_command, "run_command", run_command)
-    _measure_collectives(plan, {"ddp": "cpu", "horovod": "cpu"}, RaceDirectory(tmp_path), Console(quiet=True))
+    monkeypatch.setattr(own_command, "run_command", run_command)
+    directory, said = RaceDirectory(tmp_path), io.StringIO()
+    one = seconds_of_collectives(entrants[1:2], plan.options)
+    assert seconds_of_collectives(entrants, plan.options) == seconds_still_to_come(plan, directory) == 3 * one > 0
+    measure_collectives(plan, {"ddp": "cpu", "horovod": "cpu"}, directory, Console(file=said, width=200))
     wanted = [
         ["allreduce", "--backends=ddp", "--num-processes=2,4"],
         ["allreduce", "--backends=horovod", "--num-processes=2"],
     ]
     assert [arguments[:3] for arguments in asked] == wanted
-    assert seconds_of_collectives(entrants, plan.options) == 3 * seconds_of_collectives(entrants[1:2], plan.options) > 0
+    assert said.getvalue().splitlines() == [
+        f"measuring the collectives of ddp on 2 and 4 ranks: about {format_duration(2 * one)}",
+        f"measuring the collectives of horovod on 2 ranks: about {format_duration(one)}",
+    ]
+    # The same command, repeated, measures those that are missing.
+    directory.collectives("ddp").touch()
+    assert seconds_still_to_come(plan, directory) == one
+    measure_collectives(plan, {"horovod": "cpu"}, directory, Console(quiet=True))
+    assert [arguments[:3] for arguments in asked[2:]] == wanted[1:]

@@ -87,7 +87,7 @@ def test_the_plan_says_what_a_search_for_settings_may_add(plan: RacePlan, termin
 def test_the_progress_fits_into_the_terminal(plan: RacePlan, terminal: Console) -> None:
     """What does not fit into the line that says what the race does is cut; why a run failed is not."""
     reason = "rank 3: out of memory in step 17; choose a smaller --micro-batch-size, or fewer ranks"
-    with ProgressOfRace(Pace(plan, plan.runs(), 5400.0), 0, terminal) as progress:
+    with ProgressOfRace(Pace(plan, plan.runs(), 5400.0), 0, terminal, seconds_afterwards=28.0) as progress:
         heat = heats_of(plan.runs())[0]
         progress.begin(heat)
         progress.say("other programs take 43 % of the cores; waiting until they take less, for two minutes at most")
@@ -98,3 +98,9 @@ def test_the_progress_fits_into_the_terminal(plan: RacePlan, terminal: Console) 
     assert any(line.startswith("other programs take 43 %") and line.endswith("…") for line in lines)
     assert any(line.rstrip().endswith("min left") for line in lines)
     assert f"FAILED: {reason}" in " ".join(" ".join(lines).split())
+
+
+def test_what_comes_after_the_runs_is_left_when_these_are_over(plan: RacePlan, terminal: Console) -> None:
+    with ProgressOfRace(Pace(plan, [], 5400.0), 0, terminal, seconds_afterwards=28.0) as progress:
+        progress.say("waiting")
+    assert any(line.rstrip().endswith("about 28s left") for line in _lines(terminal))

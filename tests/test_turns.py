@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compare.race.collectives import seconds_of_collectives
 from compare.race.command import run as run_compare
 from compare.race.costs import Costs
 from compare.race.directory import RaceDirectory
@@ -24,7 +25,7 @@ from compare.race.messages import Turn
 from compare.race.options import RaceOptions
 from compare.race.plan import Entrant, draw_plan, heats_of
 from compare.race.report import is_decided
-from compare.race.schedule import make_schedule, seconds_of_collectives
+from compare.race.schedule import make_schedule
 from compare.report.entrants import _of_a_step, _timed_steps
 from compare.report.grouping import EntrantRuns
 from compare.report.pairing import paired

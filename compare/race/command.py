@@ -8,13 +8,13 @@ import os
 import shlex
 import time
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from compare.race.baseline import check_baseline, like_baseline
+from compare.race.collectives import measure_collectives, seconds_of_collectives
 from compare.race.directory import RaceDirectory
 from compare.race.entrants import core_slowdowns, make_plan, read_run_options, schedule_race
 from compare.race.heat import require_place_for_sockets
@@ -22,12 +22,10 @@ from compare.race.options import RaceOptions
 from compare.race.plan import Entrant, RacePlan
 from compare.race.report import write_report
 from compare.race.run import run_race
-from compare.race.schedule import libraries_of, seconds_of_collectives, worlds_of
 from compare.race.tuning import can_be_tuned, tuned_entrants
 from compare.report.baseline import Baseline, GateOptions, read_baseline
 from compare.report.pages import require_packages
 from compare.results import MIN_PAIRS
-from launch import own_command
 from launch.arguments import named_path
 from launch.display import console
 from launch.errors import UsageError, one_line, refused_path, tell
@@ -161,7 +159,7 @@ def _race(
     spent = time.monotonic() - began + seconds_of_collectives(plan.entrants, options)
     run_race(plan, directory, terminal, seconds=math.inf if is_settled else options.budget - spent)
     devices = {who.backend: config.device for who, config in configs.items() if who.role == "backend"}
-    _measure_collectives(plan, devices, directory, terminal)
+    measure_collectives(plan, devices, directory, terminal)
     return plan
 
 
@@ -264,31 +262,3 @@ def _show_plan(plan: RacePlan, terminal: Console, begun: RaceDirectory | None = 
     if plan.options.tune:
         terminal.print(f"--tune adds up to {len(can_be_tuned(plan.entrants))} entrant(s), which the estimate includes")
     terminal.print(f"{_describe(plan)}, estimated from a few steps taken now")
-
-
-def _measure_collectives(
-    plan: RacePlan, devices: Mapping[str, str], directory: RaceDirectory, terminal: Console
-) -> None:
-    """Measures the collectives of each library that takes part with more than one rank."""
-    if not plan.options.collectives:
-        return
-    for name in libraries_of(plan.entrants):
-        target = directory.collectives(name)
-        worlds = ",".join(map(str, worlds_of(name, plan.entrants)))
-        if target.exists() or not worlds:
-            continue
-        terminal.print(f"measuring the collectives of {name}")
-        done = own_command.run_command(
-            [
-                *(
-                    "allreduce",
-                    f"--backends={name}",
-                    f"--num-processes={worlds}",
-                    f"--output={target}",
-                    f"--device={devices[name]}",
-                ),
-                *plan.options.network.words(),
-                *(() if plan.options.bandwidth is None else ("--sizes=1KiB..4MiB",)),  # larger ones would take minutes
-            ]
-        )
-        directory.note_collectives(name, None if done.returncode == 0 else done.stderr.strip()[-300:])

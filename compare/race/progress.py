@@ -17,15 +17,17 @@ from launch.quantities import format_duration
 class ProgressOfRace:
     """What the race does now, and the remaining time; without a terminal, a line for each run."""
 
-    def __init__(self, pace: Pace, num_finished: int, terminal: Console) -> None:
+    def __init__(self, pace: Pace, num_finished: int, terminal: Console, *, seconds_afterwards: float) -> None:
         """Starts to show the progress.
 
         Args:
             pace: What is left, and how long it takes.
             num_finished: The number of runs that are finished already.
             terminal: Where to show it.
+            seconds_afterwards: How long the race is expected to go on after its runs.
         """
         self._pace, self._terminal = pace, terminal
+        self._seconds_afterwards = seconds_afterwards
         self._num_done = num_finished
         self._began = time.monotonic()
         self._bar = Progress(
@@ -90,7 +92,8 @@ class ProgressOfRace:
 
     def _remaining(self, seconds_of_this: float) -> str:
         expected = self._pace.seconds(self._pace.to_come())
-        return f"about {format_duration(max(expected - seconds_of_this, 0.0))} left"
+        left = max(expected - seconds_of_this, 0.0) + self._seconds_afterwards
+        return f"about {format_duration(left)} left"
 
     def _show(self, doing: str) -> None:
         if self._terminal.is_terminal:

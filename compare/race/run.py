@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from compare.race.collectives import seconds_still_to_come
 from compare.race.directory import RaceDirectory
 from compare.race.heat import run_heat
 from compare.race.machine import ForeignLoad, look_for_idleness
@@ -50,7 +51,8 @@ def run_race(plan: RacePlan, directory: RaceDirectory, terminal: Console, *, sec
     left = [run for run in runs if not any(run in heat for heat in finished)]
     peaks = directory.matmul_peaks(plan)
     pace = Pace(plan, left, seconds)
-    with ProgressOfRace(pace, len(runs) - len(left), terminal) as progress:
+    afterwards = seconds_still_to_come(plan, directory)
+    with ProgressOfRace(pace, len(runs) - len(left), terminal, seconds_afterwards=afterwards) as progress:
         for heat in heats_of(left):
             is_timed = heat[0].purpose == "timed"
             able = _able(heat, runs, directory)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
 from statistics import median
 
-from backends.registry import BACKENDS
+from compare.race.collectives import seconds_of_collectives
 from compare.race.costs import Costs
 from compare.race.heat import SECONDS_OF_A_TURN, steps_of_a_turn
 from compare.race.options import RaceOptions
@@ -15,8 +14,6 @@ from launch.errors import UsageError
 from launch.quantities import format_duration
 from records.throughput import NUM_WARMUP_STEPS
 
-# Of one library on one number of ranks.
-_SECONDS_OF_COLLECTIVES = 28.0
 # A race that ends as soon as it knows enough finds that out between its starts.
 _MOST_STARTS_UNTIL_KNOWN = 40
 # In a start, turns take about so many times as long as starting did, or more.
@@ -72,24 +69,6 @@ def make_schedule(entrants: list[Entrant], options: RaceOptions, costs: Costs, *
         timed_steps=steps,
         seconds=seconds,
     )
-
-
-def libraries_of(entrants: Iterable[Entrant]) -> list[str]:
-    """Returns the backends that take part whose libraries have collectives of their own."""
-    entered = dict.fromkeys(entrant.backend for entrant in entrants)
-    return [name for name in entered if name in BACKENDS and BACKENDS[name].has_own_collectives]
-
-
-def worlds_of(name: str, entrants: Iterable[Entrant]) -> list[int]:
-    """Returns the numbers of ranks above one with which a backend takes part."""
-    worlds = {one.num_processes for one in entrants if one.backend == name and one.role == "backend"}
-    return sorted(worlds - {1})
-
-
-def seconds_of_collectives(entrants: Collection[Entrant], options: RaceOptions) -> float:
-    """Returns the expected time of measuring the collectives of libraries, after the runs of a race."""
-    number = sum(len(worlds_of(name, entrants)) for name in libraries_of(entrants))
-    return number * _SECONDS_OF_COLLECTIVES if options.collectives else 0.0
 
 
 def _fewest_steps(step_seconds: list[float]) -> int:
