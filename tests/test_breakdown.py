@@ -11,11 +11,12 @@ import pytest
 
 from compare.numbers import number, part_of_step
 from compare.report.breakdown import _SMALLEST_PART, measure_breakdown
+from compare.report.statistics import median_bounds
 from compare.steps import Breakdown, parts_in
 from records.record import DiagnosisRecord, RankRecord, RunRecord, StepRecord, read_record
 from records.throughput import NUM_WARMUP_STEPS
 from tests.launching import lockstep
-from tests.planted import PLACES, SlowRank, breakdown
+from tests.planted import PLACES, TEXTS, SlowRank, breakdown, diagnosed, own_clock
 
 # Many times what a step takes, so that a machine with other work does not matter.
 SECONDS = 0.04
@@ -170,3 +171,21 @@ def test_a_breakdown_says_how_much_of_the_step_its_parts_are(communication: floa
     found = measure_breakdown(_run([communication] * 12), {}, None)
     assert found is not None
     assert found.covered == pytest.approx(covered)
+
+
+@pytest.mark.slow
+def test_the_parts_of_one_process_are_its_whole_steps() -> None:
+    """Within 3 %, beyond what noise may make of them: the method itself may put 2 % into a step."""
+    with own_clock():
+        run = diagnosed(None, 0.0, **TEXTS, max_steps=45)
+    (seen,) = (rank.diagnosis for rank in run.ranks)
+    assert seen is not None
+    parts = zip(seen.data_seconds, *seen.alone_seconds.values(), strict=True)
+    shares = [sum(of_step) / whole for of_step, whole in zip(parts, seen.whole_seconds, strict=True)]
+    low, high = median_bounds(shares[NUM_WARMUP_STEPS:])
+    assert low < 1.03
+    assert high > 0.97
+    found = measure_breakdown(run, {}, None)
+    assert found is not None
+    # Were communication told from noise, this would be near 1 by construction; the shares are without it in any case.
+    assert found.covered == pytest.approx(1, abs=0.03 + (high - low) / 2)
