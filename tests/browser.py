@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 from collections.abc import Iterator
@@ -14,30 +15,42 @@ import pytest
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
+def what_chromium_lacks() -> str | None:
+    """Says why no Chromium can be started on this machine; returns None if one can."""
+    if _executable() is None:
+        return f"none of {', '.join(_NAMES)} is on PATH"
+    if importlib.util.find_spec("playwright") is None:
+        return "playwright is not installed"
+    return None
+
+
+def require_chromium() -> None:
+    """Skips a test where no Chromium can be started, but fails it where REQUIRE_BROWSER is set."""
+    reason = what_chromium_lacks()
+    if reason is not None and os.environ.get("REQUIRE_BROWSER"):
+        pytest.fail(f"REQUIRE_BROWSER is set, but {reason}")
+    if reason is not None:
+        pytest.skip(f"needs Chromium: {reason}")
+
+
 @contextmanager
 def chromium() -> Iterator[Any]:
-    """Starts the Chromium of this machine. Skips where there is none, but fails where REQUIRE_BROWSER is set."""
-    executable = next(filter(None, map(shutil.which, _NAMES)), None)
-    if executable is None:
-        _miss(f"none of {', '.join(_NAMES)} is on PATH")
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        _miss("playwright is not installed")
+    """Starts the Chromium of this machine, if `require_chromium` finds one."""
+    require_chromium()
+    from playwright.sync_api import sync_playwright
+
     with sync_playwright() as playwright:
         # Chromium does not sandbox what root starts.
         arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-        browser = playwright.chromium.launch(executable_path=executable, args=arguments)
+        browser = playwright.chromium.launch(executable_path=_executable(), args=arguments)
         try:
             yield browser
         finally:
             browser.close()
 
 
-def _miss(reason: str) -> None:
-    if os.environ.get("REQUIRE_BROWSER"):
-        pytest.fail(f"REQUIRE_BROWSER is set, but {reason}")
-    pytest.skip(f"needs Chromium: {reason}")
+def _executable() -> str | None:
+    return next(filter(None, map(shutil.which, _NAMES)), None)
 
 
 class Visit:
