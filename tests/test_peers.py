@@ -22,7 +22,8 @@ from compare.numbers import NOTHING
 from compare.race.directory import RaceDirectory
 from compare.race.live import EntrantEnded, LiveEntrant
 from compare.race.messages import Turn
-from compare.race.peers.table import PEERS, find_peer
+from compare.race.peers.table import PEER_PROGRAM, PEERS, find_peer
+from compare.race.plan import Entrant
 from compare.race.report import is_decided
 from compare.report.analysis import analyse
 from compare.report.html import render_html
@@ -78,7 +79,7 @@ def trained(peer: str, task: list[str], directory: Path) -> RunRecord:
     name, *options = peer.split()
     require_peer(name)
     if peer not in _records:
-        command = [interpreter(), "-m", "compare.race.entrant", "compare.race.peers.rank", "-", name, *options, *task]
+        command = [interpreter(), "-m", "compare.race.entrant", PEER_PROGRAM, "-", name, *options, *task]
         command += ["--num-processes=2", "--num-train-epochs=3", "--micro-batch-size=3"]
         command.append(f"--output-dir={directory / 'run'}")
         done = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT_DIRECTORY)
@@ -136,7 +137,7 @@ def live(request: pytest.FixtureRequest, task: list[str], tmp_path: Path) -> Ite
         num_processes=2,
         address=tmp_path / "socket",
         environment=environment,
-        rank_program="compare.race.peers.rank",
+        rank_program=PEER_PROGRAM,
     ) as entrant:
         entrant.get_ready()
         yield entrant
@@ -358,6 +359,10 @@ def test_a_race_is_not_decided_before_all_backends_are_known_beside_peers(
         (["--peers", "nobody"], "--peers nobody: there is no such peer; choose trainer, fabric"),
         (["--peers", "trainer,"], "--peers"),
         (["--peers", "trainer", "--precision", "fp16"], "trainer cannot compute in fp16 on cpu"),
+        (
+            ["--peers", "fabric", "--precision", "fp16", "--entrant", "fabric:--bucket-cap-mb 1"],
+            "fabric cannot compute in fp16 on cpu",
+        ),
         (["--peers", "trainer", "--task", "token-tagging"], "token-tagging has no hugging_face_dataset"),
     ],
 )
@@ -366,6 +371,25 @@ def test_bad_requests_end_with_one_line(arguments: list[str], complaint: str, tm
     assert done.returncode == 2, done.stdout + done.stderr
     assert complaint in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("role", "complaint"),
+    [
+        ("backend", "--start-method mpirun: fabric is started by fork, torchrun or spawn"),
+        ("bare", "--start-method mpirun: fabric is started by fork, torchrun or spawn"),
+        ("peer", "unknown option --bucket-cap-mb"),
+    ],
+)
+def test_a_backend_is_not_taken_for_the_peer_of_its_name(role: Role, complaint: str, tmp_path: Path) -> None:
+    require_peer("fabric")
+    who = Entrant(backend="fabric", num_processes=2, precision="fp32", accumulation=1, global_batch_size=32, role=role)
+    command = [interpreter(), "-m", "compare.race.entrant", who.rank_program, "-", who.backend, "--task=token-tagging"]
+    command += ["--bucket-cap-mb=1", "--start-method=mpirun"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert complaint in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 

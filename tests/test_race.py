@@ -29,15 +29,16 @@ from tests.launching import LOCKSTEP, lockstep, require_backend, run_config, wai
 from tests.test_lifetimes import wait_until_gone
 
 STRAYING, FAILING = "tests.variants_of_ddp:StrayingDDP", "tests.variants_of_ddp:FailingDDP"
+SLIM = "fabric (--bucket-cap-mb 1)"  # a peer has the name of this backend, too
 SHORT = ["--task", "token-tagging", "--timed-steps", "12", "--diagnosis-steps", "10", "--no-collectives"]
 SHORT += ["--no-wait-for-idle", "--global-batch-size", "16"]
 RACE = ["--backends", f"single,ddp,horovod,accelerate,{STRAYING},{FAILING}", "--repeats", "3", *SHORT]
-RACE += ["--num-processes", "2", "--entrant", "patient=horovod:HOROVOD_CYCLE_TIME=3"]
+RACE += ["--num-processes=2", "--entrant=patient=horovod:HOROVOD_CYCLE_TIME=3", "--entrant=fabric:--bucket-cap-mb 1"]
 
 
 @pytest.fixture(scope="module")
 def race(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    for name in ("ddp", "horovod", "accelerate"):
+    for name in ("ddp", "horovod", "accelerate", "fabric"):
         require_backend(name)
     directory = tmp_path_factory.mktemp("race") / "race"
     done = lockstep("compare", *RACE, "--output-dir", directory)
@@ -58,11 +59,12 @@ def _entrants(results: Results) -> dict[str, Any]:
 def test_good_backends_are_in_lockstep_and_ranked(results: Results) -> None:
     entrants = _entrants(results)
     assert entrants["single"].parity.verdict == "reference"
-    for name in ("ddp", "horovod", "accelerate"):
+    for name in ("ddp", "horovod", "accelerate", SLIM):
         assert entrants[name].parity.verdict in ("bitwise", "rounding"), entrants[name].parity
         assert entrants[name].ranked
         assert entrants[name].num_runs == 3
         assert all(len(seconds) == 12 - 5 for seconds in entrants[name].step_seconds)
+        assert entrants[name].breakdown is not None  # so its diagnosis is known to be of the same entrant
     assert "same bits as horovod, horovod (patient), accelerate" in entrants["ddp"].parity.detail
 
 
@@ -90,7 +92,7 @@ def test_a_backend_that_fails_is_a_marked_row(race: Path, results: Results) -> N
 def test_all_ways_are_compared(results: Results) -> None:
     (group,) = [group for group in results.groups if group.group.num_processes == 2]
     pairs = {(one.first, one.second) for one in group.comparisons}
-    assert len(pairs) == 6
+    assert len(pairs) == 10
     assert all(one.num_pairs == 3 for one in group.comparisons)
 
 
@@ -101,6 +103,7 @@ def test_what_was_in_force_is_read_from_the_processes(results: Results) -> None:
     assert entrants["horovod"].settings["cycle_time_ms"] == 1.0
     assert entrants["horovod (patient)"].settings["cycle_time_ms"] == 3.0
     assert entrants["horovod (patient)"].ranked
+    assert (entrants[SLIM].settings["bucket_bytes"], entrants[SLIM].settings["start_method"]) == (2**20, "fork")
     commands = results.commands
     assert commands["a timed run of horovod (patient)"].startswith("HOROVOD_CYCLE_TIME=3 launch/run.sh horovod ")
     assert commands["a timed run of horovod"].startswith("launch/run.sh horovod ")
@@ -368,17 +371,8 @@ def test_what_a_peer_reaches_is_seen_in_each_precision(peers: list[str] | None, 
 
 @pytest.mark.slow
 def test_a_dry_run_shows_the_plan_and_creates_nothing(tmp_path: Path) -> None:
-    done = lockstep(
-        "compare",
-        "--dry-run",
-        "--backends",
-        "single,ddp",
-        "--num-processes",
-        "2",
-        *SHORT,
-        "--output-dir",
-        tmp_path / "race",
-    )
+    asked = ("--dry-run", "--backends", "single,ddp", "--num-processes", "2", *SHORT)
+    done = lockstep("compare", *asked, "--output-dir", tmp_path / "race")
     assert done.returncode == 0, done.stderr
     assert "3 timed" in done.stdout
     assert "independent processes" in done.stdout

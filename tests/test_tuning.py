@@ -94,6 +94,17 @@ def test_positions_take_turns_and_the_fastest_races_under_its_own_name(tried: li
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_programs")
+def test_positions_of_fabric_are_those_of_the_backend(tried: list[dict[str, Run | None]]) -> None:
+    """And not of the peer of its name, which has no options."""
+    require_backend("fabric")
+    tuning.tuned_entrants(_plan("fabric"), _costs(), lambda text: None)
+    (positions,) = tried
+    assert len(positions) > 2
+    assert all(positions.values()), "one was refused or failed"
+
+
+@pytest.mark.slow
 def test_a_position_may_be_another_way_of_starting_with_variables(
     tried: list[dict[str, Run | None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

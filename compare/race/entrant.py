@@ -10,13 +10,13 @@ from __future__ import annotations
 import sys
 
 from compare.race.messages import is_of_network
-from compare.race.peers.table import PEERS
+from compare.race.peers.table import PEER_PROGRAM, PEERS
 from engines import other_ranks
 
 
 def main(rank_program: str, address: str, backend: str, *options: str) -> int:
     """Runs the entrant to its end; returns the exit code."""
-    row = PEERS[backend].row if backend in PEERS else None
+    row = PEERS[backend].row if rank_program == PEER_PROGRAM else None
     program = (rank_program, address)
     of_nodes = "compare.race.keeper" if is_of_network(address) else "compare.race.entrant"
     return other_ranks.run((of_nodes, *program), program, backend, options, row)

@@ -214,10 +214,10 @@ def _able(plan: RacePlan, backends: Sequence[str]) -> dict[Entrant, RunConfig]:
                 raise
             refused[entrant] = error
             plan.left_out.append(f"{entrant.label}: left out, {' '.join(str(error).split())}")
-    able = {entrant.backend for entrant in configs}
+    able_peers = {entrant.backend for entrant in configs if entrant.role == "peer"}
     for entrant, config in configs.items():
         check_effect(entrant.name, dict(entrant.variables), config.device)
-    peers = [error for entrant, error in refused.items() if entrant.role == "peer" and entrant.backend not in able]
+    peers = [error for who, error in refused.items() if who.role == "peer" and who.backend not in able_peers]
     if peers or not any(entrant.role == "backend" for entrant in configs):
         raise [*peers, *refused.values()][0]
     if plan.options.bare:

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from backends.registry import REFERENCE
 from compare.race.costs import Costs
 from compare.race.options import RaceOptions
+from compare.race.peers.table import PEER_PROGRAM
 from compare.report.runs import Purpose, name_of_loop
 from compare.results import RANKED, Role
 
@@ -64,7 +65,7 @@ class Entrant(BaseModel):
     @property
     def rank_program(self) -> str:
         """The module that each of its ranks runs."""
-        programs = {"bare": "compare.race.bare_rank", "peer": "compare.race.peers.rank"}
+        programs = {"bare": "compare.race.bare_rank", "peer": PEER_PROGRAM}
         return programs.get(self.role, "compare.race.rank")
 
     @property

@@ -28,8 +28,6 @@ from records.record import read_record
 _MAX_ATTEMPTS = 3
 # Who has failed so often in a row, while others completed, is not started again: they would wait for it each time.
 _MOST_FAILURES = 2
-# The command line of a peer, which trains without resting.
-_PEER_PROGRAM = ("compare.race.entrant", "compare.race.peers.rank", "-")
 
 
 def run_race(plan: RacePlan, directory: RaceDirectory, terminal: Console, *, seconds: float) -> None:
@@ -161,7 +159,9 @@ def _run_undisturbed(
 
 def _run(plan: RacePlan, run: PlannedRun, output_dir: Path) -> str | None:
     """Makes one run and returns None, or why it failed."""
-    module = _PEER_PROGRAM if run.entrant.role == "peer" else own_command.PROGRAM
+    who = run.entrant
+    # A peer trains without resting, as its address says.
+    module = ("compare.race.entrant", who.rank_program, "-") if who.role == "peer" else own_command.PROGRAM
     done = own_command.run_command(plan.starting(run, output_dir), variables_of(plan, run), module=module)
     why, place = own_command.why_it_failed(done, output_dir), own_command.directory_of_record(output_dir)
     if why is None and read_record(place / RECORD_NAME).config.output_dir != place:

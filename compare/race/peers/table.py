@@ -16,6 +16,9 @@ from launch.starters.torchrun import Torchrun
 from records.config import RunConfig
 from tasks.interface import HuggingFaceData, Task
 
+# The program of each rank of a peer. Only where it runs does a name mean a peer, since a backend may have the same.
+PEER_PROGRAM = "compare.race.peers.rank"
+
 
 class TrainerSettings(BackendSettings):
     """The options of transformers.Trainer in which its variants differ."""
