@@ -18,8 +18,8 @@ from compare.strict import Strict as _Strict
 from parity.verdict import Parity
 
 RESULTS_NAME = "results.json"
-# What an entrant stands for: a backend; the same training in one process with all cores; what is possible at most,
-# since its ranks do not communicate; a loop written by hand; another library's trainer.
+# What an entrant stands for: a backend; the same training in one process with all cores, or on one GPU; what is
+# possible at most, since its ranks do not communicate; a loop written by hand; another library's trainer.
 Role = Literal["backend", "alternative", "limit", "bare", "peer"]
 Setting = str | int | float | bool | None
 # How the name of a setting begins that was asked for, beside what is in force.

@@ -97,3 +97,11 @@ def test_the_reference_takes_about_as_long_as_what_was_tried(tmp_path: Path, mon
     who = _ranks(2, 4)
     found, _ = _measured([who, _ranks(2, 8)], tmp_path, monkeypatch)
     assert found.step(reference_of(who)) == found.step(yardstick_of(_ranks(2, 1))) == 8.0
+
+
+def test_one_process_instead_of_ranks_has_all_cores_or_one_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = _ranks(1, 1).model_copy(update={"backend": "single", "role": "alternative"})
+    found, _ = _measured([whole], tmp_path, monkeypatch)
+    on_cpu = found.model_copy(update={"num_cpus": 4})
+    assert on_cpu.step(whole) < 0.5 * found.step_seconds["fp32, 1, 32"]
+    assert on_cpu.model_copy(update={"gpu_rank_bytes": 1}).step(whole) == found.step_seconds["fp32, 1, 32"]

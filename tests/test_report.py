@@ -225,15 +225,18 @@ def _entered(record: RunRecord, number: int, name: str, role: Role) -> Run:
     return Run(f"{name}-{number}.json", record, facts)
 
 
-def test_what_is_no_backend_is_never_ranked(records: dict[str, Path]) -> None:
-    ddp, single = (read_record(records[name]) for name in ("ddp", "single"))
+@pytest.mark.parametrize(("device", "has"), [("cpu", "with all cores"), ("cuda", "on one GPU")])
+def test_what_is_no_backend_is_never_ranked(records: dict[str, Path], device: str, has: str) -> None:
+    ddp, single = (
+        _changed(records[name], lambda record: record["config"].update(device=device)) for name in ("ddp", "single")
+    )
     roles: dict[str, tuple[RunRecord, Role]] = {
         "ddp": (ddp, "backend"),
         "single": (single, "backend"),
         "by hand": (ddp, "bare"),
         "another trainer": (ddp, "peer"),
         "independent processes": (ddp, "limit"),
-        "single (all cores)": (single, "alternative"),
+        "single again": (single, "alternative"),
     }
     runs = [_entered(record, i, name, role) for name, (record, role) in roles.items() for i in range(3)]
     results = analyse(runs, [], ReportInfo("test"))
@@ -241,7 +244,7 @@ def test_what_is_no_backend_is_never_ranked(records: dict[str, Path]) -> None:
     assert standing.opponent == "ddp, 2 ranks"
     assert standing.core_slowdown == pytest.approx(1.1)  # relative to those with the fewest ranks
     assert [one.label for one in standing.placings] == ["ddp, 2 ranks", "single, 1 rank"]
-    assert {one.label for one in standing.limits} == {"2 independent processes", "one process with all cores"}
+    assert {one.label for one in standing.limits} == {"2 independent processes", f"one process {has}"}
     assert results.verdict[0].startswith("On 2 ranks of this machine, only ddp is ranked: ")
     assert "no loss to communication was shown" in results.verdict[1]  # they have the records of ddp
     assert results.idleness == Idleness(mean=0.25, largest=0.25)

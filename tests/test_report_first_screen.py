@@ -247,6 +247,10 @@ def test_other_conditions_are_a_row_each() -> None:
     assert others.columns[5:] == ["of what is possible (%)", "one process with all cores takes longer by"]
     assert [cell.text for cell in others.rows[0].cells[5:]] == ["84.6", "+1.0 % [-1.0, +3.0]"]
     assert [cell.text for cell in others.rows[1].cells[5:]] == [NOTHING, NOTHING]
+    whole = results.standings[0].limits[1].model_copy(update={"label": "one process on one GPU"})
+    results.standings[2].limits = [whole]
+    _, others = first_screen(results, look_of(results)).tables
+    assert others.columns[6] == "one process with all cores or one process on one GPU takes longer by"
 
 
 def test_a_small_difference_is_seen_beside_one_that_is_off_the_scale() -> None:

@@ -92,9 +92,10 @@ class Costs(BaseModel):
     def step(self, who: Entrant) -> float:
         """Returns the expected time of a step of an entrant, in seconds."""
         alone = self._alone(who)
-        # All cores work in either case: on several ranks, or on several threads of one process.
+        # On CPUs, all cores work in either case: on several ranks, or on several threads of one process.
         num_cores = self.num_cpus * self.num_machines
-        cores = self.num_cpus if who.role == "alternative" else min(who.num_processes, num_cores)
+        has_all_cores = who.role == "alternative" and self.gpu_rank_bytes is None
+        cores = self.num_cpus if has_all_cores else min(who.num_processes, num_cores)
         seconds = alone if cores == 1 else _SHARING_FACTOR * alone / cores
         if who.num_processes > 1:
             # Where there are fewer cores than ranks, each has to wait until all others have had their turn.

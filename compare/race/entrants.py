@@ -27,7 +27,7 @@ from compare.race.tuning import can_be_tuned, seconds_of_tuning
 from compare.results import Role
 from launch.arguments import command_line
 from launch.errors import UsageError
-from launch.options import read_option_file, read_options
+from launch.options import Options, read_option_file, read_options
 from records.config import RunConfig, RunOptions
 from records.environment import num_cpus
 from records.throughput import NUM_WARMUP_STEPS
@@ -118,19 +118,21 @@ def make_plan(options: RaceOptions, of_runs: RunOptionsOfRace) -> tuple[RacePlan
     for name in options.peers or ():
         find_peer(name)
     options.network.check(options.num_processes)
+    # Any backend serves to read the options of every run.
+    asked = read_options(backends[0], find_backend(backends[0]).settings, of_runs.arguments)
     plan = RacePlan(
         schema_version=8,
         options=options,
         schedule=_UNKNOWN,
         costs=None,
         entrants=[],
-        run_options=_with_defaults(options, of_runs, backends[0]),
+        run_options=_with_defaults(options, of_runs, asked),
         diagnosis_options=[],
         left_out=[],
         command=command_line(sys.argv[1:], without="--output-dir"),
         race=f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}",
     )
-    configs = _able(plan, backends)
+    configs = _able(plan, backends, asked.run)
     plan.entrants = list(configs)
     if options.tune and not can_be_tuned(plan.entrants):
         raise UsageError(
@@ -183,10 +185,9 @@ def core_slowdowns(configs: dict[Entrant, RunConfig]) -> dict[int, float]:
     return {number: slowdown for number, slowdown in measured.items() if slowdown is not None}
 
 
-def _with_defaults(options: RaceOptions, of_runs: RunOptionsOfRace, backend: str) -> list[str]:
-    """Adds to the options of every run what a race sets unless the user does; any backend serves to read them."""
+def _with_defaults(options: RaceOptions, of_runs: RunOptionsOfRace, asked: Options) -> list[str]:
+    """Adds to the options of every run what a race sets unless the user does."""
     arguments = list(of_runs.arguments)
-    asked = read_options(backend, find_backend(backend).settings, arguments)
     arguments += [f"--{name.replace('_', '-')}={value}" for name, value in asked.task_settings.of_race().items()]
     if options.placement and "bind_ranks" not in of_runs.names and _can_bind(asked.run, options):
         arguments.append("--bind-ranks")
@@ -201,11 +202,11 @@ def _with_defaults(options: RaceOptions, of_runs: RunOptionsOfRace, backend: str
     return arguments
 
 
-def _able(plan: RacePlan, backends: Sequence[str]) -> dict[Entrant, RunConfig]:
+def _able(plan: RacePlan, backends: Sequence[str], asked: RunOptions) -> dict[Entrant, RunConfig]:
     """Returns the configuration of each entrant that can take part, and notes the others in the plan."""
     configs: dict[Entrant, RunConfig] = {}
     refused: dict[Entrant, ValueError] = {}
-    for entrant in _candidates(backends, plan.options):
+    for entrant in _candidates(backends, plan.options, asked):
         try:
             configs[entrant] = resolve_run(plan, PlannedRun(entrant=entrant, purpose="timed", block=1, position=0))
         except (UnsupportedError, UsageError) as error:
@@ -226,14 +227,15 @@ def _able(plan: RacePlan, backends: Sequence[str]) -> dict[Entrant, RunConfig]:
     return configs
 
 
-def _candidates(names: Sequence[str], options: RaceOptions) -> list[Entrant]:
+def _candidates(names: Sequence[str], options: RaceOptions, asked: RunOptions) -> list[Entrant]:
     found: dict[Entrant, None] = {}
+    alternative = _alternative(names, asked)
     for precision, accumulation, number in product(options.precision, options.accumulation, options.num_processes):
         for size in _global_batch_sizes(options, number):
             conditions = _Conditions(number, precision, accumulation, size)
             entrants = [conditions.entrant(name) for name in names]
             entrants += [conditions.entrant(own.backend, own) for own in map(read_own_entrant, options.entrant)]
-            entrants += [*(_limits(conditions, options) if options.limits else ()), *_peers(conditions, options)]
+            entrants += [*_limits(conditions, options, alternative), *_peers(conditions, options)]
             for entrant in entrants:
                 if not entrant.divides:
                     raise UsageError(
@@ -283,16 +285,27 @@ def _most_on_a_machine(options: RaceOptions) -> int:
     return math.ceil(max(options.num_processes) / options.network.num_machines)
 
 
-def _limits(conditions: _Conditions, options: RaceOptions) -> Iterator[Entrant]:
+def _alternative(names: Sequence[str], asked: RunOptions) -> OwnEntrant | None:
+    """Returns what one could do instead of starting ranks; None if it takes part in any case.
+
+    Args:
+        names: The backends that take part.
+        asked: The options of every run.
+    """
+    if _on_cpu(asked):
+        return OwnEntrant(REFERENCE, "all cores", (f"--threads-per-rank={num_cpus()}",), ())
+    return None if REFERENCE in names else OwnEntrant(REFERENCE, "one GPU", (), ())
+
+
+def _limits(conditions: _Conditions, options: RaceOptions, alternative: OwnEntrant | None) -> Iterator[Entrant]:
     """Yields what shows how much is possible under these conditions, and what could be done instead."""
-    if conditions.num_processes == 1:
+    if conditions.num_processes == 1 or not options.limits:
         return
     if options.engine is None:  # ranks that do not communicate would need no network
         apart = OwnEntrant(INDEPENDENT, "independent processes", (), ())
         yield conditions.entrant(INDEPENDENT, apart, role="limit")
-    if not count_gpus():  # one process has one GPU, and takes part as the reference
-        threads = (f"--threads-per-rank={num_cpus()}",)
-        yield conditions.entrant(REFERENCE, OwnEntrant(REFERENCE, "all cores", threads, ()), role="alternative")
+    if alternative is not None:
+        yield conditions.entrant(REFERENCE, alternative, role="alternative")
 
 
 def _peers(conditions: _Conditions, options: RaceOptions) -> Iterator[Entrant]:

@@ -33,7 +33,9 @@ class RaceOptions(BaseModel):
         False, description="also race each backend with the fastest settings that a search among a few of them finds"
     )
     limits: bool = Field(
-        True, description="also race what is possible here: ranks that do not communicate, one process with all cores"
+        True,
+        description="also race what is possible here: ranks that do not communicate, one process with all cores or on "
+        "one GPU",
     )
     bare: bool = Field(
         False,

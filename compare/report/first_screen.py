@@ -181,7 +181,8 @@ def conditions_table(standings: Sequence[Standing]) -> Table:
         ]
         rows.append(Row(cells))
     columns = ["conditions", "compared with", "its samples/s", "the others take longer by", "speed (fewest ranks = 1)"]
-    columns += ["of what is possible (%)", "one process with all cores takes longer by"]
+    alternatives = dict.fromkeys(limit.label for one in standings for limit in one.limits if limit.num_processes == 1)
+    columns += ["of what is possible (%)", f"{' or '.join(alternatives)} takes longer by"]
     return Table("Under other conditions", columns, rows).without_empty_columns()
 
 

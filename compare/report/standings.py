@@ -46,7 +46,7 @@ class _Candidate(NamedTuple):
         """The name with the number of ranks; what is possible here is called what it is."""
         number = self.group.num_processes
         if self.entrant.role == "alternative":
-            return "one process with all cores"
+            return "one process with all cores" if self.group.device == "cpu" else "one process on one GPU"
         if self.entrant.role == "limit":
             return f"{number} independent processes"
         return f"{self.entrant.name}, {ranks(number)}"

@@ -197,7 +197,7 @@ def _range(longer: Interval) -> str:
 
 
 def _limit(limit: Placing, standing: Standing) -> str:
-    """Says how a limit compares: processes that work alone, or one process with all cores."""
+    """Says how a limit compares: processes that work alone, or one process."""
     if limit.num_processes > 1:
         return _possible(limit, standing)
     if limit.claim == "none":

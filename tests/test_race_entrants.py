@@ -1,0 +1,32 @@
+"""Who takes part in a race beside the backends that the user names, without racing really."""
+
+from __future__ import annotations
+
+import pytest
+
+from compare.race.entrants import make_plan, read_run_options
+from compare.race.options import RaceOptions
+from records.environment import num_cpus
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "device", "backends", "expected"),
+    [
+        (0, "auto", ["ddp"], {"single (all cores)": "cpu"}),
+        (0, "auto", ["single", "ddp"], {"single (all cores)": "cpu"}),
+        (2, "cpu", ["single", "ddp"], {"single (all cores)": "cpu"}),
+        (2, "auto", ["ddp"], {"single (one GPU)": "cuda"}),
+        (2, "cuda", ["ddp"], {"single (one GPU)": "cuda"}),
+        (2, "auto", ["single", "ddp"], {}),  # it has one GPU in any case
+    ],
+)
+def test_one_process_takes_part_with_what_the_ranks_compute_on(
+    num_gpus: int, device: str, backends: list[str], expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("compare.race.entrants", "launch.options", "launch.resolve"):
+        monkeypatch.setattr(f"{module}.count_gpus", lambda: num_gpus)
+    options = RaceOptions(backends=backends, num_processes=[1, 2])
+    _, configs = make_plan(options, read_run_options(["--task=token-tagging", f"--device={device}"], None))
+    instead = {who.name: config for who, config in configs.items() if who.role == "alternative"}
+    assert {name: config.device for name, config in instead.items()} == expected
+    assert all(config.threads_per_rank == num_cpus() for config in instead.values() if config.device == "cpu")
