@@ -153,11 +153,6 @@ class RaceDirectory:
             shutil.rmtree(self.failed / run.name, ignore_errors=True)
             self._note_of(run).unlink(missing_ok=True)
 
-    def num_starts(self) -> int:
-        """Counts how often entrants were started for timed runs: in as many blocks is there a record of one."""
-        names = (path.name for path in (self.path / _RECORDS_NAME).glob("timed-*.json"))
-        return len({name.split("-")[1] for name in names})
-
     def records(self) -> list[Path]:
         """Returns the records of all finished runs, and of the failed runs that left one."""
         kept = (path for path in (self.path / _RECORDS_NAME).glob("*.json") if not path.name.endswith(".race.json"))

@@ -126,7 +126,6 @@ def info_of(directory: RaceDirectory, plan: RacePlan) -> ReportInfo:
         problems=[*plan.left_out, *directory.failures(without_record=True)],
         commands=_commands(plan),
         facts={
-            "starts of each entrant": directory.num_starts(),
             "steps of each start": plan.schedule.timed_steps,
             "order": f"drawn anew for each round of turns, --order-seed {options.order_seed}",
         },
