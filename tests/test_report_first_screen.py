@@ -20,7 +20,7 @@ from compare.report.sections import look_of
 from compare.report.tables import standing as standing_of
 from compare.report.trust import Ground, grounds_of
 from compare.report.verdict import breakdown_of, describe_verdict
-from compare.results import RESULTS_NAME, Comparison, Entrant, GroupResult, Interval, Placing, Results
+from compare.results import RESULTS_NAME, Entrant, Interval, Placing, Results
 from compare.steps import HeldMemory
 from parity.verdict import Parity
 from tests.sample_results import disturbed_results, empty_results, sample_results
@@ -56,7 +56,8 @@ def test_the_steps_of_another_report_do_not_stay_beside_a_new_one(tmp_path: Path
 def test_the_verdict_reads_as_advice() -> None:
     speed, gain, *left = sample_results().verdict
     assert speed.startswith("On 2 ranks of this machine, ddp and ddp #2 are equally fast (within 1.3 %); ")
-    assert "horovod takes 22 % longer [18, 26], most of it communication and waiting" in speed
+    assert f"; horovod takes 22 % longer [18, 26]; {HOSTILE} takes 230 % longer [210, 250]; for both, most of " in speed
+    assert speed.endswith(" for both, most of the difference is communication and waiting.")
     assert gain == (
         "A second rank gives 1.6 times the speed of one; at most 1.9 is possible here; "
         "one process with all cores would be as fast (within 3.0 %)."
@@ -102,6 +103,7 @@ def test_there_is_one_opponent_and_no_two_figures_for_one_thing() -> None:
     [
         (Interval(estimate=0.02, low=-0.015, high=0.055), "none", "horovod may be as fast, or differ by up to 5.5 %"),
         (Interval(estimate=0.03, low=0.005, high=0.055), "none", "horovod probably takes longer, by up to 5.5 %"),
+        (Interval(estimate=0.026, low=0.003, high=0.049), "none", "horovod probably takes longer, by up to 4.9 %"),
         (Interval(estimate=-0.03, low=-0.055, high=-0.005), "none", "horovod probably takes less time, by up to 5.5 %"),
         (Interval(estimate=-0.1, low=-0.12, high=-0.08), "faster", "horovod takes 10 % less time [8.0, 12]"),
         (None, "too few", "horovod cannot be compared after so few starts"),
@@ -119,6 +121,8 @@ def test_nothing_is_said_that_the_interval_does_not_say(interval: Interval | Non
     [
         (Interval(estimate=-0.05, low=-0.08, high=-0.02), "faster", "A second rank makes it slower: 0.95 times"),
         (Interval(estimate=0.0, low=-0.05, high=0.04), "none", "gives nothing that this race could show: 0.95 to 1.04"),
+        (Interval(estimate=0.026, low=0.003, high=0.049), "none", "second rank probably makes it faster: 1.00 to 1.05"),
+        (Interval(estimate=-0.05, low=-0.098, high=-0.002), "none", "probably makes it slower: 0.90 to 1.00 times"),
         (Interval(estimate=0.8, low=0.7, high=0.9), "slower", "A second rank gives 1.8 times the speed of one"),
         (Interval(estimate=0.04, low=0.02, high=0.06), "slower", "A second rank gives 1.04 times the speed of one"),
     ],
@@ -201,27 +205,6 @@ def test_the_reason_is_communication_or_waiting_where_they_are_told_apart() -> N
     assert "horovod takes 22 % longer [18, 26], most of it waiting;" in describe_verdict(results)[0]
 
 
-def test_equally_fast_are_only_those_of_whom_any_two_are() -> None:
-    """Both others may differ from ddp by 4 % at most, and from each other by 4.5 %, or by 6 %."""
-    results = sample_results()
-    (group,) = [one for one in results.groups if one.group.num_processes == 2]
-    for label in ("horovod, 2 ranks", "ddp #2, 2 ranks"):
-        placing = _placing(results, label)
-        placing.longer, placing.claim = Interval(estimate=0.01, low=-0.02, high=0.04), "none"
-    for most, equal in ((0.045, "ddp, ddp #2 and horovod"), (0.06, "ddp and ddp #2")):
-        pair = group.comparisons[0].model_copy(
-            update={"second": "ddp #2", "first": "horovod", "slowdown": Interval(estimate=0.0, low=-0.01, high=most)}
-        )
-        pair.claim = "none"
-        speed = describe_verdict(results.model_copy(update={"groups": [_with(group, pair)]}))[0]
-        assert f"{equal} are equally fast (within {4.5 if most < 0.05 else '4.0'} %)" in speed
-        assert ("horovod may be as fast, or differ by up to 4.0 %" in speed) == (most > 0.05)
-
-
-def _with(group: GroupResult, pair: Comparison) -> GroupResult:
-    return group.model_copy(update={"comparisons": [*group.comparisons, pair]})
-
-
 def test_nothing_is_said_to_be_possible_that_was_not_shown() -> None:
     results = sample_results()
     limit = next(one for one in results.standings[0].limits if one.num_processes == 2)
@@ -231,6 +214,8 @@ def test_nothing_is_said_to_be_possible_that_was_not_shown() -> None:
     assert "is possible here" not in gain
     limit.longer = Interval(estimate=0.02, low=0.0, high=0.05)
     assert "no loss to communication was shown; one" in describe_verdict(results)[1]
+    limit.longer = Interval(estimate=-0.03, low=-0.056, high=-0.004)
+    assert "; ranks probably lose time to communication (at most 5.6 % of a step); one" in describe_verdict(results)[1]
 
 
 def test_other_conditions_are_a_row_each() -> None:
@@ -280,15 +265,27 @@ def test_an_interval_of_few_starts_does_not_hide_the_rest() -> None:
         assert max(int(tick.replace(",", "")) for tick in ticks) < 1000
 
 
+def repeated_phrases(sentence: str) -> set[tuple[str, ...]]:
+    """Returns what occurs more than once in a sentence: five words in a row, whatever the figures between them."""
+    words = re.findall(r"[^\W\d]+", sentence)
+    phrases = [tuple(words[i : i + 5]) for i in range(len(words) - 4)]
+    return {phrase for phrase in phrases if phrases.count(phrase) > 1}
+
+
 def test_nothing_is_said_twice() -> None:
-    """No sentence of more than a few words occurs in two places; titles and drawings are for those who do not see."""
-    page = render_html(sample_results())
+    """No sentence of more than a few words occurs in two places, and no phrase twice in a sentence of the verdict.
+
+    Titles and drawings are for those who do not see.
+    """
+    results = sample_results()
+    page = render_html(results)
     page = re.sub(r"<(script|style|title|svg|table)\b.*?</\1>", "", page, flags=re.DOTALL)
     texts = [unescape(text).strip() for text in re.findall(r">([^<>]+)<", page)]
     sentences = [sentence for text in texts for sentence in re.split(r"(?<=\.)\s+", text) if len(sentence.split()) > 9]
     sentences = [sentence for sentence in sentences if sentence.endswith(".")]
     assert len(sentences) > 20
     assert {sentence for sentence in sentences if sentences.count(sentence) > 1} == set()
+    assert [sentence for sentence in results.verdict if repeated_phrases(sentence)] == []
 
 
 def test_entrants_of_which_the_same_is_said_share_a_row() -> None:
@@ -356,12 +353,8 @@ def test_what_sharding_saves_is_said_where_it_matters() -> None:
 @pytest.mark.parametrize(
     ("interval", "claim", "words"),
     [
-        (
-            Interval(estimate=-0.1, low=-0.12, high=-0.08),
-            "faster",
-            "beside ddp, horovod takes 10 % less time [8.0, 12], with weights off by 1.2 % of the way",
-        ),
-        (None, "too few", "horovod cannot be compared after so few starts, with weights off by 1.2 % of the way"),
+        (Interval(estimate=-0.1, low=-0.12, high=-0.08), "faster", "horovod takes 10 % less time [8.0, 12]"),
+        (None, "too few", "horovod cannot be compared after so few starts"),
     ],
 )
 def test_an_approximation_does_not_win(interval: Interval | None, claim: str, words: str) -> None:
@@ -372,10 +365,10 @@ def test_an_approximation_does_not_win(interval: Interval | None, claim: str, wo
     standing.placings.remove(placing)
     standing.approximations.append(placing.model_copy(update={"longer": interval, "claim": claim}))
     entrant.parity, entrant.ranked = Parity(verdict="approximate", detail="as fp16", distance=0.0123), False
-    speed, _, approximate, *_ = describe_verdict(results)
+    speed, _, approximate, astray, *_ = describe_verdict(results)
     assert "horovod" not in speed
-    assert approximate.startswith("Only an approximation, and not ranked: ")
-    assert words in approximate
+    assert approximate == f"Only an approximation, and not ranked beside ddp: {words}."
+    assert astray == "The weights of horovod are off by 1.2 % of the way that training moved them."
     assert "on purpose, horovod only approximately" in grounds_of(results)[0].answer
     table = first_screen(results, look_of(results)).tables[0]
     assert next(row.cells[0].text for row in table.rows if row.mark) == "≈ horovod, 2 ranks"

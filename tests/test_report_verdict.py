@@ -15,7 +15,8 @@ from compare.report.verdict import describe_verdict
 from compare.results import Claim, Entrant, Interval, Results
 from parity.verdict import Parity
 from tests.sample_results import sample_results
-from tests.sample_standings import ONE_RANK, TWO_RANKS
+from tests.sample_standings import HOSTILE, ONE_RANK, TWO_RANKS
+from tests.test_report_first_screen import repeated_phrases
 
 UNKNOWN = Parity(verdict="unknown", detail="no diagnosis run of the reference completed")
 
@@ -103,3 +104,92 @@ def test_the_list_that_the_verdict_speaks_of_is_below_it_in_a_terminal(tmp_path:
     _, said, below = screen.getvalue().partition(f"{len(results.problems)} things could not be used or compared;")
     assert said
     assert all(f"- {problem}" in below for problem in results.problems)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "equal", "within"),
+    [
+        (-0.01, 0.045, "ddp, ddp #2 and horovod", "4.5"),
+        (-0.01, 0.06, "ddp and ddp #2", "4.0"),
+        (0.003, 0.045, "ddp and ddp #2", "4.0"),
+    ],
+)
+def test_equally_fast_are_only_those_of_whom_any_two_are(low: float, high: float, equal: str, within: str) -> None:
+    """Both others may differ from ddp by 4 % at most; what is known of each other decides."""
+    results = sample_results()
+    for rival in results.standings[0].rivals[1:3]:
+        rival.longer, rival.claim = Interval(estimate=0.01, low=-0.02, high=0.04), "none"
+    group = results.groups[1]
+    slowdown = Interval(estimate=(low + high) / 2, low=low, high=high)
+    pair = {"first": "horovod", "second": "ddp #2", "slowdown": slowdown, "claim": "none"}
+    group.comparisons.append(group.comparisons[0].model_copy(update=pair))
+    speed = describe_verdict(results)[0]
+    assert f"{equal} are equally fast (within {within} %)" in speed
+    assert ("horovod may be as fast, or differ by up to 4.0 %" in speed) == ("horovod" not in equal)
+
+
+def test_who_probably_takes_longer_is_not_called_as_fast() -> None:
+    """All intervals lie above zero, but not wholly beyond the smallest claim: no sentence and no caption says less."""
+    results = sample_results()
+    standing = results.standings[0]
+    standing.placings = standing.rivals[:2]
+    for placing in (standing.placings[1], standing.limits[1]):
+        placing.longer, placing.claim = Interval(estimate=0.026, low=0.003, high=0.049), "none"
+    speed, gain, *_ = describe_verdict(results)
+    assert speed.endswith("ddp took the least time; ddp #2 probably takes longer, by up to 4.9 %.")
+    assert gain.endswith("; one process with all cores probably takes longer, by up to 4.9 %.")
+    forest = first_screen(results, look_of(results)).figures[0]
+    assert "A hollow mark means that a difference is not certain." in forest.caption
+
+
+@pytest.mark.parametrize(
+    ("others", "who"),
+    [
+        ([], "both"),
+        (["ddp #2"], "all of these"),
+        (["accelerate"], f"horovod and {HOSTILE}"),
+        (["accelerate", "ddp #2"], "all but accelerate"),
+    ],
+)
+def test_a_reason_is_said_once_for_all_for_whom_it_holds(others: list[str], who: str) -> None:
+    """Accelerate communicates less than ddp where it was diagnosed, so that this is no reason."""
+    results = sample_results()
+    standing = results.standings[0]
+    opponent, _, horovod, hostile = standing.rivals
+    _, diagnosed = _everywhere(results, "horovod")
+    (again,) = _everywhere(results, "ddp #2")
+    again.breakdown = diagnosed.breakdown
+    standing.placings = [opponent, *(horovod.model_copy(update={"name": name}) for name in others), horovod, hostile]
+    speed = describe_verdict(results)[0]
+    assert speed.endswith(f"[210, 250]; for {who}, most of the difference is communication and waiting.")
+    assert repeated_phrases(speed) == set()
+
+
+def test_what_was_not_shown_of_several_entrants_is_said_once() -> None:
+    results = sample_results()
+    standing = results.standings[0]
+    for placing, low, high in zip(standing.rivals[1:], (-0.02, 0.001, 0.002), (0.07, 0.08, 0.11), strict=True):
+        placing.longer, placing.claim = Interval(estimate=(low + high) / 2, low=low, high=high), "none"
+    speed = describe_verdict(results)[0]
+    assert "; ddp #2 may be as fast, or differ by up to 7.0 %; " in speed
+    assert speed.endswith(f"; horovod and {HOSTILE} probably take longer, by up to 8.0 and 11 %.")
+    for placing in standing.rivals[2:]:
+        placing.longer = Interval(estimate=0.0, low=-0.08, high=0.08)
+    speed = describe_verdict(results)[0]
+    assert f"; ddp #2, horovod and {HOSTILE} may each be as fast, or differ by up to 7.0, 8.0 and 8.0 %." in speed
+
+
+def test_what_holds_for_several_approximations_is_said_once() -> None:
+    results = sample_results()
+    standing = results.standings[0]
+    standing.approximations = standing.rivals[2:]
+    standing.placings = [one for one in standing.placings if one not in standing.approximations]
+    for distance, one in zip((0.0123, 0.2), standing.approximations, strict=True):
+        *_, entrant = _everywhere(results, one.name)
+        entrant.parity, entrant.ranked = Parity(verdict="approximate", detail="as fp16", distance=distance), False
+    _, _, approximate, astray, *_ = describe_verdict(results)
+    assert approximate == (
+        f"Only an approximation, and not ranked beside ddp: horovod takes 22 % longer [18, 26]; {HOSTILE} takes 230 % "
+        "longer [210, 250]; for both, most of the difference is communication and waiting."
+    )
+    assert astray.startswith(f"The weights of horovod and {HOSTILE} are off by 1.2 and 20 % of the way that training ")

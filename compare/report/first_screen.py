@@ -85,8 +85,8 @@ def forest_figure(standing: Standing, styles: Styles) -> Figure | None:
     title = f"Time of a step against {standing.opponent}, {standing.conditions}"
     return Figure(
         "Who is fastest",
-        f"By how much a step takes longer than under {rivals[0].name}, with 95 % intervals. A hollow mark: no "
-        f"difference was shown. Within the grey zone, nothing is ever claimed.{_EDGE if is_far else ''}",
+        f"By how much a step takes longer than under {rivals[0].name}, with 95 % intervals. A hollow mark means that a "
+        f"difference is not certain. Within the grey zone, nothing is ever claimed.{_EDGE if is_far else ''}",
         [Plot(f"{title}: {said}", plots.forest(items, Axis(f"% longer than {rivals[0].name}")))],
     )
 

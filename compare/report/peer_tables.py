@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from compare.numbers import NOTHING, joined, number, score
 from compare.report.page import Block, Cell, Lines, Row, Section, Table, Text, measured
+from compare.report.words import side_of_zero
 from compare.results import Claim, Interval, PeerComparison, PeerRow, Results
 
 HEADING = "What people would use instead"
@@ -32,18 +33,14 @@ def describe_peers(comparison: PeerComparison) -> str:
         return f"{comparison.group}: there is no backend to compare with {names}."
     decided = [_against(row) for row in peers if row.claim in ("slower", "faster")]
     undecided = [row for row in peers if row.claim == "none"]
-    decided += [f"probably {_against(row)}" for row in undecided if not _may_be_as_fast(row.longer)]
-    equal = [_against(row) for row in undecided if _may_be_as_fast(row.longer)]
+    decided += [f"probably {_against(row)}" for row in undecided if side_of_zero(row.longer)]
+    equal = [_against(row) for row in undecided if not side_of_zero(row.longer)]
     if not decided + equal:
         names = joined([row.name for row in peers])
         return f"{comparison.group}: {names} started too seldom to be compared with {opponent}."
     parts = [f"{opponent} reaches {joined(decided)}"] if decided else []
     parts += [f"perhaps as fast: {joined(equal)}"] if equal else []
     return f"{comparison.group}, in real tokens a second: {'; '.join(parts)}."
-
-
-def _may_be_as_fast(longer: Interval | None) -> bool:
-    return longer is None or longer.low is None or longer.high is None or longer.low <= 0 <= longer.high
 
 
 def _against(row: PeerRow) -> str:
@@ -80,7 +77,7 @@ def _times(claim: Claim, longer: Interval | None) -> str:
         return "started too seldom to be compared"
     if claim in ("slower", "faster"):
         return _ratio(longer)
-    return f"{_ratio(longer)}, {'perhaps as fast' if _may_be_as_fast(longer) else 'not certain'}"
+    return f"{_ratio(longer)}, {'not certain' if side_of_zero(longer) else 'perhaps as fast'}"
 
 
 def _table(comparison: PeerComparison) -> Table:

@@ -13,7 +13,7 @@ from compare.numbers import joined, number, points
 from compare.report.long_steps import who_loses_to_long_steps
 from compare.report.memory import savings
 from compare.report.trust import WASTEFUL
-from compare.report.words import largest, ranks
+from compare.report.words import largest, ranks, side_of_zero
 from compare.results import (
     RANKED,
     Entrant,
@@ -26,8 +26,19 @@ from compare.results import (
 from compare.steps import Breakdown
 from parity.verdict import SAME
 
-# Entrants that differ by no more are called equally fast, with the figure beside it.
+# Entrants are called equally fast only if no two of them may differ by more.
 _AS_GOOD_AS_EQUAL = 0.05
+# What is said of one entrant, and of several, of which no difference is claimed, by the side of zero of the interval.
+_UNDECIDED = {
+    0: ("may be as fast, or differ", "may each be as fast, or differ"),
+    1: ("probably takes longer,", "probably take longer,"),
+    -1: ("probably takes less time,", "probably take less time,"),
+}
+_UNDECIDED_GAIN = {
+    0: "gives nothing that this race could show",
+    1: "probably makes it faster",
+    -1: "probably makes it slower",
+}
 
 
 def describe_verdict(results: Results) -> list[str]:
@@ -65,8 +76,6 @@ def _speed(standing: Standing, results: Results) -> str:
         rate = number(opponent.samples_per_second.estimate, 3)
         return f"{where}, only {name} is ranked: {rate} samples/s."
     equal, within = _equals(others, results)
-    unknown = [one.name for one in others if one.claim == "too few"]
-    rest = [one for one in others if one not in equal and one.claim != "too few"]
     if equal:
         start = f"{joined([name, *(one.name for one in equal)])} are equally fast (within {points(within)} %)"
     elif all(one.claim == "slower" for one in others):
@@ -75,9 +84,8 @@ def _speed(standing: Standing, results: Results) -> str:
         start = f"{name} took the least time"
     else:
         start = f"the others are compared with {name}"
-    parts = [f"{where}, {start}", *(_relation(one, standing, results) for one in rest)]
-    parts += [f"{joined(unknown)} cannot be compared after so few starts"] if unknown else []
-    return "; ".join(parts) + "."
+    rest = [one for one in others if one not in equal]
+    return "; ".join([f"{where}, {start}", *_relations(rest, standing, results)]) + "."
 
 
 def takes_the_least_time(standing: Standing) -> bool:
@@ -96,46 +104,78 @@ def _equals(rivals: Sequence[Placing], results: Results) -> tuple[list[Placing],
     found: list[Placing] = []
     most = 0.0
     pairs = {
-        (result.group.key, frozenset((one.first, one.second))): one
+        (result.group.key, frozenset((one.first, one.second))): one.slowdown
         for result in results.groups
         for one in result.comparisons
     }
     for rival in rivals:
         with_found = [pairs.get((rival.group, frozenset((one.name, rival.name)))) for one in found]
-        claims = [rival.claim, *(pair.claim if pair else None for pair in with_found)]
-        differences = [largest(rival.longer), *(largest(pair.slowdown) for pair in with_found if pair)]
-        if all(claim == "none" for claim in claims) and max(differences) <= _AS_GOOD_AS_EQUAL:
+        differences = [rival.longer, *with_found]
+        if all(map(_is_as_good_as_none, differences)):
             found.append(rival)
-            most = max(most, *differences)
+            most = max(most, *map(largest, differences))
     return found, most
 
 
-def _relation(placing: Placing, standing: Standing, results: Results) -> str:
-    """Says how an entrant that was compared differs from the opponent."""
-    interval, name = placing.longer, placing.name
-    if placing.claim == "none" or interval is None or interval.low is None or interval.high is None:
-        return _undecided(name, interval)
-    if interval.estimate < 0:
-        bounds = f"[{points(-interval.high)}, {points(-interval.low)}]"
-        return f"{name} takes {points(-interval.estimate)} % less time {bounds}"
-    bounds = f"[{points(interval.low)}, {points(interval.high)}]"
-    return f"{name} takes {points(interval.estimate)} % longer {bounds}{_reason(placing, standing, results)}"
+def _is_as_good_as_none(difference: Interval | None) -> bool:
+    return side_of_zero(difference) == 0 and largest(difference) <= _AS_GOOD_AS_EQUAL
 
 
-def _undecided(name: str, longer: Interval | None) -> str:
-    """Says how an entrant may differ of which that was not shown: an interval close to zero is no proof."""
-    most = points(largest(longer))
-    if longer is not None and longer.low is not None and longer.low > 0:
-        return f"{name} probably takes longer, by up to {most} %"
-    if longer is not None and longer.high is not None and longer.high < 0:
-        return f"{name} probably takes less time, by up to {most} %"
-    return f"{name} may be as fast, or differ by up to {most} %"
+def _relations(placings: Sequence[Placing], standing: Standing, results: Results) -> list[str]:
+    """Says how entrants differ from the opponent; what holds for several of them is said once."""
+    compared = [one for one in placings if one.claim != "too few"]
+    decided = [one for one in compared if one.claim != "none"]
+    reasons = [_reason(one, standing, results) for one in decided]
+    shared = [reason for reason in dict.fromkeys(reasons) if reason and reasons.count(reason) > 1]
+    said = _undecided([(one.name, one.longer) for one in compared if one.claim == "none"])
+    for one, reason in zip(decided, reasons, strict=True):
+        said.append(_decided(one) + (f", most of it {reason}" if reason and reason not in shared else ""))
+    for reason in shared:
+        names = [one.name for one, its in zip(decided, reasons, strict=True) if its == reason]
+        said.append(f"for {_among(names, compared)}, most of the difference is {reason}")
+    unknown = [one.name for one in placings if one.claim == "too few"]
+    return said + ([f"{joined(unknown)} cannot be compared after so few starts"] if unknown else [])
+
+
+def _among(names: list[str], placings: Sequence[Placing]) -> str:
+    """Names several of the entrants that a sentence is about, in few words where they are all, or all but one."""
+    others = [one.name for one in placings if one.name not in names]
+    if not others:
+        return "both" if len(names) == 2 else "all of these"
+    return f"all but {others[0]}" if len(others) == 1 and len(names) > 2 else joined(names)
+
+
+def _decided(placing: Placing) -> str:
+    """Says how much more or less time an entrant takes of which that is claimed."""
+    longer = placing.longer
+    assert longer is not None
+    assert longer.low is not None
+    assert longer.high is not None
+    if placing.claim == "faster":
+        bounds = f"[{points(-longer.high)}, {points(-longer.low)}]"
+        return f"{placing.name} takes {points(-longer.estimate)} % less time {bounds}"
+    return f"{placing.name} takes {points(longer.estimate)} % longer [{points(longer.low)}, {points(longer.high)}]"
+
+
+def _undecided(those: Sequence[tuple[str, Interval | None]]) -> list[str]:
+    """Says by how much entrants may differ of which no difference is claimed: an interval close to zero is no proof.
+
+    Args:
+        those: The name of each, with how much longer it takes.
+    """
+    said = []
+    for side, (one, several) in _UNDECIDED.items():
+        found = [(name, longer) for name, longer in those if side_of_zero(longer) == side]
+        if found:
+            names, most = joined([name for name, _ in found]), joined([points(largest(longer)) for _, longer in found])
+            said.append(f"{names} {one if len(found) == 1 else several} by up to {most} %")
+    return said
 
 
 def _reason(placing: Placing, standing: Standing, results: Results) -> str:
-    """Says that communication, waiting, or both are most of what an entrant takes longer, where they are."""
+    """Returns what an entrant mostly loses its time to, if that is communication, waiting or both; "" otherwise."""
     mine, theirs = (breakdown_of(one, results) for one in (placing, standing.placings[0]))
-    if mine is None or theirs is None or mine.total <= theirs.total:
+    if placing.claim != "slower" or mine is None or theirs is None or mine.total <= theirs.total:
         return ""
     share = {
         part: (mine.resolved(part) - theirs.resolved(part)) / (mine.total - theirs.total)
@@ -143,8 +183,8 @@ def _reason(placing: Placing, standing: Standing, results: Results) -> str:
     }
     most = [part for part, its in share.items() if its > 0.5]
     if mine.tells_waiting and most:
-        return f", most of it {most[0]}"
-    return ", most of it communication and waiting" if sum(share.values()) > 0.5 else ""
+        return most[0]
+    return "communication and waiting" if sum(share.values()) > 0.5 else ""
 
 
 def breakdown_of(placing: Placing, results: Results) -> Breakdown | None:
@@ -179,7 +219,7 @@ def _more_ranks(opponent: Placing, base: Placing) -> str:
     if base.longer is None:
         return f"{who} gives {_times(gain)} times {of_what}, by too few starts to claim it"
     if base.claim == "none":
-        return f"{who} gives nothing that this race could show: {_range(base.longer)} times {of_what}"
+        return f"{who} {_UNDECIDED_GAIN[side_of_zero(base.longer)]}: {_range(base.longer)} times {of_what}"
     if base.claim == "faster":
         return f"{who} makes it slower: {_times(gain)} times {of_what}"
     return f"{who} gives {_times(gain)} times {of_what}"
@@ -200,10 +240,10 @@ def _limit(limit: Placing, standing: Standing) -> str:
     """Says how a limit compares: processes that work alone, or one process."""
     if limit.num_processes > 1:
         return _possible(limit, standing)
+    if _is_as_good_as_none(limit.longer):
+        return f"{limit.label} would be as fast (within {points(largest(limit.longer))} %)"
     if limit.claim == "none":
-        if largest(limit.longer) <= _AS_GOOD_AS_EQUAL:
-            return f"{limit.label} would be as fast (within {points(largest(limit.longer))} %)"
-        return _undecided(limit.label, limit.longer)
+        return _undecided([(limit.label, limit.longer)])[0]
     if limit.longer is None:
         return ""
     difference = "longer" if limit.longer.estimate > 0 else "less time"
@@ -216,7 +256,7 @@ def _possible(limit: Placing, standing: Standing) -> str:
     if limit.claim == "too few":
         return ""
     if limit.claim == "none":
-        return f"no loss to communication was shown{_possible_loss(limit.longer)}"
+        return _undecided_loss(limit.longer)
     if base is None:
         if limit.claim == "slower":
             return "no more is possible"
@@ -225,11 +265,17 @@ def _possible(limit: Placing, standing: Standing) -> str:
     return f"at most {_times(most)} is possible here" if most > speed_of(opponent, base) else "no more is possible"
 
 
-def _possible_loss(longer: Interval | None) -> str:
-    """Returns, as an ending, what processes that work alone may save of the time of a step."""
+def _undecided_loss(longer: Interval | None) -> str:
+    """Says how much of a step ranks may lose to communication of which that was not shown.
+
+    Args:
+        longer: How much longer than theirs a step of processes takes that work alone.
+    """
     if longer is None or longer.low is None or longer.low >= 0:
-        return ""
-    return f" (at most {points(-longer.low)} % of a step)"
+        return "no loss to communication was shown"
+    is_probable = side_of_zero(longer) < 0
+    loss = "ranks probably lose time to communication" if is_probable else "no loss to communication was shown"
+    return f"{loss} (at most {points(-longer.low)} % of a step)"
 
 
 def speed_of(one: Placing, other: Placing) -> float:
@@ -242,19 +288,17 @@ def speed_of(one: Placing, other: Placing) -> float:
 def _approximations(standing: Standing, results: Results) -> list[str]:
     """Says what entrants gain that compute an approximation on purpose, and how far they go astray."""
     opponent = standing.placings[0]
-    parts = []
-    for one in standing.approximations:
-        if one.num_processes != opponent.num_processes:
-            continue
-        said = f"{one.name} cannot be compared after so few starts"
-        if one.claim != "too few" and one.longer is not None:
-            said = f"beside {opponent.name}, {_relation(one, standing, results)}"
-        entrant = _entrant(one, results)
-        if entrant is not None and entrant.parity.distance is not None:
-            off = number(100 * entrant.parity.distance, 2)
-            said += f", with weights off by {off} % of the way that training moved them"
-        parts.append(said)
-    return [f"Only an approximation, and not ranked: {'; '.join(parts)}."] if parts else []
+    found = [one for one in standing.approximations if one.num_processes == opponent.num_processes]
+    if not found:
+        return []
+    relations = "; ".join(_relations(found, standing, results))
+    sentences = [f"Only an approximation, and not ranked beside {opponent.name}: {relations}."]
+    distances = {one.name: entrant.parity.distance for one in found if (entrant := _entrant(one, results)) is not None}
+    off = {name: number(100 * distance, 2) for name, distance in distances.items() if distance is not None}
+    if off:
+        weights = f"The weights of {joined([*off])} are off by {joined([*off.values()])} %"
+        sentences.append(f"{weights} of the way that training moved them.")
+    return sentences
 
 
 def _wasteful(groups: Sequence[GroupResult]) -> list[str]:

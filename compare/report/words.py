@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 from compare.results import Claim, Comparison, Curve, Group, Interval, SeedRow
 from records.record import RunRecord
@@ -92,6 +93,13 @@ def largest(interval: Interval | None) -> float:
     return max(abs(interval.low), abs(interval.high))
 
 
+def side_of_zero(interval: Interval | None) -> Literal[-1, 0, 1]:
+    """Returns -1 or 1 if an interval lies wholly below or above zero, and 0 if it contains zero or is not known."""
+    if interval is None or interval.low is None or interval.high is None:
+        return 0
+    return 1 if interval.low > 0 else -1 if interval.high < 0 else 0
+
+
 def describe_comparison(comparison: Comparison, *, target: float) -> str:
     """Says what may be claimed of two backends.
 
@@ -105,7 +113,7 @@ def describe_comparison(comparison: Comparison, *, target: float) -> str:
         return f"there are too few starts to compare {first} and {second}: {starts}"
     if comparison.claim == "none":
         assert comparison.detectable is not None
-        text = f"no significant difference between {first} and {second} ({_detectable(comparison.detectable)})"
+        text = f"no difference between {first} and {second} is claimed ({_detectable(comparison.detectable)})"
         if comparison.detectable <= target:
             return text
         more = comparison.more_repeats
