@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
 import pytest
 
 from compare.race.entrants import make_plan, read_run_options
 from compare.race.options import RaceOptions
+from compare.race.plan import Entrant
+from compare.results import Role
 from records.environment import num_cpus
+from tests.forked.client import interpreter
+from tests.launching import require_backend
 
 
 @pytest.mark.parametrize(
@@ -30,3 +37,22 @@ def test_one_process_takes_part_with_what_the_ranks_compute_on(
     instead = {who.name: config for who, config in configs.items() if who.role == "alternative"}
     assert {name: config.device for name, config in instead.items()} == expected
     assert all(config.threads_per_rank == num_cpus() for config in instead.values() if config.device == "cpu")
+
+
+@pytest.mark.parametrize(
+    ("role", "complaint"),
+    [
+        ("backend", "--start-method mpirun: fabric is started by fork, torchrun or spawn"),
+        ("bare", "--start-method mpirun: fabric is started by fork, torchrun or spawn"),
+        ("peer", "unknown option --bucket-cap-mb"),
+    ],
+)
+def test_a_backend_is_not_taken_for_the_peer_of_its_name(role: Role, complaint: str, tmp_path: Path) -> None:
+    require_backend("fabric")
+    who = Entrant(backend="fabric", num_processes=2, precision="fp32", accumulation=1, global_batch_size=32, role=role)
+    command = [interpreter(), "-m", "compare.race.entrant", who.rank_program, "-", who.backend, "--task=token-tagging"]
+    command += ["--bucket-cap-mb=1", "--start-method=mpirun"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert complaint in done.stderr
+    assert list(tmp_path.iterdir()) == []
