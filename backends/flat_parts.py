@@ -138,26 +138,27 @@ class PartsOptimizer(torch.optim.Optimizer):
             ValueError: Parameters of one group have taken different numbers of steps.
         """
         super().load_state_dict(state_dict)
-        self._flat.state.clear()
         for group, flat_group in zip(self.param_groups, self._flat.param_groups, strict=True):
             (flat,) = flat_group["params"]
+            # Written over, since DeepSpeed keeps views of these tensors from the first step on.
+            before = self._flat.state.pop(flat, {})
             states = [self.state.get(part, {}) for part in group["params"]]
             if any(state.keys() != states[0].keys() for state in states):
                 raise ValueError("its optimizer has state of some parameters only, which a flat vector cannot have")
             for name in states[0]:
                 values = [state[name] for state in states]
-                self._flat.state[flat][name] = _joined(values, group["params"], flat)
+                self._flat.state[flat][name] = _joined(values, group["params"], flat, before.get(name))
         self.state.clear()
         self.follow()
 
 
-def _joined(values: list[Any], parts: list[FlatPart], flat: torch.Tensor) -> Any:
-    """Returns the one value of a flat vector, given that of each of its parameters."""
+def _joined(values: list[Any], parts: list[FlatPart], flat: torch.Tensor, before: torch.Tensor | None) -> Any:
+    """Returns the one value of a flat vector, given that of each parameter; a vector `before` is written over."""
     if not isinstance(values[0], FlatPart):
         if any(value != values[0] for value in values):
             raise ValueError("its parameters have taken different numbers of steps, which a flat vector cannot have")
         return values[0]
-    joined = torch.zeros_like(flat, dtype=values[0].dtype, requires_grad=False)
+    joined = torch.zeros_like(flat, dtype=values[0].dtype, requires_grad=False) if before is None else before
     for value, part in zip(values, parts, strict=True):
         part.of(joined).to_local().copy_(value.to_local())
     return joined

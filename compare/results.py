@@ -83,7 +83,7 @@ class Entrant(_Strict):
     mean_step_cpu_seconds: float | None = Field(
         default=None, description="processor time of all threads of all ranks in a step, as a mean over timed steps"
     )
-    mean_step_instructions: float | None = Field(default=None, description="likewise, in user mode; null: unknown")
+    mean_step_instructions: float | None = Field(default=None, description="of all ranks, user mode; null: unknown")
     seconds_to_first_step: list[float]
     peak_memory_bytes: int | None = Field(description="largest resident set of a rank")
     peak_cuda_memory_bytes: int | None

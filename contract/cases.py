@@ -241,7 +241,7 @@ BATCH_NORM = Case(
 _DECAYING = {"momentum": 0.9, "weight_decay": 0.5, "max_steps": 4}
 UNUSED = Case(
     "unused-parameter",
-    (_packed(Training(_DECAYING, accumulation=2, task="contract.awkward_tasks:UnusedParameterTask")),),
+    (Training(_DECAYING, accumulation=2, task="contract.awkward_tasks:UnusedParameterTask"),),
     world_sizes=_PAIR,
     find_unused_parameters=True,
 )

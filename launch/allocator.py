@@ -78,7 +78,7 @@ def describe_fallback(asked: str, settled: str) -> str | None:
     if missing:
         return (
             f"memory allocator: {settled}; LD_PRELOAD has {' and '.join(missing)}, which cannot be loaded here; "
-            "install it, or correct or unset LD_PRELOAD"
+            "install what is missing, or correct or unset LD_PRELOAD"
         )
     if (asked, settled) == ("auto", ALLOCATOR_OF_C.name):
         return f"memory allocator: {settled}; install tcmalloc (on Debian libtcmalloc-minimal4) for faster steps"

@@ -18,7 +18,9 @@ from tests.launching import DISTRIBUTED, lockstep, require_backend, train
 from tests.sparing import in_ci
 
 IN_VAIN = "libjemalloc-of-nobody.so.1"
-REMARK = f"LD_PRELOAD has {IN_VAIN}, which cannot be loaded here; install it, or correct or unset LD_PRELOAD"
+REMARK = (
+    f"LD_PRELOAD has {IN_VAIN}, which cannot be loaded here; install what is missing, or correct or unset LD_PRELOAD"
+)
 
 
 @pytest.fixture

@@ -188,6 +188,23 @@ def test_parts_of_parameters_become_one_vector() -> None:
     assert [tuple(part.shape) for part in again] == [(2, 3), (5,)]
 
 
+def test_a_state_is_loaded_into_the_tensors_of_the_one_before() -> None:
+    """DeepSpeed keeps views of them from the first step on: new ones would be in memory beside them."""
+    flat, parts = _optimizers()
+    parts.load_state_dict(_state((3.0, 3.0)))
+    (state,) = flat.state.values()
+    vector = state["exp_avg"].zero_()
+    parts.load_state_dict(_state((4.0, 4.0)))
+    (state,) = flat.state.values()
+    assert state["exp_avg"] is vector
+    assert vector.tolist() == [4, 5, 10, 0]
+    assert state["step"] == 4
+    parts.load_state_dict(parts.state_dict())
+    assert vector.tolist() == [4, 5, 10, 0]
+    parts.load_state_dict({**parts.state_dict(), "state": {}})
+    assert not flat.state
+
+
 def test_a_vector_has_one_number_of_steps() -> None:
     _, parts = _optimizers()
     with pytest.raises(ValueError, match="different numbers of steps"):

@@ -303,9 +303,8 @@ def test_pages_of_older_results_have_no_processor_time_of_peers() -> None:
         del row["cpu_seconds_per_token"]
     older = Results.model_validate_json(json.dumps(content))
     section = next(section for section in beside_the_ranking(older) if section.id == "peers")
-    assert {row.cells[3].text for row in section.sections[0].blocks[-1].rows} == {NOTHING}
-    assert f"| 1.62 \\[1.58, 1.66\\] | {NOTHING} | 1.90 |" in render_markdown(older)
-    assert "CPU time for a million real tokens" in render_html(older)
+    assert not any("CPU time" in column for column in section.sections[0].blocks[-1].columns)
+    assert "CPU time for a million real tokens" not in render_markdown(older) + render_html(older)
 
 
 def _other(first: str, second: str, slowdown: Interval) -> Comparison:
@@ -358,10 +357,6 @@ def test_a_race_is_not_decided_before_all_backends_are_known_beside_peers(
         (["--peers", "nobody"], "--peers nobody: there is no such peer; choose trainer, fabric"),
         (["--peers", "trainer,"], "--peers"),
         (["--peers", "trainer", "--precision", "fp16"], "trainer cannot compute in fp16 on cpu"),
-        (
-            ["--peers", "fabric", "--precision", "fp16", "--entrant", "fabric:--bucket-cap-mb 1"],
-            "fabric cannot compute in fp16 on cpu",
-        ),
         (["--peers", "trainer", "--task", "token-tagging"], "token-tagging has no hugging_face_dataset"),
     ],
 )

@@ -13,7 +13,7 @@ from compare.race.plan import Entrant
 from compare.results import Role
 from records.environment import num_cpus
 from tests.forked.client import interpreter
-from tests.launching import require_backend
+from tests.launching import lockstep, require_backend
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,15 @@ def test_one_process_takes_part_with_what_the_ranks_compute_on(
     instead = {who.name: config for who, config in configs.items() if who.role == "alternative"}
     assert {name: config.device for name, config in instead.items()} == expected
     assert all(config.threads_per_rank == num_cpus() for config in instead.values() if config.device == "cpu")
+
+
+def test_a_peer_is_refused_where_the_backend_of_its_name_can_compute(tmp_path: Path) -> None:
+    require_backend("fabric")
+    options = ["--peers", "fabric", "--precision", "fp16", "--entrant", "fabric:--bucket-cap-mb 1"]
+    done = lockstep("compare", "--backends", "ddp", "--num-processes", "2", *options, cwd=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "fabric cannot compute in fp16 on cpu" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
 
 
 @pytest.mark.parametrize(

@@ -227,9 +227,7 @@ def _entered(record: RunRecord, number: int, name: str, role: Role) -> Run:
 
 @pytest.mark.parametrize(("device", "has"), [("cpu", "with all cores"), ("cuda", "on one GPU")])
 def test_what_is_no_backend_is_never_ranked(records: dict[str, Path], device: str, has: str) -> None:
-    ddp, single = (
-        _changed(records[name], lambda record: record["config"].update(device=device)) for name in ("ddp", "single")
-    )
+    ddp, single = (_changed(records[one], lambda it: it["config"].update(device=device)) for one in ("ddp", "single"))
     roles: dict[str, tuple[RunRecord, Role]] = {
         "ddp": (ddp, "backend"),
         "single": (single, "backend"),
@@ -257,8 +255,7 @@ def test_a_loop_stands_beside_its_own_entrant(records: dict[str, Path]) -> None:
     roles |= {"ddp (by hand)": "bare", "ddp (padded) (by hand)": "bare"}
     runs = [_entered(ddp, i, name, role) for name, role in roles.items() for i in range(3)]
     results = analyse(runs, [], ReportInfo("test"))
-    (group,) = results.groups
-    assert [entrant.role for entrant in group.entrants] == ["backend"] * 3
+    assert [entrant.role for entrant in results.groups[0].entrants] == ["backend"] * 3
     assert [cost.name for cost in results.adapter_costs] == ["ddp", "ddp (padded)"]
 
 

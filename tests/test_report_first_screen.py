@@ -367,7 +367,7 @@ def test_an_approximation_does_not_win(interval: Interval | None, claim: str, wo
     entrant.parity, entrant.ranked = Parity(verdict="approximate", detail="as fp16", distance=0.0123), False
     speed, _, approximate, astray, *_ = describe_verdict(results)
     assert "horovod" not in speed
-    assert approximate == f"Only an approximation, and not ranked beside ddp: {words}."
+    assert approximate == f"Only an approximation, and not ranked; beside ddp, {words}."
     assert astray == "The weights of horovod are off by 1.2 % of the way that training moved them."
     assert "on purpose, horovod only approximately" in grounds_of(results)[0].answer
     table = first_screen(results, look_of(results)).tables[0]

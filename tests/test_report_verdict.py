@@ -165,6 +165,18 @@ def test_a_reason_is_said_once_for_all_for_whom_it_holds(others: list[str], who:
     assert repeated_phrases(speed) == set()
 
 
+def test_reasons_that_several_share_are_one_clause(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = sample_results()
+    standing = results.standings[0]
+    opponent, _, horovod, _ = standing.rivals
+    reasons = {"a": "communication", "b": "communication", "c": "waiting", "d": "waiting"}
+    standing.placings = [opponent, *(horovod.model_copy(update={"name": name}) for name in reasons)]
+    monkeypatch.setattr("compare.report.verdict._reason", lambda placing, *_: reasons[placing.name])
+    speed = describe_verdict(results)[0]
+    assert speed.endswith("; for a and b, most of the difference is communication, and for c and d, waiting.")
+    assert repeated_phrases(speed) == set()
+
+
 def test_what_was_not_shown_of_several_entrants_is_said_once() -> None:
     results = sample_results()
     standing = results.standings[0]
@@ -189,7 +201,7 @@ def test_what_holds_for_several_approximations_is_said_once() -> None:
         entrant.parity, entrant.ranked = Parity(verdict="approximate", detail="as fp16", distance=distance), False
     _, _, approximate, astray, *_ = describe_verdict(results)
     assert approximate == (
-        f"Only an approximation, and not ranked beside ddp: horovod takes 22 % longer [18, 26]; {HOSTILE} takes 230 % "
+        f"Only an approximation, and not ranked; beside ddp, horovod takes 22 % longer [18, 26]; {HOSTILE} takes 230 % "
         "longer [210, 250]; for both, most of the difference is communication and waiting."
     )
     assert astray.startswith(f"The weights of horovod and {HOSTILE} are off by 1.2 and 20 % of the way that training ")

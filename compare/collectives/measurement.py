@@ -53,7 +53,7 @@ class CollectivesFile(Strict):
     kind: Literal["collectives"]
     created_at: str
     command: str
-    environment: Environment
+    environment: Environment = Field(description="of rank 0, in the first measurement")
     network: str | None = Field(
         default=None,
         description="where ranks were on nodes: what each sends in a second at most, such as 1gbit, or unlimited, "

@@ -29,8 +29,8 @@ def add_loops(configs: dict[Entrant, RunConfig], left_out: list[str]) -> None:
             continue
         if _has_settings_of_library(entrant):
             reasons.append(
-                f"{entrant.label}: has no loop written by hand beside it, which the backend as it comes has; "
-                f"of an entrant's own options, a loop takes only {', '.join(OF_A_RUN)}"
+                f"{entrant.label}: has no loop written by hand beside it: a loop takes no variables, and of an "
+                f"entrant's own options only {', '.join(OF_A_RUN)}"
             )
             continue
         loop = entrant.model_copy(update={"role": "bare"})

@@ -68,7 +68,8 @@ def tuned_entrants(plan: RacePlan, costs: Costs, say: Callable[[str], None]) -> 
     for entrant in able:
         if entrant.backend in found:
             continue
-        best, knobs, nothing = entrant, _knobs(plan, entrant, say), "all that was tried failed"
+        best, knobs = entrant, _knobs(plan, entrant, say)
+        nothing = "all that was tried failed" if knobs else "nothing that could be tried starts here"
         for number, knob in enumerate(knobs, start=1):
             say(f"tuning {entrant.backend}: knob {number} of {len(knobs)}, {len(knob) + 1} positions")
             fastest = _fastest(plan, _positions(best, knob), _steps(entrant, costs), costs, say)

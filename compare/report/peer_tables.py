@@ -84,7 +84,7 @@ def _table(comparison: PeerComparison) -> Table:
     rows = [
         Row(_cells(row), "failed" if row.failures and row.tokens_per_second is None else "") for row in comparison.rows
     ]
-    return Table(f"Peers, {comparison.group}", _columns(comparison), rows)
+    return Table(f"Peers, {comparison.group}", _columns(comparison), rows).without_empty_columns()
 
 
 def _others(comparison: PeerComparison) -> list[Block]:

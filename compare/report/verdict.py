@@ -130,9 +130,12 @@ def _relations(placings: Sequence[Placing], standing: Standing, results: Results
     said = _undecided([(one.name, one.longer) for one in compared if one.claim == "none"])
     for one, reason in zip(decided, reasons, strict=True):
         said.append(_decided(one) + (f", most of it {reason}" if reason and reason not in shared else ""))
+    most: list[str] = []
     for reason in shared:
         names = [one.name for one, its in zip(decided, reasons, strict=True) if its == reason]
-        said.append(f"for {_among(names, compared)}, most of the difference is {reason}")
+        most.append(f"for {_among(names, compared)}, {'' if most else 'most of the difference is '}{reason}")
+    if most:
+        said.append(", and ".join(most))
     unknown = [one.name for one in placings if one.claim == "too few"]
     return said + ([f"{joined(unknown)} cannot be compared after so few starts"] if unknown else [])
 
@@ -292,7 +295,7 @@ def _approximations(standing: Standing, results: Results) -> list[str]:
     if not found:
         return []
     relations = "; ".join(_relations(found, standing, results))
-    sentences = [f"Only an approximation, and not ranked beside {opponent.name}: {relations}."]
+    sentences = [f"Only an approximation, and not ranked; beside {opponent.name}, {relations}."]
     distances = {one.name: entrant.parity.distance for one in found if (entrant := _entrant(one, results)) is not None}
     off = {name: number(100 * distance, 2) for name, distance in distances.items() if distance is not None}
     if off:
