@@ -50,7 +50,7 @@ def test_is_refused_with_these_packages(place: Place, case: str) -> None:
 
 @pytest.mark.parametrize("name", ["horovod", "accelerate", "apex"])
 def test_a_missing_library_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("backends.registry.find_spec", lambda _: None)
+    monkeypatch.setattr("backends.packages.find_spec", lambda _: None)
     reason = BACKENDS[name].unavailable_reason()
     assert reason is not None
     assert reason.startswith(f"{name} is not ")
