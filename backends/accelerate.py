@@ -28,6 +28,7 @@ from typing_extensions import override
 from backends.bucket_settings import BucketSettings, bucket_arguments
 from backends.capabilities import UnsupportedError
 from backends.compression import compress_gradients, compression_of
+from backends.embedding_rows import rows_sent_by, send_used_rows
 from backends.interface import Backend, BackendOptions, StepResult
 from backends.registry import BACKENDS
 from backends.torch_group import all_reduce_in_group, transport_for
@@ -105,6 +106,7 @@ class AccelerateBackend(Backend):
             # Not by the hooks of DistributedDataParallelKwargs: DDP refuses that for bf16 on a CPU, and that for
             # PowerSGD does not finish one bucket before the next.
             compress_gradients(self.model, self.options)
+            send_used_rows(self.model, self.options)
         return self.model, self.optimizer
 
     @override
@@ -167,7 +169,7 @@ class AccelerateBackend(Backend):
             settings["bucket_bytes"] = self.model.bucket_bytes_cap
             settings["gradient_as_bucket_view"] = self.model.gradient_as_bucket_view
             settings["find_unused_parameters"] = self.model.find_unused_parameters
-            settings |= compression_of(self.model, self.options)
+            settings |= compression_of(self.model, self.options) | rows_sent_by(self.model, self.options)
         return settings
 
     @override

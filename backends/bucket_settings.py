@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
+from typing_extensions import override
 
-from backends.capabilities import BackendSettings
+from backends.capabilities import BackendSettings, Place, UnsupportedError
 
 
 class BucketSettings(BackendSettings):
-    """How gradients are collected into buckets, each of which is reduced at once."""
+    """How gradients are collected into buckets, each of which is reduced at once, and what of them is."""
 
     bucket_cap_mb: float | None = Field(
         None, ge=0.01, le=100_000, description="size of a bucket of gradients, in MiB (default: torch's 25)"
     )
+    embedding_gradients: Literal["rows"] | None = Field(
+        None, description="rows: send only those rows of an embedding's gradient that a step has used (default: all)"
+    )
+
+    @override
+    def check(self, *, precision: str, optimizer: str, grad_compression: str, place: Place) -> None:
+        if self.embedding_gradients is None:
+            return
+        if place.device != "cpu":
+            raise UnsupportedError(
+                "--embedding-gradients rows is for ranks that compute on CPUs: on a GPU, each step would wait until it "
+                "is known how many rows are used; leave it out"
+            )
+        if grad_compression != "none":
+            raise UnsupportedError(
+                f"--embedding-gradients rows sends gradients as they are, not as --grad-compression {grad_compression} "
+                "would; leave one of the two out"
+            )
 
 
 def bucket_arguments(settings: BackendSettings) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from typing_extensions import override
 from backends.bucket_settings import bucket_arguments
 from backends.compression import compress_gradients, compression_of
 from backends.ddp_settings import DDPSettings
+from backends.embedding_rows import rows_sent_by, send_used_rows
 from backends.interface import BackendOptions
 from backends.registry import BACKENDS
 from backends.shared_memory import SharedGradients
@@ -66,6 +67,7 @@ class DDPBackend(TorchGroupBackend, TorchAmpBackend):
             wrapped.register_comm_hook(None, lambda _, bucket: gradients.average(bucket))
             self._shared_gradients = gradients
         compress_gradients(wrapped, self.options)
+        send_used_rows(wrapped, self.options)
         self.prepare_amp(wrapped, optimizer)
         return wrapped, optimizer
 
@@ -87,6 +89,7 @@ class DDPBackend(TorchGroupBackend, TorchAmpBackend):
             "gradient_as_bucket_view": wrapped.gradient_as_bucket_view,
             "find_unused_parameters": wrapped.find_unused_parameters,
             **compression_of(wrapped, self.options),
+            **rows_sent_by(wrapped, self.options),
         }
 
     @override

@@ -20,6 +20,7 @@ class DDPSettings(BucketSettings):
 
     @override
     def check(self, *, precision: str, optimizer: str, grad_compression: str, place: Place) -> None:
+        super().check(precision=precision, optimizer=optimizer, grad_compression=grad_compression, place=place)
         if self.transport == "shared-memory" and (place.device != "cpu" or place.num_nodes > 1):
             where = f"{place.num_nodes} nodes" if place.num_nodes > 1 else "GPUs"
             raise UnsupportedError(
@@ -30,4 +31,9 @@ class DDPSettings(BucketSettings):
             raise UnsupportedError(
                 "--transport shared-memory sends nothing that could be made smaller by "
                 f"--grad-compression {grad_compression}; leave one of the two out"
+            )
+        if self.transport == "shared-memory" and self.embedding_gradients is not None:
+            raise UnsupportedError(
+                "--transport shared-memory sends no rows that --embedding-gradients rows could leave out; leave one of "
+                "the two out"
             )

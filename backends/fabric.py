@@ -22,6 +22,7 @@ from typing_extensions import override
 
 from backends.bucket_settings import BucketSettings, bucket_arguments
 from backends.compression import compress_gradients, compression_of
+from backends.embedding_rows import rows_sent_by, send_used_rows
 from backends.interface import Backend, BackendOptions, StepResult
 from backends.registry import BACKENDS
 from backends.torch_group import all_reduce_in_group, broadcast_from_first, transport_for
@@ -78,7 +79,9 @@ class FabricBackend(Backend):
         if self._scaler is not None:  # which is Fabric's for as long as it lives
             self._scaler.load_state_dict(self._fresh_scale)
         self.model, self.optimizer = self.fabric.setup(model, optimizer)
-        compress_gradients(cast(Any, self.model)._forward_module, self.options)
+        wrapped = cast(Any, self.model)._forward_module
+        compress_gradients(wrapped, self.options)
+        send_used_rows(wrapped, self.options)
         return self.model, self.optimizer
 
     @override
@@ -139,6 +142,7 @@ class FabricBackend(Backend):
             "gradient_as_bucket_view": wrapped.gradient_as_bucket_view,
             "find_unused_parameters": wrapped.find_unused_parameters,
             **compression_of(wrapped, self.options),
+            **rows_sent_by(wrapped, self.options),
         }
 
     @override

@@ -209,6 +209,7 @@ def _accelerate() -> Capabilities:
 
 
 _BUCKETS = tuple(f"--bucket-cap-mb={mebibytes}" for mebibytes in (1, 5, 100))
+_ROWS = ("--embedding-gradients=rows",)
 # Over Open MPI, whose ranks poll while they wait: they look often, and give their cores away in between.
 _YIELDING_MPI = "--start-method=mpirun HOROVOD_CYCLE_TIME=0.1 OMPI_MCA_mpi_yield_when_idle=1"
 
@@ -220,7 +221,7 @@ BACKENDS = {
         "torch DistributedDataParallel",
         _ddp,
         settings=DDPSettings,
-        knobs=(("--transport=shared-memory",), _BUCKETS),
+        knobs=(("--transport=shared-memory", *_ROWS), _BUCKETS),
         signs=Signs(
             (*TORCH_SIGNS.waiting, "backends/shared_memory.py"),
             (*TORCH_SIGNS.lost_peer, "Timed out waiting", "Broken pipe"),
@@ -275,7 +276,7 @@ BACKENDS = {
         _accelerate_missing,
         settings=BucketSettings,
         packages=("accelerate",),
-        knobs=(_BUCKETS,),
+        knobs=(_ROWS, _BUCKETS),
         variables=("ACCELERATE_",),
         signs=Signs((*TORCH_SIGNS.waiting, "accelerate"), TORCH_SIGNS.lost_peer),
         communicates_like="ddp",
@@ -287,7 +288,7 @@ BACKENDS = {
         _fabric_missing,
         settings=BucketSettings,
         packages=("lightning-fabric",),
-        knobs=(_BUCKETS,),
+        knobs=(_ROWS, _BUCKETS),
         communicates_like="ddp",
     ),
     "deepspeed": BackendRow(

@@ -92,7 +92,7 @@ MANY = Case(
 # Six steps: an evaluation lies among them.
 VARIED = Case(
     "varied",
-    (Training({"max_steps": 6}, accumulation=2, task="contract.awkward_tasks:VariedTask"),),
+    (Training({"max_steps": 6}, accumulation=2, task="contract.awkward_tasks:VariedTask", count_traffic=True),),
     may_be_refused=True,
 )
 MIXED = Case(

@@ -95,6 +95,7 @@ class SetupSeen:
         shards_weights: Whether each rank holds only a part of each weight.
         shards_optimizer: Whether each rank holds all weights, and a part of the optimizer state.
         num_shares: Into how many shares the backend cuts each micro-batch.
+        embeddings: The names of the trainable weights of embeddings.
     """
 
     weights_before: Tensors
@@ -115,6 +116,7 @@ class SetupSeen:
     shards_weights: bool
     shards_optimizer: bool
     num_shares: int
+    embeddings: list[str]
 
 
 @dataclass
@@ -292,6 +294,7 @@ class ObservedBackend:
             shards_weights=self._backend.capabilities.shards_weights,
             shards_optimizer=self._backend.capabilities.shards_optimizer,
             num_shares=self._backend.num_devices if self._backend.capabilities.cuts_batches else 1,
+            embeddings=_embeddings(unwrapped),
         )
         return wrapped, wrapped_optimizer
 
@@ -365,6 +368,11 @@ def _own(tensor: torch.Tensor) -> torch.Tensor:
     """Returns what this rank holds of a tensor, which may be spread over ranks."""
     own: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return own
+
+
+def _embeddings(model: torch.nn.Module) -> list[str]:
+    weights = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
+    return [name for name, one in model.named_parameters() if one.requires_grad and id(one) in weights]
 
 
 def _padded(shape: torch.Size, world_size: int) -> int:

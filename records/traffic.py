@@ -41,8 +41,9 @@ def needed_bytes(config: RunConfig, payload: Payload) -> float:
     share = 1 - 1 / config.num_processes
     size = _BYTES_AS.get(config.grad_compression)
     gradients = payload.gradient_bytes if size is None else size * payload.gradient_elements
-    if config.grad_compression == "powersgd" and payload.entered:
-        gradients = sum(payload.entered.values())  # it decides by itself which matrices are worth it
+    decides_by_itself = config.grad_compression == "powersgd" or config.backend_settings.get("embedding_gradients")
+    if decides_by_itself and payload.entered:
+        gradients = sum(payload.entered.values())  # by the shapes of matrices, or by the rows that a step has used
     if not payload.sharded_bytes:
         return 2 * share * gradients
     micro_steps = max(config.gradient_accumulation_steps, 2 if config.batching == "sorted" else 1)

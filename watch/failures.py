@@ -17,6 +17,7 @@ _LOST_CONNECTION = (
     "Connection refused",
     "Broken pipe",
     "Timed out waiting",
+    "Application timeout caused pair closure",  # in gloo: another collective has waited for too long
 )
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
-from contract.cases import ADAMW, ADAMW_CLIPPED, BITS, CLIPPED, HALF, LAYERED, MOMENTUM, PLAIN, UNCLIPPED
+from contract.cases import ADAMW, ADAMW_CLIPPED, BITS, CLIPPED, HALF, LAYERED, MOMENTUM, PLAIN, UNCLIPPED, VARIED
 from contract.check import SEVERAL, Evidence, NotSeen, Violation, check
 from contract.checks.judging import config_of
 from contract.reference import global_batches
 
-# With clipping and optimizer state, too, which ranks have in common and need not send, and over a hundred steps.
-_TRAFFIC = (*PLAIN, LAYERED, *CLIPPED, UNCLIPPED, MOMENTUM, ADAMW, ADAMW_CLIPPED, BITS)
+# With clipping and optimizer state, too, which ranks have in common and need not send; over a hundred steps; and with
+# an embedding of which a step uses a few rows.
+_TRAFFIC = (*PLAIN, LAYERED, *CLIPPED, UNCLIPPED, MOMENTUM, ADAMW, ADAMW_CLIPPED, BITS, VARIED)
 # DDP, for example, settles its buckets in the second step.
 _STEPS_TO_SETTLE = 2
 
@@ -28,6 +30,25 @@ def _steps(evidence: Evidence) -> Iterator[tuple[int, int, dict[str, Any]]]:
     for rank, (seen,) in enumerate(evidence.ranks):
         for number, step in enumerate(seen["steps"], start=1):
             yield rank, number, step
+
+
+def _sends_used_rows(settings: str) -> bool:
+    # What is not JSON is another clause.
+    return settings.startswith("{") and json.loads(settings).get("embedding_gradients") == "rows"
+
+
+def _with_used_rows(setup: dict[str, Any], step: dict[str, Any]) -> tuple[int, int]:
+    """Returns the least and the most elements of a step that sends used rows of embeddings, and one for each row."""
+    least = most = setup["trainable_elements"]
+    for name in setup["embeddings"]:
+        num_rows, num_columns = setup["weights_after"][name].shape
+        most += num_rows
+        # A step that was skipped shows no gradients: any number of rows may have been used.
+        num_used = int(step["gradients"][name].ne(0).any(1).sum()) if step["gradients"] else 0
+        least += num_rows - (num_rows - num_used) * num_columns
+        if step["gradients"]:
+            most -= (num_rows - num_used) * num_columns
+    return least, most
 
 
 def _gathers(operation: str) -> bool:
@@ -49,7 +70,9 @@ def every_gradient_is_reduced_once(evidence: Evidence) -> None:
     state is many. Where each rank holds
     a part of each weight, the rows of a gradient may be filled up so that all parts are equally large, the norm takes
     one element more, and gathering weights is no reduction. Where each rank holds all weights and a part of the
-    optimizer state, the same is true of the norm and of gathering, and no rank updates more than its part.
+    optimizer state, the same is true of the norm and of gathering, and no rank updates more than its part. An adapter
+    that sends only the used rows of embeddings, as `embedding_gradients` of its settings says with the value "rows",
+    may send one element besides for each row.
     """
     for rank, number, step in _steps(evidence):
         setup = evidence.ranks[rank][0]["setup"]
@@ -65,6 +88,8 @@ def every_gradient_is_reduced_once(evidence: Evidence) -> None:
             part = setup["flat_elements"] // evidence.world_size
             if setup["updated_elements"] > part:
                 raise Violation(f"at most {part} elements updated by each rank", str(setup["updated_elements"]), rank)
+        elif _sends_used_rows(evidence.ranks[rank][0]["settings"]):
+            least, most = _with_used_rows(setup, step)
         reduced = sum(
             size
             for where, operation, size, _ in step["traffic"]
@@ -72,7 +97,7 @@ def every_gradient_is_reduced_once(evidence: Evidence) -> None:
             and ("reduce" in operation if is_sharded else operation != "broadcast")
         )
         if not least <= reduced <= most:
-            expected = f"{least} to {most}" if is_sharded else str(least)
+            expected = f"{least} to {most}" if least < most else str(least)
             raise Violation(f"{expected} elements to be reduced in step {number}", str(reduced), rank)
 
 

@@ -41,6 +41,20 @@ OPTION_CASES: dict[str, tuple[str, ...]] = {
         "--grad-compression fp16",
         "leave one of the two out",
     ),
+    "rows-that-are-compressed": (
+        "accelerate --embedding-gradients rows --grad-compression bf16",
+        "--embedding-gradients rows",
+        "--grad-compression bf16",
+        "leave one of the two out",
+    ),
+    "rows-in-shared-memory": (
+        "ddp --transport shared-memory --embedding-gradients rows",
+        "--transport shared-memory",
+        "--embedding-gradients rows",
+        "leave one of the two out",
+    ),
+    "rows-of-fsdp2": ("fsdp2 --embedding-gradients rows", "unknown option --embedding-gradients"),
+    "columns-of-embeddings": ("ddp --embedding-gradients columns", "--embedding-gradients columns", "rows"),
     "powersgd-in-fp16": ("ddp --grad-compression powersgd --precision fp16", "powersgd", "--precision fp16"),
     "powersgd-that-skips": ("ddp --grad-compression powersgd --on-nan skip", "powersgd", "--on-nan skip"),
     "powersgd-of-unused-parameters": (

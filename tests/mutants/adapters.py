@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import time
@@ -11,6 +12,9 @@ from unittest import mock
 
 import torch
 
+from backends import embedding_rows
+from backends.ddp import DDPBackend
+from backends.ddp_settings import DDPSettings
 from backends.interface import StepResult
 from contract.jobs import MARK_VARIABLE
 from tests.by_hand import ByHandBackend
@@ -59,6 +63,34 @@ class ObedientBackend(ByHandBackend):
         return super().autocast()
 
 
+class SendingRows(DDPBackend):
+    """Sends the used rows of embeddings, as `used_rows` of its own finds them."""
+
+    def __init__(self, options: Any) -> None:
+        super().__init__(dataclasses.replace(options, settings=DDPSettings(embedding_gradients="rows")))
+
+    def backward(self, loss: torch.Tensor) -> None:
+        with mock.patch.object(embedding_rows, "used_rows", self.used_rows):
+            super().backward(loss)
+
+    def used_rows(self, gradient: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+
+class OverlookingBackend(SendingRows):
+    """C16: leaves rows out whose first element is not positive."""
+
+    def used_rows(self, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient[:, 0].gt(0).to(torch.uint8)
+
+
+class SendingAllBackend(SendingRows):
+    """C25: takes all rows for used ones."""
+
+    def used_rows(self, gradient: torch.Tensor) -> torch.Tensor:
+        return torch.ones(len(gradient), dtype=torch.uint8)
+
+
 class HangingBackend(ByHandBackend):
     """Hangs in its third step, on rank 1."""
 
@@ -97,4 +129,6 @@ ADAPTERS = {
     "AbortingBackend": ("C05", "crashed (Aborted)"),
     "LitteringBackend": ("C43", "processes left behind: [], saw ["),
     "ObedientBackend": ("C44", "weights sha256"),
+    "OverlookingBackend": ("C16", "of the reference, saw a difference of"),
+    "SendingAllBackend": ("C25", "elements to be reduced in step 1, saw"),
 }
