@@ -9,6 +9,8 @@ import pytest
 from rich.console import Console
 
 from compare.report.first_screen import first_screen
+from compare.report.html import render_html
+from compare.report.markdown import render_markdown
 from compare.report.pages import write_pages
 from compare.report.sections import look_of
 from compare.report.verdict import describe_verdict
@@ -205,3 +207,39 @@ def test_what_holds_for_several_approximations_is_said_once() -> None:
         "longer [210, 250]; for both, most of the difference is communication and waiting."
     )
     assert astray.startswith(f"The weights of horovod and {HOSTILE} are off by 1.2 and 20 % of the way that training ")
+
+
+def test_settings_that_no_name_says_are_once_in_every_form_of_a_report(tmp_path: Path) -> None:
+    results = sample_results()
+    for horovod in _everywhere(results, "horovod"):
+        horovod.own_settings = ["--start-method=mpirun", "HOROVOD_CYCLE_TIME=0.1"]
+    results.verdict = describe_verdict(results)
+    assert "horovod has --start-method=mpirun HOROVOD_CYCLE_TIME=0.1 as settings of its own." in results.verdict
+    screen = io.StringIO()
+    write_pages({}, results, tmp_path, Console(file=screen, width=200))
+    forms = [render_html(results), render_markdown(results).replace("\\", ""), screen.getvalue()]
+    assert [form.count("--start-method=mpirun HOROVOD_CYCLE_TIME=0.1") for form in forms] == [1, 1, 1]
+
+
+def test_settings_that_differ_by_conditions_are_said_with_them() -> None:
+    """As in a report of two races with other numbers of ranks, each with --tune."""
+    results = sample_results()
+    for horovod, own in zip(_everywhere(results, "horovod"), ("--wait=sleep", "HOROVOD_NOTE=a b"), strict=True):
+        horovod.own_settings = [own]
+    verdict = describe_verdict(results)
+    assert f"horovod ({ONE_RANK}) has --wait=sleep as a setting of its own." in verdict
+    assert f"horovod ({TWO_RANKS}) has 'HOROVOD_NOTE=a b' as a setting of its own." in verdict
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ddp (--transport shared-memory NCCL_ALGO=Ring)",
+        "ddp (tuned: --transport=shared-memory NCCL_ALGO=Ring)",  # as a race of an earlier version goes on
+    ],
+)
+def test_settings_of_which_a_name_is_made_are_not_said_again(name: str) -> None:
+    results = sample_results()
+    (again,) = _everywhere(results, "ddp #2")
+    again.name, again.own_settings = name, ["--transport=shared-memory", "NCCL_ALGO=Ring"]
+    assert not any(sentence.endswith("of its own.") for sentence in describe_verdict(results))

@@ -258,6 +258,7 @@ def _facts(plan: RacePlan, starter: _Starter, seen: Idleness, peak: float | None
         purpose=starter.run.purpose,
         entrant=starter.run.entrant.name,
         role=starter.run.entrant.role,
+        own_settings=starter.run.entrant.own_settings,
         block=starter.run.block,
         position=starter.run.position,
         heat=starter.run.heat,

@@ -63,6 +63,11 @@ class Entrant(BaseModel):
         return name_of_loop(adapter) if self.role == "bare" else adapter
 
     @property
+    def own_settings(self) -> list[str]:
+        """Its own options and variables, each as a user writes it."""
+        return [*self.options, *(f"{name}={value}" for name, value in self.variables)]
+
+    @property
     def rank_program(self) -> str:
         """The module that each of its ranks runs."""
         programs = {"bare": "compare.race.bare_rank", "peer": PEER_PROGRAM}

@@ -145,6 +145,7 @@ def _run_undisturbed(
         purpose=run.purpose,
         entrant=run.entrant.name,
         role=run.entrant.role,
+        own_settings=run.entrant.own_settings,
         block=run.block,
         position=run.position,
         busy_share=round(seen.busy_share, 3),

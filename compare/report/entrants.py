@@ -39,6 +39,7 @@ def measure_entrant(runs: EntrantRuns, parity: Parity, shares_of_long_steps: lis
         name=runs.name,
         backend=runs.backend,
         role=runs.role,
+        own_settings=runs.own_settings,
         num_runs=len(timed),
         failures=runs.failures,
         parity=parity,

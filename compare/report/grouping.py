@@ -58,6 +58,11 @@ class EntrantRuns:
         """Whether races have made all of its timed runs."""
         return all(run.race is not None for run in self.timed)
 
+    @property
+    def own_settings(self) -> list[str] | None:
+        """The options and variables that it alone has; None where no race has noted them."""
+        return next((run.race.own_settings for run in self.timed if run.race), None)
+
 
 def condition(run: Run) -> dict[str, Any]:
     """Returns everything that decides what was computed, and on what machine, whichever the backend."""

@@ -58,6 +58,9 @@ class RaceFacts(BaseModel):
     purpose: Purpose
     entrant: str | None = Field(None, description="what the race calls the entrant; null: its backend")
     role: Role = Field("backend", description="what the entrant stands for")
+    own_settings: list[str] | None = Field(
+        None, description="options and variables that the entrant alone has, as a user writes them; null in older races"
+    )
     block: int = Field(ge=0, description="runs of one block are compared in pairs")
     position: int = Field(ge=0, description="place in the random order of its block, from 0")
     heat: int = Field(

@@ -5,6 +5,7 @@ Everything here is derived from the standings, so that no sentence contradicts a
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from statistics import mean
 
@@ -50,6 +51,7 @@ def describe_verdict(results: Results) -> list[str]:
         first = results.standings[0]
         sentences = [_speed(first, results), *_gain(first), *_approximations(first, results)]
     sentences += [
+        *_own_settings(results.groups),
         *_wasteful(results.groups),
         *_long_steps(results.groups),
         *savings(results.groups),
@@ -302,6 +304,24 @@ def _approximations(standing: Standing, results: Results) -> list[str]:
         weights = f"The weights of {joined([*off])} are off by {joined([*off.values()])} %"
         sentences.append(f"{weights} of the way that training moved them.")
     return sentences
+
+
+def _own_settings(groups: Sequence[GroupResult]) -> list[str]:
+    """Says with which settings of its own an entrant takes part, such as those that --tune found.
+
+    Those whose name is made of their settings are left out.
+    """
+    everyone = [(group.group.key, one) for group in groups for one in group.entrants if one.role == "backend"]
+    found: dict[tuple[str, tuple[str, ...]], list[tuple[str, Entrant]]] = {}
+    for key, one in everyone:
+        own = tuple(one.own_settings or ())
+        if not all(setting in one.name or setting.replace("=", " ", 1) in one.name for setting in own):
+            found.setdefault((one.name, own), []).append((key, one))
+    return [
+        f"{joined(_named(those, everyone))} has {shlex.join(own)} as "
+        f"{'a setting' if len(own) == 1 else 'settings'} of its own."
+        for (_, own), those in found.items()
+    ]
 
 
 def _wasteful(groups: Sequence[GroupResult]) -> list[str]:
