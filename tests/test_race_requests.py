@@ -44,6 +44,10 @@ from tests.launching import lockstep
         (["--entrant", "horovod:5"], "'5' is neither an option (--name value) nor a variable (NAME=value)"),
         (["--entrant", "horovod:'x"], "No closing quotation; close the quotation"),
         (["--entrant", "a=ddp:NCCL_X=1", "--entrant", "a=ddp:NCCL_X=2"], "there are two entrants ddp (a)"),
+        (
+            ["--tune", "--num-processes", "2", "--entrant", "tuned=ddp:--bucket-cap-mb 5"],
+            "there are two entrants ddp (tuned), 2 rank(s)",
+        ),
         (["--bare", "--entrant", "by hand=ddp:--batching padded"], "there are two entrants ddp (by hand)"),
         (["--repeats", "x"], "--repeats x"),
         (["--num-processes", "1,zwei"], "--num-processes"),

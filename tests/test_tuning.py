@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,15 @@ def _costs(available: int = 2**40) -> Costs:
     )
 
 
-def _plan(backend: str) -> RacePlan:
-    options = RaceOptions(backends=[backend], num_processes=[2], limits=False, tune=True, wait_for_idle=False)
+def _plan(backend: str, accumulation: Sequence[int] = (1,)) -> RacePlan:
+    options = RaceOptions(
+        backends=[backend],
+        num_processes=[2],
+        accumulation=[*accumulation],
+        limits=False,
+        tune=True,
+        wait_for_idle=False,
+    )
     plan, _ = make_plan(options, read_run_options(["--task=token-tagging", "--device=cpu"], None))
     return plan
 
@@ -87,8 +94,9 @@ def test_positions_take_turns_and_the_fastest_races_under_its_own_name(tried: li
     assert said[0] == "tuning ddp: knob 1 of 2, 2 positions"
     assert said[-1].startswith("tuned ddp: ")
     if found:
-        assert found[0].variant.removeprefix("tuned: ") in buckets
-        assert found[0].options
+        assert found[0].name == "ddp (tuned)"
+        assert " ".join(found[0].options) in buckets
+        assert said[-1] == f"tuned ddp: {' '.join(found[0].options)}"
     else:
         assert said[-1] == "tuned ddp: nothing is faster than its defaults"
 
@@ -121,10 +129,20 @@ def test_a_position_may_be_another_way_of_starting_with_variables(
 
 
 def test_what_is_faster_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name is short; the terminal and the report say once what it stands for."""
     monkeypatch.setattr(tuning, "_fastest", lambda plan, positions, *_: positions[-1])
-    (entrant,) = tuning.tuned_entrants(_plan("ddp"), _costs(), lambda text: None)
-    assert entrant.variant.startswith("tuned: --transport=shared-memory --bucket-cap-mb")
-    assert entrant.options == tuple(entrant.variant.removeprefix("tuned: ").split())
+    said: list[str] = []
+    (entrant,) = tuning.tuned_entrants(_plan("ddp"), _costs(), said.append)
+    assert entrant.name == "ddp (tuned)"
+    assert [option.split("=")[0] for option in entrant.options] == ["--transport", "--bucket-cap-mb"]
+    assert said[-1] == f"tuned ddp: {' '.join(entrant.own_settings)}"
+
+
+def test_under_all_conditions_a_backend_has_what_was_found_under_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "_fastest", lambda plan, positions, *_: positions[-1])
+    found = tuning.tuned_entrants(_plan("ddp", accumulation=(1, 2)), _costs(), lambda text: None)
+    assert [one.label for one in found] == [f"ddp (tuned), 2 rank(s), fp32, {batch}" for batch in ("16 x 1", "8 x 2")]
+    assert found[0].options == found[1].options
 
 
 def test_what_cannot_run_on_gpus_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

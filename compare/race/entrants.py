@@ -23,7 +23,7 @@ from compare.race.peers.table import PEERS, find_peer
 from compare.race.plan import Entrant, PlannedRun, RacePlan, Schedule
 from compare.race.resolving import resolve_run
 from compare.race.schedule import make_schedule
-from compare.race.tuning import can_be_tuned, seconds_of_tuning
+from compare.race.tuning import possible_entrants, seconds_of_tuning
 from compare.results import Role
 from launch.arguments import command_line
 from launch.errors import UsageError
@@ -134,11 +134,13 @@ def make_plan(options: RaceOptions, of_runs: RunOptionsOfRace) -> tuple[RacePlan
     )
     configs = _able(plan, backends, asked.run)
     plan.entrants = list(configs)
-    if options.tune and not can_be_tuned(plan.entrants):
+    added = possible_entrants(plan.entrants) if options.tune else []
+    if options.tune and not added:
         raise UsageError(
             "--tune: has no effect, since nobody who takes part has several ranks and settings to try; ask for other "
             "--backends or --num-processes, or leave it out"
         )
+    _require_names([*plan.entrants, *added])
     plan.diagnosis_options = ["--no-torch-compile"]
     batchings = {config.batching for config in configs.values() if config.torch_compile}
     if len(batchings) == 1:  # a model that is not compiled would be given another layout
@@ -160,8 +162,7 @@ def schedule_race(plan: RacePlan, configs: dict[Entrant, RunConfig]) -> None:
     costs = measure_costs(configs, plan.options.network)
     tuning, entrants = 0.0, plan.entrants
     if plan.options.tune:
-        # Each of these will have a tuned one beside it, if one is found.
-        entrants = [*entrants, *(one.model_copy(update={"variant": "tuned"}) for one in can_be_tuned(entrants))]
+        entrants = [*entrants, *possible_entrants(entrants)]
         tuning = seconds_of_tuning(plan, costs)
     plan.costs = costs
     plan.schedule = make_schedule(entrants, plan.options, costs, seconds_of_tuning=tuning)
@@ -223,7 +224,6 @@ def _able(plan: RacePlan, backends: Sequence[str], asked: RunOptions) -> dict[En
         raise [*peers, *refused.values()][0]
     if plan.options.bare:
         add_loops(configs, plan.left_out)
-    _require_names(list(configs))
     return configs
 
 

@@ -24,6 +24,8 @@ from compare.report.runs import Run
 from launch.errors import UsageError, one_line
 from launch.guardian import scratch_directory
 
+# The variant of an entrant that has the settings which were found.
+_TUNED = "tuned"
 # A difference that so short a time does not show is not worth a setting.
 _SECONDS_OF_A_POSITION = 8.0
 _FEWEST_STEPS = 30
@@ -39,6 +41,11 @@ def can_be_tuned(entrants: Sequence[Entrant]) -> list[Entrant]:
         and entrant.num_processes > 1
         and find_backend(entrant.backend).knobs
     ]
+
+
+def possible_entrants(entrants: Sequence[Entrant]) -> list[Entrant]:
+    """Returns what `tuned_entrants` adds at most, still without the settings, which do not change the names."""
+    return [entrant.model_copy(update={"variant": _TUNED}) for entrant in can_be_tuned(entrants)]
 
 
 def seconds_of_tuning(plan: RacePlan, costs: Costs) -> float:
@@ -61,7 +68,7 @@ def tuned_entrants(plan: RacePlan, costs: Costs, say: Callable[[str], None]) -> 
         say: Is told what cannot run here, what is being tried, what failed, and what was found.
 
     Returns:
-        For each entrant whose backend became faster, the same with what was found.
+        For each entrant whose backend became faster, the same with the settings that were found.
     """
     able = can_be_tuned(plan.entrants)
     found: dict[str, Entrant] = {}
@@ -78,9 +85,7 @@ def tuned_entrants(plan: RacePlan, costs: Costs, say: Callable[[str], None]) -> 
         say(f"tuned {entrant.backend}: {best.variant or nothing}")
         found[entrant.backend] = best
     return [
-        entrant.model_copy(
-            update={"variant": f"tuned: {best.variant}", "options": best.options, "variables": best.variables}
-        )
+        entrant.model_copy(update={"variant": _TUNED, "options": best.options, "variables": best.variables})
         for entrant in able
         if (best := found[entrant.backend]).variant
     ]
