@@ -243,6 +243,21 @@ def test_ranks_that_are_scheduled_otherwise_are_refused_unless_allowed() -> None
     assert differences_between(_baseline(now), now) == []
 
 
+def test_other_settings_under_the_same_name_are_refused_unless_allowed() -> None:
+    """As those that --tune found each time; a baseline from before they were noted may have had any."""
+    then, now = _results({"ddp": 590}), _results({"ddp": 600})
+    ((_, old),), ((_, new),) = entrants_of(then).values(), entrants_of(now).values()
+    new.own_settings = ["--transport=shared-memory", "NCCL_ALGO=Ring"]
+    assert differences_between(_baseline(then), now) == []
+    old.own_settings = list(new.own_settings)
+    assert differences_between(_baseline(then), now) == []
+    old.own_settings = []
+    words = "its ddp has no settings of its own, not --transport=shared-memory NCCL_ALGO=Ring"
+    with pytest.raises(UsageError, match=f"--baseline: {words}; make one of this kind"):
+        judge(now, _baseline(then))
+    assert _judged(now, then, allowed=True).differences == [words]
+
+
 def test_a_race_is_checked_before_it_begins() -> None:
     results = _results({"single": 600})
     environment = describe_environment(with_torch=True)
@@ -251,19 +266,28 @@ def test_a_race_is_checked_before_it_begins() -> None:
     config = run_config("single", 1, Path("/nowhere"), global_batch_size=32, micro_batch_size=32, learning_rate=0.1)
     group = results.groups[0].group
     assert (group.global_batch_size, group.micro_batch_size, group.precision) == (32, 32, "fp32")
-    assert differences_before(_baseline(results), [("single", config)], {}, num_steps=60) == []
-    assert differences_before(_baseline(results), [("single", config)], {}, num_steps=None) == []
-    assert differences_before(_baseline(results), [("single", config)], {}, num_steps=70) == [
+    assert differences_before(_baseline(results), [("single", [], config)], {}, num_steps=60) == []
+    assert differences_before(_baseline(results), [("single", [], config)], {}, num_steps=None) == []
+    assert differences_before(_baseline(results), [("single", [], config)], {}, num_steps=70) == [
         "its max steps is 60, not 70"
     ]
     faster = config.model_copy(update={"learning_rate": 0.3})
-    assert differences_before(_baseline(results), [("single", faster)], {}, num_steps=60) == [
+    assert differences_before(_baseline(results), [("single", [], faster)], {}, num_steps=60) == [
         "its learning rate is 0.1, not 0.3"
     ]
-    assert differences_before(_baseline(results), [("single", config)], {1: "2 nodes"}, num_steps=60) == [
+    assert differences_before(_baseline(results), [("single", [], config)], {1: "2 nodes"}, num_steps=60) == [
         "its network is one node, not 2 nodes"
     ]
-    for planned in ([], [("ddp", config)], [("single", config.model_copy(update={"precision": "bf16"}))]):
+    results.groups[0].entrants[0].own_settings = []
+    assert differences_before(_baseline(results), [("single", ["--x=1"], config)], {}, num_steps=60) == [
+        "its single has no settings of its own, not --x=1"
+    ]
+    nothing: list[str] = []
+    for planned in (
+        [],
+        [("ddp", nothing, config)],
+        [("single", nothing, config.model_copy(update={"precision": "bf16"}))],
+    ):
         with pytest.raises(UsageError, match=r"has single .*, which does not take part in this race"):
             differences_before(_baseline(results), planned, {}, num_steps=60)
     assert differences_before(_baseline(results), [], {}, num_steps=60, is_complete=False) == []

@@ -48,8 +48,8 @@ def check_baseline(
     Raises:
         UsageError: They cannot; the text says why.
     """
-    planned = [(entrant.name, config) for entrant, config in configs.items()]
-    # What tuning finds takes part, too, under a name that says what was found.
+    planned = [(entrant.name, entrant.own_settings, config) for entrant, config in configs.items()]
+    # What tuning finds takes part, too, and is not known yet.
     networks = {number: text for number in options.num_processes if (text := options.network.described(number))}
     differences = differences_before(
         baseline, planned, networks, num_steps=options.timed_steps, is_complete=not options.tune

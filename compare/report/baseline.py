@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -189,7 +190,7 @@ def cell_of(entrant: Entrant, group: Group) -> Cell:
 
 def differences_before(
     baseline: Baseline,
-    planned: Sequence[tuple[str, RunConfig]],
+    planned: Sequence[tuple[str, list[str], RunConfig]],
     networks: Mapping[int, str],
     *,
     num_steps: int | None,
@@ -199,7 +200,7 @@ def differences_before(
 
     Args:
         baseline: The baseline.
-        planned: The names of the entrants of the race, each with the configuration of a timed run.
+        planned: The name of each entrant of the race, its own settings, and the configuration of a timed run.
         networks: The network of so many ranks, in words, where they are on several nodes.
         num_steps: The number of steps of each start, if it is known.
         is_complete: Whether no other entrant can take part.
@@ -207,7 +208,11 @@ def differences_before(
     Raises:
         UsageError: The race leaves out an entrant of the baseline.
     """
-    ours = {Cell(name, *(getattr(config, field) for field in _OF_A_CELL)): config for name, config in planned}
+    by_cell = {
+        Cell(name, *(getattr(config, field) for field in _OF_A_CELL)): (own, config) for name, own, config in planned
+    }
+    ours = {cell: config for cell, (_, config) in by_cell.items()}
+    own_settings = {cell: own for cell, (own, _) in by_cell.items()}
     theirs = entrants_of(baseline.results)
     for cell, (group, entrant) in theirs.items():
         if cell not in ours and is_complete:
@@ -228,6 +233,7 @@ def differences_before(
         *_of_versions(baseline.results.places, [versions_of(environment)]),
         *_of_conditions(theirs, conditions),
         *_of_scheduling(theirs, {cell: config.scheduling for cell, config in ours.items()}),
+        *_of_own_settings(theirs, own_settings),
     ]
 
 
@@ -236,11 +242,13 @@ def differences_between(baseline: Baseline, results: Results) -> list[str]:
     entrants, theirs = entrants_of(results), entrants_of(baseline.results)
     conditions = {cell: group.conditions for cell, (group, _) in entrants.items()}
     scheduling = {cell: entrant.settings.get("scheduling") for cell, (_, entrant) in entrants.items()}
+    own_settings = {cell: entrant.own_settings for cell, (_, entrant) in entrants.items()}
     return [
         *_of_machines(machines_of(baseline.results.places), machines_of(results.places)),
         *_of_versions(baseline.results.places, [place.versions for place in results.places]),
         *_of_conditions(theirs, conditions),
         *_of_scheduling(theirs, scheduling),
+        *_of_own_settings(theirs, own_settings),
     ]
 
 
@@ -297,6 +305,20 @@ def _of_scheduling(theirs: Mapping[Cell, tuple[Group, Entrant]], ours: Mapping[C
             then = theirs[cell][1].settings.get("scheduling", _USUAL)
             if then != (now or _USUAL):
                 found[f"its ranks have the scheduling {then}, not {now or _USUAL}"] = None
+    return list(found)
+
+
+def _of_own_settings(theirs: Mapping[Cell, tuple[Group, Entrant]], ours: Mapping[Cell, list[str] | None]) -> list[str]:
+    """Compares the settings of their own of entrants with the same name, such as those that --tune found each time.
+
+    Older results do not have them, and are not compared in this.
+    """
+    found: dict[str, None] = {}
+    for cell, now in ours.items():
+        then = theirs[cell][1].own_settings if cell in theirs else None
+        if then is not None and now is not None and then != now:
+            was, has = (shlex.join(own) or "no settings of its own" for own in (then, now))
+            found[f"its {cell.name} has {was}, not {has}"] = None
     return list(found)
 
 
