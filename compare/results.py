@@ -70,7 +70,9 @@ class Entrant(_Strict):
     name: str = Field(description="what the report calls it; unique in its group")
     backend: str
     role: Role = Field("backend", description="what it stands for; only backends and alternatives are ranked")
-    own_settings: list[str] | None = Field(None, description="options and variables it alone has; null: not known")
+    own_settings: list[str] | None = Field(
+        default=None, description="options and variables it alone has; null: unknown"
+    )
     num_runs: int = Field(description="completed timed runs")
     failures: list[str] = Field(description="one line for each run that failed")
     parity: Parity
@@ -331,7 +333,7 @@ class CollectiveSeries(OfBackend):
     points: list[CollectivePoint]
     fit: CollectiveFit | None
     machine: Machine | None = Field(default=None, description="where it was measured; null in older results")
-    network: str | None = Field(None, description="the limit of each node, such as 1gbit; null: all on one node")
+    network: str | None = Field(default=None, description="limit of each node, such as 1gbit; null: all on one node")
 
 
 GateStatus = Literal["passed", "slower", "too few", "missing", "not in lockstep", "lockstep not known", "new"]

@@ -85,13 +85,13 @@ def test_positions_take_turns_and_the_fastest_races_under_its_own_name(tried: li
     said: list[str] = []
     found = tuning.tuned_entrants(_plan("ddp"), _costs(), said.append)
     transports, buckets = tried
-    assert list(transports) == ["", "--transport=shared-memory"]  # first as it comes
+    assert list(transports) == ["", "--transport=shared-memory", "--embedding-gradients=rows"]  # first as it comes
     assert len(buckets) > 2
     assert all([*transports.values(), *buckets.values()])
     shared = transports["--transport=shared-memory"]
     assert shared is not None
     assert shared.record.ranks[0].effective_settings["transport"] == "shared memory"
-    assert said[0] == "tuning ddp: knob 1 of 2, 2 positions"
+    assert said[0] == "tuning ddp: knob 1 of 2, 3 positions"
     assert said[-1].startswith("tuned ddp: ")
     if found:
         assert found[0].name == "ddp (tuned)"
@@ -107,9 +107,10 @@ def test_positions_of_fabric_are_those_of_the_backend(tried: list[dict[str, Run 
     """And not of the peer of its name, which has no options."""
     require_backend("fabric")
     tuning.tuned_entrants(_plan("fabric"), _costs(), lambda text: None)
-    (positions,) = tried
-    assert len(positions) > 2
-    assert all(positions.values()), "one was refused or failed"
+    rows, buckets = tried
+    assert list(rows) == ["", "--embedding-gradients=rows"]
+    assert len(buckets) > 2
+    assert all([*rows.values(), *buckets.values()]), "one was refused or failed"
 
 
 @pytest.mark.slow
@@ -134,7 +135,7 @@ def test_what_is_faster_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     (entrant,) = tuning.tuned_entrants(_plan("ddp"), _costs(), said.append)
     assert entrant.name == "ddp (tuned)"
-    assert [option.split("=")[0] for option in entrant.options] == ["--transport", "--bucket-cap-mb"]
+    assert [option.split("=")[0] for option in entrant.options] == ["--embedding-gradients", "--bucket-cap-mb"]
     assert said[-1] == f"tuned ddp: {' '.join(entrant.own_settings)}"
 
 
