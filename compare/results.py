@@ -348,9 +348,7 @@ class GateRow(_Strict):
     baseline: Interval | None = Field(description="samples a second then")
     now: Interval | None = Field(description="samples a second now")
     change: Interval | None = Field(description="time of a sample now over its time then, minus 1")
-    relative_change: Interval | None = Field(
-        description="the same of its time relative to one process of the same race; null where that did not take part"
-    )
+    relative_change: Interval | None = Field(description="change of its time over that of one process; null without it")
     detectable: float | None = Field(description="smallest difference with which 4 races of 5 would not pass")
 
 
