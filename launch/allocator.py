@@ -11,12 +11,13 @@ import os
 import re
 import shutil
 import subprocess
-from pathlib import Path
 from typing import NamedTuple
 
 from launch.errors import UsageError
+from records.environment import find_allocator
 
-# By the name of an allocator: its libraries, as the dynamic linker finds them, and the package of Debian that has one.
+# By the name of an allocator that ranks can be given: its libraries, as the dynamic linker finds them, and the package
+# of Debian that has one.
 _LIBRARIES = {
     "tcmalloc": (("libtcmalloc_minimal.so.4", "libtcmalloc.so.4"), "libtcmalloc-minimal4"),
     "jemalloc": (("libjemalloc.so.2",), "libjemalloc2"),
@@ -27,12 +28,17 @@ class Allocator(NamedTuple):
     """What ranks take memory with.
 
     Attributes:
-        name: A value of --allocator, other than auto.
+        name: A value of --allocator, other than auto, or the name of another one that the user loads.
         library: What LD_PRELOAD is to load; None for nothing, or for nothing more than the user's own has.
     """
 
     name: str
     library: str | None
+
+    @property
+    def option(self) -> str:
+        """The value of --allocator that stands for it: auto for one that only LD_PRELOAD can name."""
+        return self.name if self.name in {ALLOCATOR_OF_C.name, *_LIBRARIES} else "auto"
 
 
 ALLOCATOR_OF_C = Allocator("glibc", None)
@@ -64,31 +70,38 @@ def settle_allocator(asked: str) -> Allocator:
     )
 
 
-def describe_fallback(asked: str, settled: str) -> str | None:
-    """Says that an allocator in LD_PRELOAD does not load, or that none but that of the C library does.
+def describe_allocator(asked: str) -> str | None:
+    """Says what of the ranks' allocator is not as --allocator tells.
 
     Args:
         asked: The value of --allocator.
-        settled: The name of the allocator that ranks have.
 
     Returns:
-        A line with the remedy; None where ranks have what was asked for.
+        A line that names one in LD_PRELOAD that does not load, or that the option does not know, or says that there is
+        none but that of the C library, with the remedy; None where ranks have what was asked for.
+
+    Raises:
+        UsageError: As `settle_allocator`.
     """
+    allocator = settle_allocator(asked)
+    in_force = f"memory allocator: {allocator.name}"
     missing = [library for _, library in _preloaded() if not _loads(library)]
     if missing:
         return (
-            f"memory allocator: {settled}; LD_PRELOAD has {' and '.join(missing)}, which cannot be loaded here; "
+            f"{in_force}; LD_PRELOAD has {' and '.join(missing)}, which cannot be loaded here; "
             "install what is missing, or correct or unset LD_PRELOAD"
         )
-    if (asked, settled) == ("auto", ALLOCATOR_OF_C.name):
-        return f"memory allocator: {settled}; install tcmalloc (on Debian libtcmalloc-minimal4) for faster steps"
+    if allocator.name != allocator.option:
+        return f"{in_force}, from LD_PRELOAD"
+    if (asked, allocator) == ("auto", ALLOCATOR_OF_C):
+        return f"{in_force}; install tcmalloc (on Debian libtcmalloc-minimal4) for faster steps"
     return None
 
 
 def _preloaded() -> list[tuple[str, str]]:
     """Returns the allocators in the user's LD_PRELOAD in their order: of each, the name and the library."""
     libraries = re.split("[ :]+", os.environ.get("LD_PRELOAD", ""))  # as ld.so(8) separates them
-    return [(name, library) for library in libraries for name in _LIBRARIES if name in Path(library).name]
+    return [(name, library) for library in libraries if (name := find_allocator(library)) is not None]
 
 
 def _loads(library: str) -> bool:

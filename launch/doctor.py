@@ -9,7 +9,7 @@ from rich.table import Table
 
 from backends.devices import count_gpus
 from backends.registry import BACKENDS
-from launch.allocator import describe_fallback, settle_allocator
+from launch.allocator import describe_allocator, settle_allocator
 from launch.arguments import Parser
 from launch.display import console
 from records.energy import EnergyCounter, NoCountersError, gpu_counters, processor_counters
@@ -55,7 +55,7 @@ def run(arguments: list[str]) -> int:
 def _allocator() -> str:
     """Says what ranks take memory with, and what is missing for another allocator."""
     name = settle_allocator("auto").name
-    return describe_fallback("auto", name) or f"memory allocator: {name}"
+    return describe_allocator("auto") or f"memory allocator: {name}"
 
 
 def _energy(*, with_gpus: bool) -> str:

@@ -135,7 +135,7 @@ def settle(
         "device": world.device,
         "start_method": world.starter.name,
         "threads_per_rank": ranks.num_threads,
-        "allocator": allocator.name,
+        "allocator": allocator.option,
         "scheduling": options.scheduling or _scheduling_of(world, backend_settings),
         "micro_batch_size": micro_batch_size,
         "batching": settle_batching(options, task, cuts_batches=row.capabilities.cuts_batches),

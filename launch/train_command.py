@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from backends.registry import BackendRow, find_backend
-from launch.allocator import describe_fallback
+from launch.allocator import describe_allocator
 from launch.batching import describe_imbalance, describe_padding
 from launch.errors import UsageError, one_line, refused_path, say, tell
 from launch.finished import tell_other_nodes
@@ -98,7 +98,7 @@ def train(
         describe(config, resolved.task, cuts_batches=cuts_batches)
         for describe in (describe_padding, describe_imbalance)
     )
-    remarks = [remark for remark in (*said, describe_fallback(asked.run.allocator, config.allocator)) if remark]
+    remarks = [remark for remark in (*said, describe_allocator(asked.run.allocator)) if remark]
     with lock:
         try:
             return _run_to_the_end(config, resolved.job, asked.start, resolved.task, remarks)

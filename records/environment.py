@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
@@ -26,6 +27,9 @@ VARIABLES = (
 )
 # How the names of those end that say where files are on this machine, such as CUDA_HOME: a record does not note them.
 _PLACES = ("_HOME", "_PATH", "_ROOT", "_DIR")
+
+# How the files of memory allocators are named. That of oneTBB has its proxy take the place of the C library's.
+_ALLOCATORS = re.compile(r"(?:^|/)(?:lib)?(tcmalloc|jemalloc|mimalloc|hoard|snmalloc|tbbmalloc(?=_proxy))[^/\n]*\.so\b")
 
 
 def describe_environment(*, with_torch: bool) -> Environment:
@@ -57,7 +61,7 @@ def describe_environment(*, with_torch: bool) -> Environment:
         nccl=nccl,
         packages=_versions([*_PACKAGES, *(package for row in BACKENDS.values() for package in row.packages)]),
         variables=variables,
-        allocator=_allocator(),
+        allocator=allocator_in_force(),
         boot_id=boot_id(),
         network=os.environ.get(NETWORK_VARIABLE) or None,
     )
@@ -86,13 +90,23 @@ def _cpu_name() -> str:
     return names[0] if names else platform.machine()
 
 
-def _allocator() -> str | None:
-    """Returns the allocator that this process has loaded, from proc_pid_maps(5)."""
+def find_allocator(libraries: str) -> str | None:
+    """Returns the memory allocator that one of these libraries has in place of that of the C library; None if none has.
+
+    Args:
+        libraries: The name of a library, its path, or what proc_pid_maps(5) says.
+    """
+    found = _ALLOCATORS.search(libraries)
+    return found[1] if found else None
+
+
+def allocator_in_force() -> str | None:
+    """Returns the memory allocator that this process has loaded; None where that cannot be told."""
     try:
         maps = Path("/proc/self/maps").read_text()
     except OSError:
         return None
-    return next((name for name in ("tcmalloc", "jemalloc") if f"/lib{name}" in maps), "glibc")
+    return find_allocator(maps) or "glibc"
 
 
 def noted_variables() -> tuple[str, ...]:

@@ -174,6 +174,7 @@ class RankRecord(_Strict):
     scheduling: str | None = Field(
         default=None, description="the policy by which Linux scheduled its threads; null in older records"
     )
+    allocator: str | None = Field(default=None, description="what it took memory with; null in older records")
     step_seconds: list[Seconds] = Field(
         description="wall time since the previous step's end, data included; a GPU may lag behind until the loss "
         "is read, see logging_steps"

@@ -57,6 +57,17 @@ def test_one_job_is_not_told_apart(contents: dict[str, str]) -> None:
     assert results_table(results).startswith("| ranks | precision |")
 
 
+def test_allocators_of_ranks_on_several_nodes_are_all_named(contents: dict[str, str]) -> None:
+    record = json.loads(contents["ddp"])
+    for rank, name in zip(record["ranks"], ("tcmalloc", "glibc"), strict=True):
+        rank["allocator"] = name
+    runs = [Run("nodes", RunRecord.model_validate(record), race=None), _run(contents["single"], "config", {})]
+    results = analyse(runs, [], ReportInfo("test"))
+    told = {one.name: one.settings["allocator"] for group in results.groups for one in group.entrants}
+    assert told["ddp"] == "glibc tcmalloc"
+    assert " " not in str(told["single"])
+
+
 def test_conditions_of_an_opponent_on_one_rank_say_what_connects_the_others(contents: dict[str, str]) -> None:
     runs = [_run(contents["single"], "config", {}), _run(contents["ddp"], "config", {})]
     content = json.loads(contents["ddp"])

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from records.environment import allocator_in_force
 from records.record import RankRecord
 from records.resident import peak_resident_bytes
 from training.measurements import Measurements
@@ -48,6 +49,7 @@ def rank_record(place: Place, measurements: Measurements, *, weights_sha256: str
         device=str(place.device),
         num_threads=torch.get_num_threads(),
         scheduling=policy_in_force(),
+        allocator=allocator_in_force(),
         step_seconds=measurements.step_seconds,
         own_seconds=measurements.own_seconds,
         step_cpu_seconds=measurements.cpu_seconds,

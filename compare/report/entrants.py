@@ -131,7 +131,8 @@ def _settings(record: RunRecord, diagnosis: RunRecord | None) -> dict[str, Setti
         **rank.effective_settings,
         "batching": config.batching,
         "imbalance": None if uneven is None else round(uneven, 2),
-        "allocator": record.environment.allocator,
+        "allocator": " ".join(sorted({one.allocator for one in record.ranks if one.allocator}))
+        or record.environment.allocator,
         "scheduling": rank.scheduling or "normal",
         "schedule_steps": rank.schedule_steps,
     }
