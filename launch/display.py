@@ -24,7 +24,7 @@ from records.environment import num_cpus
 from records.names import LOGS_NAME, RECORD_NAME
 from records.news import Evaluated, EvaluationBegan, Resumed, SaveFailed, StepEnded, Warned
 from records.notice import Notice, read_notice
-from records.processor import SLOW_BF16, has_bf16
+from records.processor import SLOW_BF16, is_slow
 from records.progress import ProgressReader
 from records.record import EvaluationRecord, RunRecord, by_merit
 from records.run_files import other_files
@@ -188,7 +188,7 @@ def show_start(config: RunConfig, start: Start | None, terminal: Console) -> Non
             f"{num_ranks} ranks share {_count(num_cores, 'core')}, so every step is slow; use at most "
             f"{_count(num_cores, 'rank')} on this machine"
         )
-    if config.precision == "bf16" and config.device == "cpu" and not has_bf16():
+    if is_slow(config.precision, config.device):
         terminal.print(f"bf16: {SLOW_BF16}")
     for damage in start.damaged if start else ():
         terminal.print(f"skipped an unusable checkpoint: {damage}")

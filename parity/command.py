@@ -24,6 +24,7 @@ from parity.report import as_facts, describe
 from parity.trial import NUM_STEPS, Outcome, Trial, TrialFailed, Trials, trial_of
 from records.environment import describe_environment
 from records.files import write_atomically
+from records.processor import SLOW_BF16, is_slow
 
 # A loss scale under which hardly any gradient overflows.
 _SMALL_SCALE = 1024.0
@@ -99,6 +100,8 @@ def _verify(trial: Trial, resolved: Resolved, target: Path | None) -> int:
 
     terminal = console()
     terminal.print(f"verify: {resolved.config.backend}: {describe_world(resolved.config)}, {trial.num_steps} steps")
+    if is_slow(resolved.config.precision, resolved.config.device):
+        terminal.print(f"bf16: {SLOW_BF16}")
     for left_out in trial.left_out:
         terminal.print(f"left out: {left_out}")
     directory, keeps = Path(tempfile.mkdtemp(prefix="lockstep-verify-")), True

@@ -23,3 +23,13 @@ def has_bf16(cpuinfo: str | None = None) -> bool:
             return True
     lists = re.findall(r"^(?:flags|Features)\s*:(.*)$", cpuinfo, re.MULTILINE)
     return not lists or any(_BF16_FLAGS & set(flags.split()) for flags in lists)
+
+
+def is_slow(precision: str, device: str) -> bool:
+    """Returns whether ranks compute in bf16 on a processor that has no instructions for it.
+
+    Args:
+        precision: What they compute in: "fp32", "bf16" or "fp16".
+        device: What they compute on: "cpu" or "cuda".
+    """
+    return precision == "bf16" and device == "cpu" and not has_bf16()

@@ -15,6 +15,7 @@ from rich.console import Console
 from launch import display, doctor
 from launch.batching import describe_imbalance, describe_padding, settle_batching
 from launch.errors import UsageError
+from records import processor
 from records.balance import imbalance, positions_per_token
 from records.config import RunOptions
 from records.processor import SLOW_BF16, has_bf16
@@ -355,7 +356,7 @@ def test_the_doctor_says_whether_the_processor_has_bf16(
 def test_a_run_in_bf16_says_that_the_processor_has_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str, device: str, has_it: bool, is_told: bool
 ) -> None:
-    monkeypatch.setattr(display, "has_bf16", lambda: has_it)
+    monkeypatch.setattr(processor, "has_bf16", lambda: has_it)
     text = io.StringIO()
     config = run_config("ddp", 2, tmp_path, micro_batch_size=16, precision=precision, device=device)
     display.show_start(config, None, Console(file=text, width=200))

@@ -21,10 +21,13 @@ from compare.race.directory import RaceDirectory
 from compare.race.heat import require_place_for_sockets
 from compare.race.options import RaceOptions
 from compare.race.plan import Entrant, RacePlan
+from compare.race.report import info_of
 from launch import own_command
 from launch.errors import UsageError
 from launch.guardian import scratch_directory
 from launch.quantities import format_duration
+from records import processor
+from records.processor import SLOW_BF16
 from tests.made_races import plan_of
 
 OPTIONS = ["--backends", "single", "--num-processes", "1", "--task", "token-tagging", "--no-collectives"]
@@ -123,6 +126,29 @@ def test_a_dry_run_shows_the_plan_of_a_race_that_has_begun(
     assert {path: path.stat().st_mtime_ns for path in race.rglob("*")} == before
     with pytest.raises(UsageError, match="holds another race"):
         run([*OPTIONS, "--order-seed", "1", "--dry-run", "--output-dir", str(race)])
+
+
+@pytest.mark.parametrize(
+    ("precision", "has_it", "is_told"), [("fp32,bf16", False, True), ("fp32,bf16", True, False), ("fp32", False, False)]
+)
+def test_a_race_in_bf16_says_that_the_processor_has_none(
+    precision: str,
+    has_it: bool,
+    is_told: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In a line before it begins, and in its report, which may be made where the processor is another one."""
+    monkeypatch.setattr(processor, "has_bf16", lambda: has_it)
+    race = tmp_path / "race"
+    options = [*OPTIONS, "--device", "cpu", "--dtype", "float32", "--precision", precision, "--output-dir", str(race)]
+    for dry in ([], ["--dry-run"]):
+        assert run([*options, *dry]) == 0
+        assert capsys.readouterr().out.splitlines().count(f"bf16: {SLOW_BF16}") == is_told
+    monkeypatch.setattr(processor, "has_bf16", lambda: not has_it)
+    directory = RaceDirectory(race)
+    assert info_of(directory, directory.plan()).facts.get("bf16") == (SLOW_BF16 if is_told else None)
 
 
 def test_collectives_are_measured_on_as_many_ranks_as_a_library_takes_part_with(

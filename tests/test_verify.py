@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from torch import nn
 
+from backends.devices import count_gpus
 from parity.causes import dropping, normalising
+from records.processor import SLOW_BF16, is_slow
 from tests.launching import EXAMPLES, lockstep, require_backend
 
 SMALL = "--task token-tagging --global-batch-size 16 --micro-batch-size 4 --verify-steps 6"
@@ -37,6 +39,9 @@ def test_half_precision_is_compared_with_half_precision(options: str) -> None:
     done = lockstep("verify", "ddp", *shlex.split(SMALL), "--dtype", "float32", *options.split())
     assert done.returncode == 0, done.stdout + done.stderr
     assert "SAME: " in done.stdout
+    precision = options.split()[1]
+    is_told = f"bf16: {SLOW_BF16}" in done.stdout.splitlines()
+    assert is_told == is_slow(precision, "cuda" if count_gpus() else "cpu")
 
 
 @pytest.mark.parametrize("options", ["", "--precision bf16 --dtype float32"])

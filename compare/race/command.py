@@ -208,7 +208,7 @@ def _check_budget(plan: RacePlan) -> None:
 
 def _announce(plan: RacePlan, directory: RaceDirectory, terminal: Console) -> None:
     terminal.print(f"{_describe(plan)}; results go to {directory.path}")
-    for line in plan.left_out:
+    for line in plan.remarks:
         terminal.print(line)
 
 
@@ -253,7 +253,7 @@ def _show_plan(plan: RacePlan, terminal: Console, begun: RaceDirectory | None = 
         runs = ", ".join(purpose if number == 1 else f"{number} {purpose}" for purpose, number in sorted(times.items()))
         table.add_row(who.name, str(who.num_processes), who.precision, batch, runs)
     terminal.print(table)
-    for line in plan.left_out:
+    for line in plan.remarks:
         terminal.print(line)
     if begun is not None:
         number = sum(map(begun.is_finished, plan.runs()))

@@ -30,6 +30,7 @@ from launch.errors import UsageError
 from launch.options import Options, read_option_file, read_options
 from records.config import RunConfig, RunOptions
 from records.environment import num_cpus
+from records.processor import is_slow
 from records.throughput import NUM_WARMUP_STEPS
 
 # Until it is known who takes part: for checking the command lines of runs.
@@ -134,6 +135,7 @@ def make_plan(options: RaceOptions, of_runs: RunOptionsOfRace) -> tuple[RacePlan
     )
     configs = _able(plan, backends, asked.run)
     plan.entrants = list(configs)
+    plan.slow_bf16 = any(is_slow(config.precision, config.device) for config in configs.values())
     added = possible_entrants(plan.entrants) if options.tune else []
     if options.tune and not added:
         raise UsageError(

@@ -21,6 +21,7 @@ from compare.race.options import RaceOptions
 from compare.race.peers.table import PEER_PROGRAM
 from compare.report.runs import Purpose, name_of_loop
 from compare.results import RANKED, Role
+from records.processor import SLOW_BF16
 
 # Of what an entrant is called, in the name of a file. With all that stands before and behind it, also while the file is
 # written, the name has less than 255 bytes, which is as much as most file systems take.
@@ -223,8 +224,14 @@ class RacePlan(BaseModel):
     run_options: list[str]
     diagnosis_options: list[str]
     left_out: list[str]
+    slow_bf16: bool = False  # whether an entrant computes in bf16 on processors without instructions for it
     command: str
     race: str
+
+    @property
+    def remarks(self) -> list[str]:
+        """What the user is told before the race begins, one line each."""
+        return [*([f"bf16: {SLOW_BF16}"] if self.slow_bf16 else []), *self.left_out]
 
     def same_request(self, other: RacePlan) -> bool:
         """Tells whether both plans ask for the same runs."""

@@ -22,6 +22,7 @@ from compare.results import Interval, Results
 from launch.arguments import command_line
 from launch.errors import UsageError
 from records.names import RECORD_NAME
+from records.processor import SLOW_BF16
 
 # The exit code of a race that does not pass beside its baseline.
 FAILED_GATE = 3
@@ -128,6 +129,7 @@ def info_of(directory: RaceDirectory, plan: RacePlan) -> ReportInfo:
         facts={
             "steps of each start": plan.schedule.timed_steps,
             "order": f"drawn anew for each round of turns, --order-seed {options.order_seed}",
+            **({"bf16": SLOW_BF16} if plan.slow_bf16 else {}),
         },
         target_accuracy=options.target_accuracy,
         conditions=list(dict.fromkeys((one.precision, one.accumulation) for one in plan.entrants)),
