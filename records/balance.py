@@ -15,12 +15,13 @@ def positions_per_token(ranks: Sequence[RankRecord]) -> float | None:
 
 
 def imbalance(ranks: Sequence[RankRecord]) -> float | None:
-    """Returns the positions of the rank with most of them over the mean of the ranks; the mean over all steps.
+    """Returns the work of the rank with most of it over the mean of the ranks; the mean over all steps.
 
-    Where samples have no tokens, and so no positions, their number takes the place of positions.
+    Older records, and those of peers, have no work. Positions take its place or, without tokens, samples.
 
     All ranks of a step wait for the one that has most to compute, so 1.1 is a step that is a tenth longer than it
     might be. It is None without a step.
     """
-    steps = [counts for counts in zip(*(rank.positions or rank.samples for rank in ranks), strict=True) if any(counts)]
+    of_ranks = (rank.work or rank.positions or rank.samples for rank in ranks)
+    steps = [counts for counts in zip(*of_ranks, strict=True) if any(counts)]
     return fmean(max(counts) / fmean(counts) for counts in steps) if steps else None

@@ -198,6 +198,9 @@ class RankRecord(_Strict):
     samples: list[Count] = Field(description="samples of this rank")
     tokens: list[Count] = Field(description="real tokens of this rank; empty where samples have no tokens")
     positions: list[Count] = Field(description="token positions computed, padding included; empty, too")
+    work: list[Count] = Field(
+        default=[], description="work by the costs of samples, or positions, or samples; empty in older records"
+    )
     peak_memory_bytes: int = Field(description="largest resident set of the process")
     peak_cuda_memory_bytes: int | None
     cpu_seconds: float = Field(description="processor time of the process, start-up included")
@@ -216,6 +219,8 @@ class RankRecord(_Strict):
             lists |= {"tokens": self.tokens, "positions": self.positions}
         if self.step_cpu_seconds:
             lists["step_cpu_seconds"] = self.step_cpu_seconds
+        if self.work:
+            lists["work"] = self.work
         if self.step_instructions is not None:
             lists["step_instructions"] = self.step_instructions
         return {name: len(values) for name, values in lists.items()}
@@ -325,9 +330,7 @@ class RunRecord(_Strict):
         default=None, description="token positions that were computed in training, for each real token"
     )
     imbalance: float | None = Field(
-        default=None,
-        description="positions, or samples without tokens, of the rank that had most to compute over the mean of all "
-        "ranks; the mean over steps",
+        default=None, description="work of the rank that had most over the mean of all ranks; the mean over steps"
     )
     model_directory: str | None = Field(
         default=None, description="where the model was saved; null: in the output directory, like this record"

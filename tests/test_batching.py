@@ -19,6 +19,7 @@ from records import processor
 from records.balance import imbalance, positions_per_token
 from records.config import RunOptions
 from records.processor import SLOW_BF16, has_bf16
+from records.record import read_record
 from tasks.interface import Task
 from tasks.text.classification import TextClassification
 from tasks.text.settings import TextClassificationSettings
@@ -36,6 +37,13 @@ class _Silent(TokenTagging):
 
     def costs(self, split: Any) -> Any:
         return None
+
+
+class Squares(TokenTagging):
+    """Says that a sentence which is twice as long takes four times as long."""
+
+    def costs(self, split: Any) -> Any:
+        return super().costs(split) ** 2
 
 
 class TextsInFloat64(TextClassification):
@@ -255,6 +263,22 @@ def test_the_record_says_what_was_computed(tmp_path: Path, batching: str) -> Non
         assert min(computed, *evaluated) > 1.1
 
 
+@pytest.mark.parametrize("batching", ["packed", "padded"])
+def test_the_record_has_the_imbalance_of_the_dry_run(tmp_path: Path, batching: str) -> None:
+    """Also with a last step of one sample, which both ranks compute."""
+    options = ["--num-train-samples", "9", "--global-batch-size", "8", "--num-train-epochs", "1", "--no-evaluate"]
+    options += ["--task", f"{__name__}:Squares", "--num-processes", "2", "--batching", batching]
+    train("ddp", tmp_path, *options)
+    record = read_record(tmp_path / "record.json")
+    with_sample, without = record.ranks
+    assert [rank.samples[1] for rank in record.ranks] == [1, 0]
+    assert without.tokens[1] == 0
+    assert without.positions[1] == with_sample.positions[1] == with_sample.tokens[1]
+    assert without.work[1] == with_sample.work[1] == with_sample.tokens[1] ** 2
+    plan = Plan.of(record.config, Squares(TokenTaggingSettings(num_train_samples=9)))
+    assert record.imbalance == pytest.approx(expected_imbalance(plan))
+
+
 @pytest.mark.parametrize(
     "kind", ["bert", "data2vec-text", "ernie", "roberta", "roberta-prelayernorm", "xlm-roberta-xl"]
 )
@@ -310,12 +334,15 @@ class _Counts(NamedTuple):
 
     positions: list[int]
     tokens: list[int]
+    work: tuple[int, ...] = ()
 
 
 def test_a_step_in_which_nothing_is_computed_has_no_balance() -> None:
     ranks: Any = [_Counts([10, 20, 0], [10, 10, 0]), _Counts([30, 20, 0], [10, 10, 0])]
     assert positions_per_token(ranks) == 2.0
     assert imbalance(ranks) == pytest.approx((1.5 + 1.0) / 2)
+    with_work: Any = [_Counts([10], [10], (1,)), _Counts([10], [10], (3,))]
+    assert imbalance(with_work) == pytest.approx(1.5)
     assert positions_per_token([]) is None
     assert imbalance([]) is None
 

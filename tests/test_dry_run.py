@@ -268,8 +268,8 @@ def _plan(batching: str, world_size: int, costs: np.ndarray | None) -> Plan:
 
 
 def _positions(micro_batch: MicroBatch, batching: str, costs: np.ndarray | None) -> int:
-    if costs is None or not micro_batch.weight:
-        return len(micro_batch.sample_ids) * int(micro_batch.weight)
+    if costs is None:
+        return len(micro_batch.sample_ids)
     own = costs[micro_batch.sample_ids]
     return int(own.sum() if batching == "packed" else own.max() * len(own))
 

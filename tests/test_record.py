@@ -103,18 +103,18 @@ def test_a_record_is_never_overwritten(run: Path, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
 
 
-def test_a_record_from_before_there_was_a_processor_clock_can_be_read(run: Path) -> None:
+def test_a_record_from_before_there_were_a_processor_clock_and_work_can_be_read(run: Path) -> None:
     content = json.loads((run / "record.json").read_text())
     for rank in content["ranks"]:
-        del rank["step_cpu_seconds"], rank["step_instructions"]
+        del rank["step_cpu_seconds"], rank["step_instructions"], rank["work"]
     jsonschema.validate(content, _schema())
     for rank in RunRecord.model_validate(content).ranks:
-        assert rank.step_cpu_seconds == []
+        assert rank.step_cpu_seconds == rank.work == []
         assert rank.step_instructions is None
 
 
-@pytest.mark.parametrize("name", ["step_cpu_seconds", "step_instructions"])
-def test_a_clock_that_missed_a_step_is_refused(run: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["step_cpu_seconds", "step_instructions", "work"])
+def test_a_list_that_lacks_a_step_is_refused(run: Path, name: str) -> None:
     content = json.loads((run / "record.json").read_text())
     content["ranks"][1][name] = [1] * 11
     with pytest.raises(ValidationError, match=f"rank 1 has 11 {name} of 12 steps"):

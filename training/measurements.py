@@ -24,6 +24,7 @@ class Measurements(Hooks):
         samples: For each step, the number of samples of this rank.
         tokens: For each step, the number of real tokens of this rank; empty where samples have no tokens.
         positions: For each step, the number of token positions that this rank computed, padding included; empty, too.
+        work: For each step, what this rank computed, by the costs of its samples, or in positions, or in samples.
         first_step_at: When the first step of this process was complete, in seconds since 1970; None before.
     """
 
@@ -36,12 +37,13 @@ class Measurements(Hooks):
         self.samples: list[int] = []
         self.tokens: list[int] = []
         self.positions: list[int] = []
+        self.work: list[int] = []
         self.first_step_at: float | None = None
         self._instructions: list[int | None] = []
         self._step_began = 0.0
         self._reading = clock.read()
         self._own_seconds_before = 0.0
-        self._samples = self._tokens = self._positions = 0
+        self._samples = self._tokens = self._positions = self._work = 0
         self._has_tokens = False
 
     @override
@@ -56,7 +58,7 @@ class Measurements(Hooks):
     @override
     def on_step_begin(self, global_batch: SampleIds) -> None:
         self._own_seconds_before = self._heartbeat.own_seconds
-        self._samples = self._tokens = self._positions = 0
+        self._samples = self._tokens = self._positions = self._work = 0
 
     @override
     def on_micro_batch(self, micro_batch: MicroBatch, batch: Batch) -> None:
@@ -64,7 +66,10 @@ class Measurements(Hooks):
         if micro_batch.weight:
             self._samples += len(micro_batch.sample_ids)
             self._tokens += batch.num_tokens or 0
-            self._positions += batch.num_positions or 0
+        # A rank without samples computes one of another rank.
+        self._positions += batch.num_positions or 0
+        unplanned = batch.num_positions or len(micro_batch.sample_ids)
+        self._work += unplanned if micro_batch.work is None else micro_batch.work
 
     def rest_begins(self) -> None:
         """The rank waits for something outside of the training, which is no time of a step."""
@@ -89,6 +94,7 @@ class Measurements(Hooks):
         self.cpu_seconds.append(used.cpu_seconds)
         self._instructions.append(used.instructions)
         self.samples.append(self._samples)
+        self.work.append(self._work)
         if self._has_tokens:
             self.tokens.append(self._tokens)
             self.positions.append(self._positions)

@@ -54,10 +54,12 @@ class MicroBatch:
         sample_ids: The numbers of the samples, at least one.
         weight: The factor of their loss. It is 1.0, or 0.0 where no sample is left for this rank: the rank then
             computes a sample of another rank and contributes nothing, so that it takes part in every collective.
+        work: How much there is to compute, padding included, in the unit of `Layout.costs`; None without costs.
     """
 
     sample_ids: SampleIds
     weight: float
+    work: int | None
 
 
 class Plan:
@@ -123,10 +125,7 @@ class Plan:
         A short global batch has fewer micro-batches and is spread over them as evenly as possible. The weight of a
         micro-batch is 0.0 only where there are fewer samples than micro-batches.
         """
-        return [
-            MicroBatch(piece, 1.0) if len(piece) else MicroBatch(global_batch[:1], 0.0)
-            for piece in self._pieces(global_batch)[rank :: self.world_size]
-        ]
+        return [self._micro_batch(piece, global_batch) for piece in self._pieces(global_batch)[rank :: self.world_size]]
 
     def num_micro_steps(self, global_batch: SampleIds) -> int:
         """Returns how many micro-batches each rank has of a global batch."""
@@ -138,20 +137,22 @@ class Plan:
     def work(self, global_batch: SampleIds) -> npt.NDArray[np.int64]:
         """Returns how much each rank has to compute in each micro-step, in the unit of `Layout.costs`.
 
-        The padding that samples get is counted. Without costs, each sample counts as one.
+        Padding is counted, and so is what a rank without samples computes. Without costs, each sample counts as one.
 
         Returns:
             A matrix [micro-steps, ranks].
         """
-        batching, costs, _ = self.layout
-
-        def of_piece(piece: SampleIds) -> int:
-            if costs is None:
-                return len(piece)
-            return int(costs[piece].sum()) if batching == "packed" else _padded_cost(piece, costs)
-
-        work = [of_piece(piece) for piece in self._pieces(global_batch)]
+        micro_batches = [self._micro_batch(piece, global_batch) for piece in self._pieces(global_batch)]
+        work = [len(one.sample_ids) if one.work is None else one.work for one in micro_batches]
         return np.array(work, dtype=np.int64).reshape(-1, self.world_size)
+
+    def _micro_batch(self, piece: SampleIds, global_batch: SampleIds) -> MicroBatch:
+        samples, weight = (piece, 1.0) if len(piece) else (global_batch[:1], 0.0)
+        batching, costs, _ = self.layout
+        if costs is None:
+            return MicroBatch(samples, weight, None)
+        work = int(costs[samples].sum()) if batching == "packed" else _padded_cost(samples, costs)
+        return MicroBatch(samples, weight, work)
 
     def _pieces(self, global_batch: SampleIds) -> list[SampleIds]:
         """Cuts a global batch: first the micro-batch of each rank in the first micro-step, then in the second."""

@@ -57,6 +57,7 @@ def rank_record(place: Place, measurements: Measurements, *, weights_sha256: str
         samples=measurements.samples,
         tokens=measurements.tokens,
         positions=measurements.positions,
+        work=measurements.work,
         peak_memory_bytes=peak_resident_bytes(),
         peak_cuda_memory_bytes=torch.cuda.max_memory_allocated() if on_gpu else None,
         cpu_seconds=usage.ru_utime + usage.ru_stime,

@@ -177,6 +177,7 @@ def _rank_record(job: PeerJob, rank: int) -> RankRecord:
     measurements.samples = [sum(samples for _, _, samples in step) for step in masks]
     measurements.tokens = [sum(int(tokens) for tokens, _, _ in step) for step in masks]
     measurements.positions = [sum(positions for _, positions, _ in step) for step in masks]
+    measurements.work = []  # no plan says what the library computes
     settings = {"transport": dist.get_backend() if dist.is_initialized() else "none"}
     # A race takes place on one node.
     place = Place(rank, rank, next(job.model.parameters()).device, settings)
