@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from backends.registry import find_backend
 from launch.errors import UsageError
 from records.checkpoint import (
     CheckpointError,
@@ -141,6 +142,8 @@ def inherited_options(
         UsageError: The checkpoint asks for so many ranks that the user must confirm it.
     """
     names = [*_BINDING, *_INHERITED]
+    if not _keeps_batching(config, backend, given):
+        names.remove("batching")
     changed: dict[str, Any] = {}
     if (number := str(given.get("num_processes", config.num_processes))) != str(config.num_processes):
         names.remove("micro_batch_size")  # it fitted the old number
@@ -157,6 +160,13 @@ def inherited_options(
     taken = {name: before[name] for name in names if before[name] is not None}
     own = {name: value for name, value in own.items() if value is not None}
     return {**config.task_settings, **own, **taken, **changed}
+
+
+def _keeps_batching(config: RunConfig, backend: str, given: Mapping[str, Any]) -> bool:
+    """Returns whether a resumed run can have the layout of batches that it was begun with; the training is the same."""
+    if config.batching == "packed" and find_backend(backend).capabilities.cuts_batches:
+        return False
+    return config.batching == "padded" or not given.get("sync_batchnorm")
 
 
 def check_many_ranks(config: RunConfig) -> None:

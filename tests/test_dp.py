@@ -21,11 +21,13 @@ from launch.batching import settle_batching
 from launch.doctor import run as doctor
 from launch.errors import UsageError
 from launch.resolve import check_compilable
+from records.checkpoint import checkpoint_path
 from records.config import RunOptions
 from tasks.interface import Batch
 from tasks.token_tagging import TokenTagging, TokenTaggingSettings
 from tests.dp_on_cpu import NUM_DEVICES, DPOnCpu, devices_on_cpu
 from tests.launching import lockstep, train
+from tests.resuming import assert_equal_to_rounding
 from tests.test_packing import KINDS, _batches, _gradients, _model
 
 ON_CPU = "tests.dp_on_cpu:DPOnCpu"
@@ -65,6 +67,21 @@ def test_a_row_of_samples_is_refused() -> None:
     assert settle_batching(RunOptions(), task, cuts_batches=True) == "sorted"
     with pytest.raises(UsageError, match="--batching packed: the backend cuts batches into shares"):
         settle_batching(RunOptions(batching="packed"), task, cuts_batches=True)
+
+
+def test_a_run_that_packed_its_samples_goes_on_with_the_default_batches(tmp_path: Path) -> None:
+    """The user gave no --batching; what the user gives is refused."""
+    options = ("--task", "token-tagging", "--max-steps", "4", "--save-every", "2", "--threads-per-rank", "1")
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    assert train("single", whole, *options)["config"]["batching"] == "packed"
+    start = checkpoint_path(whole, 2)
+    done = lockstep(ON_CPU, "--resume", start, "--batching", "packed", "--output-dir", run)
+    assert done.returncode == 2, done.stdout
+    assert done.stderr.startswith("lockstep: --batching packed: the backend cuts batches into shares")
+    done = lockstep(ON_CPU, "--resume", start, "--output-dir", run)
+    assert done.returncode == 0, done.stderr
+    assert "batches are sorted instead of packed" in done.stdout
+    assert_equal_to_rounding(run, whole, rel=1e-9)
 
 
 # What is computed; the clauses of the contract are in tests/test_contract.py.

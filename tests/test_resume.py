@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -140,6 +141,23 @@ def test_what_is_kept_unless_it_is_given_again(tmp_path: Path) -> None:
     kept = inherited_options(before, "horovod", {"num_processes": "2"})
     assert (kept["evaluate"], kept["logging_steps"]) == (False, 3)
     assert "timeout" not in kept  # it belongs to one start on one machine
+
+
+@pytest.mark.parametrize(
+    ("batching", "backend", "given", "is_kept"),
+    [
+        ("packed", "ddp", {}, True),
+        ("packed", "dp", {}, False),
+        ("sorted", "dp", {}, True),
+        ("padded", "ddp", {"sync_batchnorm": True}, True),
+        ("sorted", "ddp", {"sync_batchnorm": True}, False),
+    ],
+)
+def test_batches_that_a_run_cannot_have_are_not_kept(
+    tmp_path: Path, batching: str, backend: str, given: dict[str, Any], is_kept: bool
+) -> None:
+    before = run_config("single", 1, tmp_path, micro_batch_size=4, batching=batching)
+    assert inherited_options(before, backend, given).get("batching") == (batching if is_kept else None)
 
 
 @pytest.mark.slow
