@@ -225,6 +225,7 @@ class PeerRow(_Strict):
     tokens_per_second: Interval | None = Field(description="real tokens, padding left out")
     positions_per_token: float | None = Field(description="positions computed for each real token")
     cpu_seconds_per_token: float | None = Field(default=None, description="of all ranks; null where not recorded")
+    instructions_per_token: float | None = Field(default=None, description="of all ranks, user mode; null: unknown")
     longer: Interval | None = Field(
         description="time for a real token relative to the opponent's, minus 1; null for the opponent"
     )

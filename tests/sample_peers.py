@@ -40,6 +40,7 @@ def _peer(name: str, rate: float, longer: Interval | None, *, accuracy: float | 
         tokens_per_second=Interval(estimate=rate, low=0.98 * rate, high=1.02 * rate),
         positions_per_token=1.9,
         cpu_seconds_per_token=1.8 / rate,
+        instructions_per_token=5e8 / rate,
         longer=longer,
         claim=claim,
         metrics={"accuracy": accuracy},

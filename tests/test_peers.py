@@ -203,7 +203,7 @@ def _run(record: RunRecord, start: int, *, role: Role, seconds: float, purpose: 
             num_steps=10,
             step_seconds=[seconds] * 10,
             cpu_seconds=1.0,
-            instructions=None,
+            instructions=2_000_000,
             foreign_share=0.0,
         )
         for number in range(4)
@@ -245,9 +245,10 @@ def test_a_peer_is_compared_by_its_real_tokens_and_not_ranked(adapter: RunRecord
     assert theirs.positions_per_token is not None
     assert ours.positions_per_token is not None
     assert theirs.positions_per_token > 1.9 * ours.positions_per_token
-    for row, record in ((ours, adapter), (theirs, peer)):  # three turns, each with a second of the processor's time
+    for row, record in ((ours, adapter), (theirs, peer)):  # three turns, each of a second and two million instructions
         tokens = sum(sum(rank.tokens[10:40]) for rank in record.ranks)
         assert row.cpu_seconds_per_token == pytest.approx(3 / tokens)
+        assert row.instructions_per_token == pytest.approx(6_000_000 / tokens)
     assert theirs.metrics == {"accuracy": 0.8}
     assert any("times Another trainer" in sentence for sentence in results.verdict)
 
@@ -291,6 +292,7 @@ def test_pages_show_peers_under_a_heading_of_their_own() -> None:
     assert rows[1][2] == "1.62 [1.58, 1.66]"
     assert "perhaps as fast" in rows[2][2]
     assert [row[3] for row in rows] == ["191", "310", "194", NOTHING]
+    assert [row[4] for row in rows] == ["53.2", "86.2", "53.8", NOTHING]
     assert "rank 1 ended" in section.sections[0].blocks[0].items[0]
     markdown = render_markdown(results)
     assert f"## {section.heading}" in markdown
@@ -300,10 +302,12 @@ def test_pages_show_peers_under_a_heading_of_their_own() -> None:
 def test_pages_of_older_results_have_no_processor_time_of_peers() -> None:
     content = json.loads(sample_results().model_dump_json())
     for row in content["peers"][0]["rows"]:
-        del row["cpu_seconds_per_token"]
+        del row["cpu_seconds_per_token"], row["instructions_per_token"]
     older = Results.model_validate_json(json.dumps(content))
     section = next(section for section in beside_the_ranking(older) if section.id == "peers")
-    assert not any("CPU time" in column for column in section.sections[0].blocks[-1].columns)
+    columns = " ".join(section.sections[0].blocks[-1].columns)
+    assert "CPU time" not in columns
+    assert "instructions" not in columns
     assert "CPU time for a million real tokens" not in render_markdown(older) + render_html(older)
 
 

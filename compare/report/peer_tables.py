@@ -55,6 +55,7 @@ def _columns(comparison: PeerComparison) -> list[str]:
         "real tokens/s [95 %]",
         f"{comparison.opponent or 'fastest'} is so many times as fast [95 %]",
         "CPU time for a million real tokens, all ranks (s)",
+        "instructions for each real token, all ranks (thousands)",
         "positions for each real token",
         f"accuracy after {epochs}",
     ]
@@ -67,6 +68,7 @@ def _cells(row: PeerRow) -> list[Cell]:
         Cell(NOTHING) if speed is None else Cell(_bounded(speed, number), speed.estimate),
         Cell(NOTHING if row.claim is None else _times(row.claim, row.longer)),
         measured(row.cpu_seconds_per_token, 1e6, _short),
+        measured(row.instructions_per_token, 1e-3, _short),
         measured(row.positions_per_token, written=_short),
         Cell(score(row.metrics.get("accuracy"))),
     ]

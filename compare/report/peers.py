@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from compare.report.grouping import EntrantRuns, condition
 from compare.report.references import sample_of
@@ -109,17 +109,22 @@ def _row(runs: EntrantRuns, comparison: Comparison | None) -> PeerRow:
         sum(span.of(getattr(rank, what)) for run in timed for span in run.timed_steps for rank in run.record.ranks)
         for what in ("tokens", "positions")
     )
-    cpu_seconds = spent(timed, "cpu_seconds")
     return PeerRow(
         name=runs.name,
         failures=runs.failures,
         tokens_per_second=mean_interval(rates) if rates else None,
         positions_per_token=positions / tokens if tokens else None,
-        cpu_seconds_per_token=cpu_seconds / tokens if cpu_seconds is not None and tokens else None,
+        cpu_seconds_per_token=_of_a_token(timed, "cpu_seconds", tokens),
+        instructions_per_token=_of_a_token(timed, "instructions", tokens),
         longer=comparison.slowdown if comparison else None,
         claim=comparison.claim if comparison else None,
         metrics=runs.whole.record.quality if runs.whole else {},
     )
+
+
+def _of_a_token(runs: Sequence[Run], what: Literal["cpu_seconds", "instructions"], tokens: int) -> float | None:
+    cost = spent(runs, what)
+    return cost / tokens if cost is not None and tokens else None
 
 
 def _work(run: Run, span: TimedSteps) -> _Work:
