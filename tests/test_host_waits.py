@@ -1,12 +1,15 @@
-"""That a step never waits for the device: it runs on torch's meta device, which has shapes but no numbers.
+"""That a step never waits for the device. It runs on torch's meta device, which has shapes but no numbers.
 
 Whatever would wait for a GPU, such as `.item()` or a mask as an index, needs a number, and ends there with an error
 (https://docs.pytorch.org/docs/stable/meta.html). The optimizer is SGD, since the fused AdamW refuses this device.
+Adapters of several ranks cannot run there: they train on the CPU, with AdamW, and `backward` and `step` are watched.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -22,11 +25,17 @@ from tasks.interface import Batch
 from tasks.text import attention
 from tasks.text.classification import TextClassification
 from tasks.text.settings import TextClassificationSettings
-from tests.launching import run_config
+from tests.launching import lockstep, require_backend, run_config, train
+from tests.unread import reading_nothing
 from training.data import Loader
 from training.loop import Trainer
 
 META = torch.device("meta")
+
+_TRAINING = (
+    *("--num-processes", "2", "--global-batch-size", "8", "--vocab-size", "1000", "--max-steps", "3", "--no-evaluate"),
+    *("--precision", "fp32", "--optimizer", "adamw", "--max-grad-norm", "1"),
+)
 
 
 class _OnMeta(SingleBackend):
@@ -91,3 +100,26 @@ def test_the_attention_of_a_gpu_does_not_wait_either(tmp_path: Path, monkeypatch
 def test_a_step_that_waits_is_found(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="item"):
         _step_on_meta(_Waiting, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "backend", ["ddp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("accelerate", "fabric", "fsdp2"))]
+)
+def test_an_adapter_reads_no_number_in_a_step(tmp_path: Path, backend: str) -> None:
+    require_backend(backend)
+    assert len(train(f"tests.unread:{backend}", tmp_path / "run", *_TRAINING)["steps"]) == 3
+
+
+def test_an_adapter_that_reads_is_found(tmp_path: Path) -> None:
+    """As all do that may have to skip an update."""
+    done = lockstep("tests.unread:ddp", "--output-dir", tmp_path / "run", *_TRAINING, "--on-nan", "skip")
+    assert done.returncode != 0
+    assert "a number of a tensor is read by __bool__" in done.stderr
+
+
+@pytest.mark.parametrize("read", [methodcaller("item"), methodcaller("tolist"), methodcaller("cpu"), bool, float, int])
+def test_whatever_reads_is_an_error(read: Callable[[torch.Tensor], object]) -> None:
+    number = torch.ones(())
+    with reading_nothing(), pytest.raises(RuntimeError, match="is read"):
+        read(number)
+    read(number)
