@@ -68,9 +68,7 @@ class DiagnosisRecord(_Strict):
     """What one rank measured of its own steps with `--diagnose`; lists have one entry for each step."""
 
     whole_seconds: list[Seconds] = Field(description="the step itself, begun by all ranks together")
-    data_seconds: list[Seconds] = Field(
-        description="within that, until the forward passes: choosing and loading samples"
-    )
+    data_seconds: list[Seconds] = Field(description="within that, until forward passes: choosing and loading samples")
     first_seconds: list[Seconds] = Field(
         description="not within that: the first forward and backward pass over the micro-batches of the step, taken "
         "alone; beyond a later one, it builds what libraries need for a new shape of their input"
