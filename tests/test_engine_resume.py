@@ -29,7 +29,7 @@ _RUN: dict[str, Any] = {
     "metric_for_best_model": "accuracy",
     "early_stopping_patience": 3,
     "hang_timeout": 77.0,
-    "backend_settings": {"bucket_cap_mb": 3, "transport": None},
+    "backend_settings": {"bucket_cap_mb": 3, "embedding_gradients": None, "transport": None},
     "task_settings": {"hidden_size": 16, "dropout": 0.1},
 }
 
