@@ -169,8 +169,8 @@ class AccelerateBackend(Backend):
             settings["bucket_bytes"] = self.model.bucket_bytes_cap
             settings["gradient_as_bucket_view"] = self.model.gradient_as_bucket_view
             settings["find_unused_parameters"] = self.model.find_unused_parameters
-            settings |= compression_of(self.model, self.options) | rows_sent_by(self.model, self.options)
-        return settings
+            settings |= compression_of(self.model, self.options)
+        return settings | rows_sent_by(self.model, self.options)
 
     @override
     def shutdown(self) -> None:

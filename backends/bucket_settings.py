@@ -16,23 +16,23 @@ class BucketSettings(BackendSettings):
     bucket_cap_mb: float | None = Field(
         None, ge=0.01, le=100_000, description="size of a bucket of gradients, in MiB (default: torch's 25)"
     )
-    embedding_gradients: Literal["rows"] | None = Field(
-        None, description="rows: send only those rows of an embedding's gradient that a step has used (default: all)"
+    embedding_gradients: Literal["whole", "rows"] | None = Field(
+        None, description="rows: on CPUs, send only the rows of embeddings' gradients that a step uses (default: whole)"
     )
 
     @override
     def check(self, *, precision: str, optimizer: str, grad_compression: str, place: Place) -> None:
-        if self.embedding_gradients is None:
+        if self.embedding_gradients != "rows":
             return
         if place.device != "cpu":
             raise UnsupportedError(
                 "--embedding-gradients rows is for ranks that compute on CPUs: on a GPU, each step would wait until it "
-                "is known how many rows are used; leave it out"
+                "is known how many rows are used; choose --embedding-gradients whole"
             )
         if grad_compression != "none":
             raise UnsupportedError(
                 f"--embedding-gradients rows sends gradients as they are, not as --grad-compression {grad_compression} "
-                "would; leave one of the two out"
+                "would; leave that out, or choose --embedding-gradients whole"
             )
 
 

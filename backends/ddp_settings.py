@@ -32,8 +32,8 @@ class DDPSettings(BucketSettings):
                 "--transport shared-memory sends nothing that could be made smaller by "
                 f"--grad-compression {grad_compression}; leave one of the two out"
             )
-        if self.transport == "shared-memory" and self.embedding_gradients is not None:
+        if self.transport == "shared-memory" and self.embedding_gradients == "rows":
             raise UnsupportedError(
-                "--transport shared-memory sends no rows that --embedding-gradients rows could leave out; leave one of "
-                "the two out"
+                "--transport shared-memory sends no rows that --embedding-gradients rows could leave out; choose "
+                "--embedding-gradients whole"
             )

@@ -47,33 +47,30 @@ def send_used_rows(wrapped: DistributedDataParallel, options: BackendOptions) ->
         return
     tables = {id(module.weight) for module in wrapped.module.modules() if isinstance(module, torch.nn.Embedding)}
     # A lambda, since torch compares annotations with classes, and ours are strings.
-    wrapped.register_comm_hook(None, lambda _, bucket: _average(bucket, tables))
+    wrapped.register_comm_hook(None, lambda _, bucket: average(bucket, tables))
 
 
 def rows_sent_by(wrapped: DistributedDataParallel, options: BackendOptions) -> dict[str, str]:
-    """Returns the setting of a wrapper for a record: "rows" if it has the hook; nothing by default."""
+    """Returns the setting of a wrapper for a record: "rows" if it has the hook; nothing by default.
+
+    Without a group of ranks, some libraries leave the model without a wrapper.
+    """
     if not _asks_for_rows(options):
         return {}
-    return {"embedding_gradients": "rows" if wrapped._comm_hooks else "whole"}
+    return {"embedding_gradients": "rows" if getattr(wrapped, "_comm_hooks", None) else "whole"}
 
 
-def used_rows(gradient: torch.Tensor) -> torch.Tensor:
-    """Returns for each row of a gradient, a matrix, whether it has an element that is not zero.
-
-    It is a tensor of uint8, which all-reduces take. Twice through a few rows is faster than once through all with a
-    function that looks for zeros, or makes absolute values.
-    """
-    used = torch.empty(len(gradient), dtype=torch.uint8, device=gradient.device)
-    num_rows = max(1, _AT_A_TIME // max(1, gradient.shape[1]))
-    for rows, found in zip(torch.split(gradient, num_rows), torch.split(used, num_rows), strict=True):
-        found.copy_(rows.amax(1).ne(0).logical_or_(rows.amin(1).ne(0)))  # NaN is not zero, either
-    return used
-
-
-def _average(bucket: _Bucket, tables: set[int]) -> torch.futures.Future[torch.Tensor]:
+def average(bucket: _Bucket, tables: set[int]) -> torch.futures.Future[torch.Tensor]:
     """Averages a bucket over all ranks, which call this alike for each of their buckets.
 
     What is not of an embedding comes first, so that it is on its way while rows are looked for.
+
+    Args:
+        bucket: Of DDP.
+        tables: The identities of those parameters of which only used rows are sent, matrices.
+
+    Returns:
+        The buffer of the bucket, once it holds averages. It raises what a reduction raises.
     """
     buffer = bucket.buffer()
     parts = zip(bucket.parameters(), bucket.gradients(), strict=True)
@@ -90,19 +87,36 @@ def _average(bucket: _Bucket, tables: set[int]) -> torch.futures.Future[torch.Te
     return torch.futures.collect_all(on_their_way).then(whole)
 
 
+def used_rows(gradient: torch.Tensor) -> torch.Tensor:
+    """Returns for each row of a gradient, a matrix, whether it has an element that is not zero.
+
+    It is a tensor of uint8, which all-reduces take. Twice through a few rows is faster than once through all with a
+    function that looks for zeros, or makes absolute values.
+    """
+    used = torch.empty(len(gradient), dtype=torch.uint8, device=gradient.device)
+    num_rows = max(1, _AT_A_TIME // max(1, gradient.shape[1]))
+    for rows, found in zip(torch.split(gradient, num_rows), torch.split(used, num_rows), strict=True):
+        found.copy_(rows.amax(1).ne(0).logical_or_(rows.amin(1).ne(0)))  # NaN is not zero, either
+    return used
+
+
 def _averaged_rows(gradients: list[torch.Tensor]) -> torch.futures.Future[Any]:
     """Averages gradients of embeddings in place, by those rows that any rank has used."""
     used = torch.cat([used_rows(gradient) for gradient in gradients])
     dist.all_reduce(used, dist.ReduceOp.MAX)
     rows = [found.nonzero().squeeze(1) for found in torch.split_with_sizes(used, [len(one) for one in gradients])]
-    parts = [gradient.index_select(0, which).view(-1) for gradient, which in zip(gradients, rows, strict=True)]
-    message = torch.cat(parts)
+    message = torch.cat([one.index_select(0, which).view(-1) for one, which in zip(gradients, rows, strict=True)])
+    if not message.numel():  # which all ranks find alike
+        nothing: torch.futures.Future[Any] = torch.futures.Future()
+        nothing.set_result(None)
+        return nothing
 
     def put_back(done: torch.futures.Future[Any]) -> None:
         done.value()  # which raises what has failed
-        averages = torch.split_with_sizes(message, [len(part) for part in parts])
-        for gradient, which, average in zip(gradients, rows, averages, strict=True):
-            gradient.index_copy_(0, which, average.view(len(which), -1))
+        shapes = [(len(which), gradient.shape[1]) for gradient, which in zip(gradients, rows, strict=True)]
+        averages = torch.split_with_sizes(message, [num_rows * num_columns for num_rows, num_columns in shapes])
+        for gradient, which, mean, shape in zip(gradients, rows, averages, shapes, strict=True):
+            gradient.index_copy_(0, which, mean.view(shape))
 
     return _averaged(message).then(put_back)
 

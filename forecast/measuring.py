@@ -27,7 +27,7 @@ def not_in_the_model(options: RunOptions, backend_settings: Mapping[str, Any]) -
     """Returns which option of a training the model does not know, and why; None if it knows all of them."""
     if backend_settings.get("transport") == "shared-memory":
         return "--transport shared-memory: it stays on one node"
-    if backend_settings.get("embedding_gradients") is not None:
+    if backend_settings.get("embedding_gradients") == "rows":
         return "--embedding-gradients rows: how many rows a step uses is not in the model"
     if options.sync_batchnorm:
         return "--sync-batchnorm: what it sends in the forward pass is not in the model"

@@ -166,10 +166,10 @@ def _rows_of_sizes(config: RunConfig, sizes: RankSizes, device: str) -> Iterator
     if device == "cpu":
         yield "  process", f"{_size(sizes.resident_bytes)}, with all libraries"
     if sizes.entered is not None:
-        yield (
-            "sends",
-            f"{_size(sent_bytes(sizes.entered, config.num_processes))} in a step, by each rank, over a ring",
-        )
+        # Of embeddings, one rank knows which rows it uses itself, in the micro-batches that it has taken.
+        at_least = "at least " if config.backend_settings.get("embedding_gradients") == "rows" else ""
+        sent = f"{at_least}{_size(sent_bytes(sizes.entered, config.num_processes))}"
+        yield "sends", f"{sent} in a step, by each rank, over a ring"
     elif config.backend_settings.get("transport") == "shared-memory":
         yield "sends", "nothing over a network: ranks of one node share memory"
     else:

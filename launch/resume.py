@@ -163,7 +163,7 @@ def inherited_options(
 
 
 def _keeps_batching(config: RunConfig, backend: str, given: Mapping[str, Any]) -> bool:
-    """Returns whether a resumed run can have the layout of batches that it was begun with; the training is the same."""
+    """Returns whether a resumed run can have the layout of batches that it was begun with, which is free to change."""
     if config.batching == "packed" and find_backend(backend).capabilities.cuts_batches:
         return False
     return config.batching == "padded" or not given.get("sync_batchnorm")

@@ -41,7 +41,9 @@ def needed_bytes(config: RunConfig, payload: Payload) -> float:
     share = 1 - 1 / config.num_processes
     size = _BYTES_AS.get(config.grad_compression)
     gradients = payload.gradient_bytes if size is None else size * payload.gradient_elements
-    decides_by_itself = config.grad_compression == "powersgd" or config.backend_settings.get("embedding_gradients")
+    decides_by_itself = (
+        config.grad_compression == "powersgd" or config.backend_settings.get("embedding_gradients") == "rows"
+    )
     if decides_by_itself and payload.entered:
         gradients = sum(payload.entered.values())  # by the shapes of matrices, or by the rows that a step has used
     if not payload.sharded_bytes:

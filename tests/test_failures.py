@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from backends.capabilities import Signs
 from backends.registry import find_backend
 from contract.patience import stretched
 from launch.errors import UsageError
@@ -34,8 +35,22 @@ from tests.launching import (
     wait_for_steps,
 )
 from tests.sparing import in_ci
+from watch.failures import shows_lost_peer
 
 pytestmark = pytest.mark.launchers
+
+
+@pytest.mark.parametrize(
+    ("message", "is_lost"),
+    [
+        ("[..] Timed out waiting 3000ms for recv operation to complete", True),
+        ("[..] Application timeout caused pair closure", True),  # of a collective that begins after another's timeout
+        ("RuntimeError: shape '[2, 3]' is invalid", False),
+    ],
+)
+def test_an_error_of_a_rank_that_lost_another_is_told_from_its_own(message: str, is_lost: bool) -> None:
+    assert shows_lost_peer(message, Signs()) is is_lost
+
 
 FAULTS = {
     "raises": "ArithmeticError: the planted error",

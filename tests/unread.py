@@ -17,7 +17,10 @@ import torch
 from backends.interface import Backend, StepResult
 from backends.registry import BACKENDS, load_backend
 
-_READING = ("item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__")
+_READING = (
+    *("item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__"),
+    *("nonzero", "is_nonzero", "equal", "masked_select", "unique"),
+)
 
 
 def __getattr__(name: str) -> type[Backend]:
