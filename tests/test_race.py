@@ -104,8 +104,8 @@ def test_what_was_in_force_is_read_from_the_processes(results: Results) -> None:
     assert entrants["horovod (patient)"].settings["cycle_time_ms"] == 3.0
     assert entrants["horovod (patient)"].ranked
     assert entrants["horovod (patient)"].own_settings == ["HOROVOD_CYCLE_TIME=3"]
-    said = [sentence for sentence in results.verdict if sentence.endswith("of its own.")]
-    assert said == ["horovod (patient) has HOROVOD_CYCLE_TIME=3 as a setting of its own."]  # the name of SLIM says it
+    said = [sentence for sentence in results.verdict if sentence.startswith("Settings of their own")]
+    assert said == ["Settings of their own: horovod (patient): HOROVOD_CYCLE_TIME=3."]  # the name of SLIM says it
     assert (entrants[SLIM].settings["bucket_bytes"], entrants[SLIM].settings["start_method"]) == (2**20, "fork")
     commands = results.commands
     assert commands["a timed run of horovod (patient)"].startswith("HOROVOD_CYCLE_TIME=3 launch/run.sh horovod ")

@@ -214,7 +214,7 @@ def test_settings_that_no_name_says_are_once_in_every_form_of_a_report(tmp_path:
     for horovod in _everywhere(results, "horovod"):
         horovod.own_settings = ["--start-method=mpirun", "HOROVOD_CYCLE_TIME=0.1"]
     results.verdict = describe_verdict(results)
-    assert "horovod has --start-method=mpirun HOROVOD_CYCLE_TIME=0.1 as settings of its own." in results.verdict
+    assert "Settings of their own: horovod: --start-method=mpirun HOROVOD_CYCLE_TIME=0.1." in results.verdict
     screen = io.StringIO()
     write_pages({}, results, tmp_path, Console(file=screen, width=200))
     forms = [render_html(results), render_markdown(results).replace("\\", ""), screen.getvalue()]
@@ -227,8 +227,8 @@ def test_settings_that_differ_by_conditions_are_said_with_them() -> None:
     for horovod, own in zip(_everywhere(results, "horovod"), ("--wait=sleep", "HOROVOD_NOTE=a b"), strict=True):
         horovod.own_settings = [own]
     verdict = describe_verdict(results)
-    assert f"horovod ({ONE_RANK}) has --wait=sleep as a setting of its own." in verdict
-    assert f"horovod ({TWO_RANKS}) has 'HOROVOD_NOTE=a b' as a setting of its own." in verdict
+    own = f"horovod ({ONE_RANK}): --wait=sleep; horovod ({TWO_RANKS}): 'HOROVOD_NOTE=a b'"
+    assert f"Settings of their own: {own}." in verdict
 
 
 @pytest.mark.parametrize(

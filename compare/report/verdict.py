@@ -307,7 +307,7 @@ def _approximations(standing: Standing, results: Results) -> list[str]:
 
 
 def _own_settings(groups: Sequence[GroupResult]) -> list[str]:
-    """Says with which settings of its own an entrant takes part, such as those that --tune found.
+    """Says in one sentence which settings entrants have of their own, such as those that --tune found.
 
     Those whose name is made of their settings are left out.
     """
@@ -317,11 +317,8 @@ def _own_settings(groups: Sequence[GroupResult]) -> list[str]:
         own = tuple(one.own_settings or ())
         if not all(setting in one.name or setting.replace("=", " ", 1) in one.name for setting in own):
             found.setdefault((one.name, own), []).append((key, one))
-    return [
-        f"{joined(_named(those, everyone))} has {shlex.join(own)} as "
-        f"{'a setting' if len(own) == 1 else 'settings'} of its own."
-        for (_, own), those in found.items()
-    ]
+    listed = [f"{joined(_named(those, everyone))}: {shlex.join(own)}" for (_, own), those in found.items()]
+    return [f"Settings of their own: {'; '.join(listed)}."] if listed else []
 
 
 def _wasteful(groups: Sequence[GroupResult]) -> list[str]:
